@@ -1,0 +1,39 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or newer; everything lands in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+N ?= 1000
+
+.PHONY: demo test lint bench fuzz fuzz-logs clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.test-installed: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/qdqtool demo
+
+test: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.test-installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/run.py
+
+fuzz: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz --networks $(N)
+
+fuzz-logs: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz_logs
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

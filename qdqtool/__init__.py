@@ -1,0 +1,57 @@
+"""qdqtool: insert Q/DQ pairs for TensorRT, predict what TensorRT does with them, verify it against real builds.
+
+    import qdqtool
+    insertion = qdqtool.insert("model.onnx", "images/")
+    prediction = qdqtool.predict("model_qdq.onnx", target="trt8.5")
+    verification = qdqtool.verify("model_qdq.onnx", "build.log")
+
+Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
+Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qdqtool.types import TOOL_VERSION as __version__
+
+if TYPE_CHECKING:
+    from qdqtool.insertion.api import Insertion, insert
+    from qdqtool.trt.predict import predict
+    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Verification
+    from qdqtool.verification.api import verify
+
+_HOMES = {
+    "insert": "qdqtool.insertion.api",
+    "Insertion": "qdqtool.insertion.api",
+    "predict": "qdqtool.trt.predict",
+    "verify": "qdqtool.verification.api",
+    "ConvOutcome": "qdqtool.types",
+    "Finding": "qdqtool.types",
+    "Precision": "qdqtool.types",
+    "Prediction": "qdqtool.types",
+    "Verification": "qdqtool.types",
+}
+
+__all__ = [
+    "ConvOutcome",
+    "Finding",
+    "Insertion",
+    "Precision",
+    "Prediction",
+    "Verification",
+    "__version__",
+    "insert",
+    "predict",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'qdqtool' has no attribute '{name}'")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

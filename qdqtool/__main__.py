@@ -1,0 +1,3 @@
+from qdqtool.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""The command line: one command per verb, each in its own module under qdqtool.commands, loaded when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.types import TOOL_VERSION
+
+# Module and one-line help are kept here so that `qdqtool --help` imports none of them.
+COMMANDS = {
+    "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
+    "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
+    "verify": "Hold the prediction against a real TensorRT build.",
+    "fix": "Apply the fixes that need no new data to a Q/DQ model.",
+    "explain": "Explain a finding code or a TensorRT error message.",
+    "log": "Summarize a TensorRT build log.",
+    "engine": "Per-layer precision, memory, MACs and time of a built engine.",
+    "build": "Build a model with a TensorRT found on this machine.",
+    "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
+}
+
+
+class LazyGroup(click.Group):
+    """Loads the module of a command only when that command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"qdqtool.commands.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(TOOL_VERSION, prog_name="qdqtool")
+def cli() -> None:
+    """INT8 for TensorRT without surprises, and without a GPU.
+
+    Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.
+    """
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"qdqtool: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def run(args: list[str] | None = None) -> int:
+    """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
+    try:
+        result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _fail("interrupted; nothing half-written was left", 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing half-written was left", 130)
+    except click.UsageError as error:
+        hint = f" (see 'qdqtool {error.ctx.info_name} --help')" if error.ctx and error.ctx.parent else ""
+        return _fail(error.format_message() + hint, 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except QdqtoolError as error:
+        return _fail(str(error), 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{name}{error.strerror or error}", 2)
+    except MemoryError:
+        return _fail("out of memory: use fewer bins or smaller inputs", 2)
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the `qdqtool` script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

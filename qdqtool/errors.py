@@ -1,0 +1,24 @@
+"""Errors that the user can act on: shown as one line on stderr, exit code 2, no traceback."""
+
+
+class QdqtoolError(Exception):
+    """Bad input or an impossible request.
+
+    The message is one line that names the file, node or tensor and says what to do about it.
+    """
+
+
+class ModelError(QdqtoolError):
+    """An ONNX model that cannot be read, is damaged, or is not what the command needs."""
+
+
+class DataError(QdqtoolError):
+    """Calibration data, a cache or a table that cannot be used."""
+
+
+class BuildLogError(QdqtoolError):
+    """A build log, layer JSON or profile that cannot be used."""
+
+
+class BuilderError(QdqtoolError):
+    """A TensorRT builder that is missing, was called wrongly, or did not finish."""

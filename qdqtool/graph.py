@@ -1,0 +1,496 @@
+"""The ONNX model as the rest of qdqtool needs it: producers, consumers, constants, names, shapes; load and save.
+
+The index is read-only. Code that changes a model edits the ``ModelProto`` and builds a new index.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gzip
+import hashlib
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import external_data_helper, numpy_helper
+
+from qdqtool.errors import ModelError
+from qdqtool.files import atomic_write, same_file
+
+Shape = tuple[int | None, ...]
+ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+MAX_PROTO_BYTES = 2**31 - 1  # protobuf's own limit; larger models keep their weights in external files
+_KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
+
+
+class Node:
+    """A node of the main graph.
+
+    Attributes:
+        index: Place in the graph's node list.
+        name: The node's name, or its first output's name where the name is missing or not unique.
+        op: Operator type.
+        inputs: Input tensor names; an empty string is an optional input that is not set.
+        outputs: Output tensor names.
+        captured: Tensors of the main graph that the node's subgraphs (If, Loop, Scan) read.
+        proto: The NodeProto.
+    """
+
+    __slots__ = ("__dict__", "captured", "domain", "index", "inputs", "name", "op", "outputs", "proto")
+
+    def __init__(self, index: int, name: str, proto: onnx.NodeProto) -> None:
+        self.index = index
+        self.name = name
+        self.proto = proto
+        self.op = proto.op_type
+        self.domain = proto.domain
+        self.inputs = tuple(proto.input)
+        self.outputs = tuple(proto.output)
+        self.captured: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name}>"
+
+    @functools.cached_property
+    def attributes(self) -> dict[str, Any]:
+        """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
+        result: dict[str, Any] = {}
+        for attribute in self.proto.attribute:
+            value = onnx.helper.get_attribute_value(attribute)
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
+            elif isinstance(value, list) and value and isinstance(value[0], bytes):
+                value = [v.decode("utf-8", "replace") for v in value]
+            result[attribute.name] = value
+        return result
+
+    def input(self, position: int) -> str:
+        """The input tensor at a position; an empty string where there is none."""
+        return self.inputs[position] if position < len(self.inputs) else ""
+
+    @property
+    def output(self) -> str:
+        """The first output tensor."""
+        return self.outputs[0] if self.outputs else ""
+
+
+class Model:
+    """A read-only index over an ONNX model.
+
+    Attributes:
+        proto: The model; external weights are loaded lazily, see :meth:`constant`.
+        path: Where it came from; an empty string for a model in memory.
+        sha256: Hash of the bytes that were read.
+        nodes: The main graph's nodes, in file order.
+        ordered: The same in a topological order (file order where that already is one).
+        producers: Tensor name to the node that makes it.
+        consumers: Tensor name to the nodes that read it, in order, once for each input that reads it.
+        initializers: Name to TensorProto.
+        inputs: Names of the graph inputs that are not initializers.
+        outputs: Names of the graph outputs.
+        opset: Version of the default domain.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "") -> None:
+        self.proto = proto
+        self.path = path
+        self.sha256 = sha256 or _hash_of(proto)
+        self.base_dir = base_dir
+        graph = proto.graph
+        names = Counter(n.name for n in graph.node)
+        self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
+        self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}
+        self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
+        self.outputs = [v.name for v in graph.output]
+        self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+        self.producers: dict[str, Node] = {}
+        self.consumers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in node.outputs:
+                if name:
+                    if name in self.producers:
+                        raise ModelError(
+                            f"{path or 'model'}: tensor '{name}' is made by two nodes "
+                            f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
+                        )
+                    self.producers[name] = node
+            node.captured = tuple(_captured(node.proto))
+            for name in (*node.inputs, *node.captured):
+                if name:
+                    self.consumers.setdefault(name, []).append(node)
+        self.ordered = self._order()
+        self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+
+    def _order(self) -> list[Node]:
+        ready: set[str] = set()
+        for node in self.nodes:
+            if any(t in self.producers and t not in ready for t in (*node.inputs, *node.captured)):
+                break
+            ready.update(node.outputs)
+        else:
+            return self.nodes
+        waiting = {
+            n.index: len({t for t in (*n.inputs, *n.captured) if t in self.producers}) for n in self.nodes
+        }
+        queue = [n for n in self.nodes if not waiting[n.index]]
+        order: list[Node] = []
+        for node in queue:
+            order.append(node)
+            for tensor in node.outputs:
+                for reader in dict.fromkeys(self.consumers.get(tensor, ())):
+                    waiting[reader.index] -= 1
+                    if not waiting[reader.index]:
+                        queue.append(reader)
+        if len(order) != len(self.nodes):
+            stuck = next(n for n in self.nodes if waiting[n.index] > 0)
+            raise ModelError(f"{self.path or 'model'}: the graph has a cycle through node '{stuck.name}'")
+        return order
+
+    def node(self, name: str) -> Node:
+        """The node of that name (see :attr:`Node.name`).
+
+        Raises:
+            KeyError: There is none.
+        """
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    def producer(self, tensor: str) -> Node | None:
+        return self.producers.get(tensor)
+
+    def readers(self, tensor: str) -> list[Node]:
+        """The nodes that read a tensor, once for each input that reads it."""
+        return self.consumers.get(tensor, [])
+
+    def is_output(self, tensor: str) -> bool:
+        return tensor in self._outputs
+
+    @functools.cached_property
+    def _outputs(self) -> frozenset[str]:
+        return frozenset(self.outputs)
+
+    def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
+        """The TensorProto behind an initializer or a Constant node with a tensor value, else None."""
+        found = self.initializers.get(tensor)
+        if found is not None:
+            return found
+        node = self.producers.get(tensor)
+        if node is not None and node.op == "Constant":
+            value = node.attributes.get("value")
+            if isinstance(value, onnx.TensorProto):
+                return value
+        return None
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor is an initializer or the output of a Constant node."""
+        if tensor in self.initializers:
+            return True
+        node = self.producers.get(tensor)
+        return node is not None and node.op == "Constant"
+
+    def constant(self, tensor: str) -> npt.NDArray[Any] | None:
+        """The value of an initializer or Constant; None when it is neither or its data is not at hand."""
+        if tensor not in self._arrays:
+            self._arrays[tensor] = self._read_constant(tensor)
+        return self._arrays[tensor]
+
+    def _read_constant(self, tensor: str) -> npt.NDArray[Any] | None:
+        proto = self.constant_proto(tensor)
+        if proto is None:
+            node = self.producers.get(tensor)
+            if node is None or node.op != "Constant":
+                return None
+            attributes = node.attributes
+            for key, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                               ("value_ints", np.int64)):
+                if key in attributes:
+                    return np.asarray(attributes[key], dtype=dtype)
+            return None
+        if external_data_helper.uses_external_data(proto):
+            loaded = self._external(proto)
+            if loaded is None:
+                return None
+            proto = loaded
+        try:
+            return numpy_helper.to_array(proto)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ModelError(f"{self.path or 'model'}: tensor '{tensor}' cannot be read: {error}") from error
+
+    def _external(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
+        """A copy of an external tensor with its data, None when the file is not there."""
+        if not self.base_dir:
+            return None
+        info = external_data_helper.ExternalDataInfo(proto)
+        if not (Path(self.base_dir) / info.location).exists():
+            return None
+        loaded = onnx.TensorProto()
+        loaded.CopyFrom(proto)
+        try:
+            # onnx refuses absolute paths, '..' and links that leave the folder.
+            external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise ModelError(
+                f"{self.path}: external data of tensor '{proto.name}' ({info.location!r}) is refused: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        loaded.ClearField("external_data")
+        loaded.data_location = onnx.TensorProto.DEFAULT
+        return loaded
+
+    def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Dimensions of a constant, known even when its data is not at hand."""
+        proto = self.constant_proto(tensor)
+        if proto is not None:
+            return tuple(proto.dims)
+        value = self.constant(tensor)
+        return None if value is None else value.shape
+
+    @functools.cached_property
+    def _value_info(self) -> dict[str, onnx.TypeProto]:
+        graph = self.proto.graph
+        known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+        if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
+            inferred = _infer(self.proto)
+            if inferred is not None:
+                for value in (*inferred.graph.value_info, *inferred.graph.output):
+                    if not _complete(known.get(value.name)):
+                        known[value.name] = value.type
+        return known
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
+        constant = self.constant_shape(tensor)
+        if constant is not None:
+            return constant
+        type_proto = self._value_info.get(tensor)
+        if type_proto is None or not type_proto.tensor_type.HasField("shape"):
+            return None
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in type_proto.tensor_type.shape.dim)
+
+    def elem_type(self, tensor: str) -> int:
+        """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
+        proto = self.constant_proto(tensor)
+        if proto is not None:
+            return int(proto.data_type)
+        type_proto = self._value_info.get(tensor)
+        return int(type_proto.tensor_type.elem_type) if type_proto is not None else 0
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model's ``metadata_props`` (Ultralytics keeps ``names``, ``stride`` and ``imgsz`` there)."""
+        return {p.key: p.value for p in self.proto.metadata_props}
+
+
+def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
+    if node.name and names[node.name] == 1:
+        return node.name
+    return next((o for o in node.output if o), node.name)
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """Tensors that the subgraphs of a node read from outside."""
+    for attribute in node.attribute:
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            seen: set[str] = set()
+            for inner in graph.node:
+                for name in (*inner.input, *_captured(inner)):
+                    if name and name not in inside and name not in seen:
+                        seen.add(name)
+                        yield name
+                inside.update(inner.output)
+            for value in graph.output:
+                if value.name not in inside and value.name not in seen:
+                    seen.add(value.name)
+                    yield value.name
+
+
+def _complete(type_proto: onnx.TypeProto | None) -> bool:
+    return type_proto is not None and type_proto.tensor_type.HasField("shape")
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Shape inference on a copy without the large weights; None where it fails."""
+    slim = without_large_weights(proto)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(slim, data_prop=True)
+    except Exception:
+        # Shapes are a convenience here: a model that onnx cannot infer (custom operators, odd types) is still used.
+        return None
+    return inferred  # type: ignore[no-any-return]
+
+
+def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) -> onnx.ModelProto:
+    """A copy whose initializers of more than ``keep`` bytes have dimensions and type but no data."""
+    slim = onnx.ModelProto()
+    slim.ir_version = proto.ir_version
+    slim.opset_import.extend(proto.opset_import)
+    slim.functions.extend(proto.functions)
+    graph = slim.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    for tensor in proto.graph.initializer:
+        if tensor.ByteSize() <= keep:
+            graph.initializer.add().CopyFrom(tensor)
+        else:
+            graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    return slim
+
+
+def _hash_of(proto: onnx.ModelProto) -> str:
+    try:
+        return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    except (ValueError, EncodeError):
+        return ""  # over 2 GB in memory: no bytes to hash
+
+
+def load(source: ModelSource | Model) -> Model:
+    """Reads an ONNX model; weights in external files are read when asked for, and may be missing.
+
+    Args:
+        source: A path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, a ModelProto, or a Model.
+
+    Raises:
+        ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return Model(source)
+    if isinstance(source, bytes):
+        return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
+    path = Path(source)
+    data = _read(path)
+    base_dir = str(path.resolve().parent)
+    return Model(_parse(data, str(path)), str(path), hashlib.sha256(data).hexdigest(), base_dir)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise ModelError(f"{path}: is a folder; give an .onnx file")
+        if path.stat().st_size > MAX_PROTO_BYTES:
+            raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            reader = zlib.decompressobj(wbits=31)
+            data = reader.decompress(data, MAX_PROTO_BYTES)
+            if reader.unconsumed_tail:
+                raise ModelError(f"{path}: unpacks to more than 2 GB")
+            if not reader.eof:
+                raise ModelError(f"{path}: the compressed file is cut off; copy it again")
+        return data
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except (OSError, gzip.BadGzipFile, zlib.error) as error:
+        raise ModelError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise ModelError(f"{what}: not an ONNX model, or damaged; export it again") from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelError(f"{what}: not an ONNX model (no graph or no opset)")
+    return proto
+
+
+def load_full(source: ModelSource | Model) -> Model:
+    """Like :func:`load`, with every external weight in memory, so that the model can be saved elsewhere.
+
+    Raises:
+        ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
+    """
+    model = load(source)
+    external = [t for t in _all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
+    for tensor in external:
+        loaded = model._external(tensor)
+        if loaded is None:
+            location = external_data_helper.ExternalDataInfo(tensor).location
+            raise ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
+        tensor.CopyFrom(loaded)
+    model._arrays.clear()
+    return model
+
+
+def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _all_tensors(inner)
+
+
+def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
+    """Writes a model atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+
+    Args:
+        proto: The model. It is not changed.
+        path: Where to write; the folder must exist.
+        source: Path of the model it was made from, which is never overwritten.
+
+    Raises:
+        QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
+    """
+    if source and same_file(source, path):
+        raise ModelError(f"{path}: is the input; choose another output name")
+    if _byte_size(proto) < MAX_PROTO_BYTES:
+        data = proto.SerializeToString()
+        with atomic_write(path) as file:
+            file.write(data)
+        return
+    _save_external(proto, Path(path))
+
+
+def _byte_size(proto: onnx.ModelProto) -> int:
+    try:
+        return int(proto.ByteSize())
+    except (ValueError, EncodeError):
+        return MAX_PROTO_BYTES + 1
+
+
+def _save_external(proto: onnx.ModelProto, path: Path) -> None:
+    data_name = path.name + ".data"
+    slim = without_large_weights(proto, 1024)
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        if getattr(proto, field):
+            setattr(slim, field, copy.copy(getattr(proto, field)))
+    slim.metadata_props.extend(proto.metadata_props)
+    slim.graph.doc_string = proto.graph.doc_string
+    slim.graph.metadata_props.extend(proto.graph.metadata_props)
+    with atomic_write(path.with_name(data_name)) as file:
+        offset = 0
+        for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
+            if source.ByteSize() <= 1024:
+                continue
+            raw = source.raw_data or numpy_helper.to_array(source).tobytes()
+            file.write(raw)
+            external_data_helper.set_external_data(tensor, data_name, offset=offset, length=len(raw))
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            offset += len(raw)
+        with atomic_write(path) as model_file:
+            model_file.write(slim.SerializeToString())
+
+
+def constants_used_by(model: Model, nodes: Iterable[Node]) -> set[str]:
+    """Names of the constants that the given nodes read."""
+    return {t for n in nodes for t in n.inputs if t and model.is_constant(t)}

@@ -1,0 +1,163 @@
+"""What a QuantizeLinear/DequantizeLinear pair is: find it, read its scale and zero point, judge them.
+
+Every spelling in use is understood: parameters as initializers or Constant nodes, shape ``[]`` or ``[1]``, float
+weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero point, float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqtool.graph import Model, Node
+from qdqtool.types import Precision
+
+Q = "QuantizeLinear"
+DQ = "DequantizeLinear"
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+_INTEGER: dict[int, Precision] = {
+    onnx.TensorProto.INT8: Precision.INT8,
+    onnx.TensorProto.UINT8: Precision.UINT8,
+    onnx.TensorProto.INT4: Precision.INT4,
+    onnx.TensorProto.INT32: Precision.INT32,
+    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
+}
+_FLOAT: dict[int, Precision] = {
+    onnx.TensorProto.FLOAT: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16,
+    onnx.TensorProto.BFLOAT16: Precision.BF16,
+    onnx.TensorProto.DOUBLE: Precision.FP32,
+}
+_OTHER: dict[int, Precision] = {onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL}
+
+
+def precision_of(elem_type: int) -> Precision:
+    """The precision that an ONNX element type stands for."""
+    return _INTEGER.get(elem_type) or _FLOAT.get(elem_type) or _OTHER.get(elem_type) or Precision.UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class QuantParams:
+    """Scale and zero point of a Q or DQ node.
+
+    Attributes:
+        scale: Flat float64 array of the scales, in units of the tensor per integer step; None when computed at run
+            time or its data is not at hand.
+        scale_shape: The scale tensor's dimensions; None when unknown.
+        scale_type: ONNX element type of the scale; 0 when unknown.
+        zero_point: Flat int64 array; zeros where the input is missing; None when not known.
+        has_zero_point: Whether the node has a zero-point input.
+        precision: The quantized type.
+        axis: The channel axis of a per-channel node, as written (default 1); None for per-tensor.
+        axis_given: Whether the node has an ``axis`` attribute.
+    """
+
+    scale: npt.NDArray[np.float64] | None
+    scale_shape: tuple[int, ...] | None
+    scale_type: int
+    zero_point: npt.NDArray[np.int64] | None
+    has_zero_point: bool
+    precision: Precision
+    axis: int | None
+    axis_given: bool
+
+    @property
+    def per_channel(self) -> bool:
+        return self.axis is not None
+
+    def same_as(self, other: QuantParams) -> bool | None:
+        """Whether both quantize alike; None when a scale is not known."""
+        if self.scale is None or other.scale is None or self.zero_point is None or other.zero_point is None:
+            return None
+        if self.precision != other.precision or self.scale.size != other.scale.size:
+            return False
+        if self.scale.size > 1 and self.axis != other.axis:
+            return False
+        return bool(np.array_equal(self.scale, other.scale) and np.all(self.zero_point == other.zero_point))
+
+
+def is_q(node: Node | None) -> bool:
+    return node is not None and node.op == Q and node.domain in DOMAINS
+
+
+def is_dq(node: Node | None) -> bool:
+    return node is not None and node.op == DQ and node.domain in DOMAINS
+
+
+def is_qdq(node: Node | None) -> bool:
+    return node is not None and node.op in (Q, DQ) and node.domain in DOMAINS
+
+
+def read_params(model: Model, node: Node) -> QuantParams:
+    """Reads scale and zero point of a Q or DQ node, whatever their spelling."""
+    scale_name, zero_name = node.input(1), node.input(2)
+    scale = _flat(model.constant(scale_name), np.float64)
+    shape = model.constant_shape(scale_name)
+    count = int(np.prod(shape)) if shape is not None else (scale.size if scale is not None else 0)
+    zero: npt.NDArray[np.int64] | None
+    if zero_name:
+        zero = _flat(model.constant(zero_name), np.int64)
+        if zero is None and model.constant_shape(zero_name) is None:
+            zero = None
+    else:
+        zero = np.zeros(max(count, 1), np.int64)
+    return QuantParams(
+        scale=scale,
+        scale_shape=shape,
+        scale_type=model.elem_type(scale_name),
+        zero_point=zero,
+        has_zero_point=bool(zero_name),
+        precision=_quantized_type(model, node, zero_name),
+        axis=int(node.attributes.get("axis", 1)) if count > 1 else None,
+        axis_given="axis" in node.attributes,
+    )
+
+
+def _flat(value: npt.NDArray[Any] | None, dtype: Any) -> Any:
+    return None if value is None else np.asarray(value).astype(dtype).reshape(-1)
+
+
+def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
+    if zero_name:
+        found = precision_of(model.elem_type(zero_name))
+        if found != Precision.UNKNOWN:
+            return found
+    if node.op == Q:
+        out = int(node.attributes.get("output_dtype", 0))
+        return precision_of(out) if out else Precision.UINT8  # ONNX: without a zero point the type is uint8
+    elem = model.elem_type(node.input(0))
+    if elem:
+        return precision_of(elem)
+    producer = model.producer(node.input(0))
+    if producer is not None and producer.op == Q:
+        return _quantized_type(model, producer, producer.input(2))
+    return Precision.UNKNOWN
+
+
+def quantizers(model: Model) -> Iterator[Node]:
+    """All Q and DQ nodes, in graph order."""
+    return (n for n in model.ordered if is_qdq(n))
+
+
+def is_quantized(model: Model) -> bool:
+    """Whether a model already has Q/DQ nodes or integer operators."""
+    integer = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+    return any(is_qdq(n) or n.op in integer for n in model.nodes)
+
+
+def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
+    """The DQ that makes a tensor, with the Q in front of it (None for stored integers); None when no DQ makes it."""
+    dq = model.producer(tensor)
+    if dq is None or not is_dq(dq):
+        return None
+    q = model.producer(dq.input(0))
+    return dq, q if is_q(q) else None

@@ -1,0 +1,402 @@
+"""The data types that the rooms of qdqtool hand to each other.
+
+Nothing here imports onnx, numpy or any other part of qdqtool, so that importing it costs nothing.
+``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+TOOL_VERSION = "0.1.0"
+
+PREDICTION_SCHEMA = "qdqtool/prediction/1"
+VERIFICATION_SCHEMA = "qdqtool/verification/1"
+INSERTION_SCHEMA = "qdqtool/insertion/1"
+
+Json = dict[str, Any]
+
+
+class Precision(StrEnum):
+    """A tensor's data type. FLOAT is a float whose width is the builder's choice (weakly typed targets)."""
+
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    FP8 = "FP8"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP32 = "FP32"
+    FLOAT = "FLOAT"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    BOOL = "BOOL"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_float(self) -> bool:
+        """True for every floating-point type that is not a quantized one."""
+        return self in (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
+
+    def agrees(self, other: Precision) -> bool:
+        """Whether a prediction of ``self`` and a build of ``other`` say the same; FLOAT equals any float width."""
+        if self == other:
+            return True
+        return Precision.FLOAT in (self, other) and self.is_float and other.is_float
+
+
+class Evidence(StrEnum):
+    """How well a rule is proven: seen in a real build, documented by NVIDIA, or assumed."""
+
+    SEEN = "seen"
+    DOCUMENTED = "documented"
+    ASSUMED = "assumed"
+
+    def weaker(self, other: Evidence) -> Evidence:
+        """The weaker of the two: what a conclusion drawn from both is worth."""
+        order = (Evidence.SEEN, Evidence.DOCUMENTED, Evidence.ASSUMED)
+        return max(self, other, key=order.index)
+
+
+class Severity(StrEnum):
+    """ERROR: the build fails or the result is wrong. WARNING: speed or accuracy is lost. INFO: worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of TensorRT's optimizer log as data.
+
+    Attributes:
+        pass_name: The pass, named as in TensorRT's log (``HorizontalMergeQNodes``).
+        kind: What the line says: ``Running``, ``Removing``, ``Swapping``, ``Eliminating``, ``Fusing``, ...
+            (``qdqtool.trt.trace`` lists them with their wording).
+        subject: The first layer or tensor named.
+        object: The second one, or an empty string.
+    """
+
+    pass_name: str
+    kind: str
+    subject: str
+    object: str = ""
+
+    def as_json(self) -> Json:
+        return {"pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A pass looked at a node and did not fire.
+
+    Attributes:
+        pass_name: The pass.
+        node: The layer looked at.
+        reason: A short code, stable, that advice and tests refer to.
+        details: What the reason needs to be told in words: names, numbers.
+    """
+
+    pass_name: str
+    node: str
+    reason: str
+    details: tuple[tuple[str, Any], ...] = ()
+
+    def detail(self, key: str, default: Any = None) -> Any:
+        return dict(self.details).get(key, default)
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something the user should know: what, where, why, and what to change."""
+
+    code: str
+    severity: Severity
+    node: str
+    message: str
+    fix: str
+    evidence: Evidence
+    id: int = -1
+    target: str = ""
+
+    def as_json(self) -> Json:
+        return {
+            "id": self.id,
+            "code": self.code,
+            "severity": str(self.severity),
+            "node": self.node,
+            "message": self.message,
+            "fix": self.fix,
+            "evidence": str(self.evidence),
+            "target": self.target,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPrecision:
+    """A tensor at the edge of an engine layer."""
+
+    tensor: str
+    precision: Precision
+
+    def as_json(self) -> Json:
+        return {"tensor": self.tensor, "precision": str(self.precision)}
+
+
+@dataclass(slots=True)
+class EngineLayer:
+    """One layer of the (predicted or built) engine.
+
+    Attributes:
+        name: TensorRT's fused name.
+        type: The kind of layer: ``Convolution``, ``Deconvolution``, ``Pooling``, ``PointWise``, ``Conversion`` (a
+            Q or DQ that stays), ``Reformat``, ``Resize``, ``Scale``, ``Shuffle``, ...
+        inputs: Input tensors, the data input first, a residual second.
+        outputs: Output tensors.
+        nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
+    """
+
+    name: str
+    type: str
+    inputs: list[TensorPrecision] = field(default_factory=list)
+    outputs: list[TensorPrecision] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> Json:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "inputs": [t.as_json() for t in self.inputs],
+            "outputs": [t.as_json() for t in self.outputs],
+            "nodes": list(self.nodes),
+        }
+
+
+@dataclass(slots=True)
+class ConvOutcome:
+    """What becomes of one Conv, ConvTranspose, Gemm or MatMul.
+
+    Attributes:
+        index: Place of the node in the ONNX graph's node list.
+        name: The node's name, or its first output's name where the name is missing or not unique.
+        op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
+        weights: ``constant`` or ``computed`` (a MatMul of two activations).
+        precision: The data type it computes in.
+        inputs: Precision of the data input, then of the residual input where it takes one.
+        output: Precision of what its layer writes.
+        layer: The engine layer's name; None where the target has no named layers.
+        fused: ONNX nodes, Q and DQ apart, that its layer absorbed (BatchNormalization, activation, Add, MaxPool).
+        findings: Ids of the findings about it.
+        evidence: How well the outcome is proven on the target.
+    """
+
+    index: int
+    name: str
+    op: str
+    weights: str
+    precision: Precision
+    inputs: list[Precision]
+    output: Precision
+    layer: str | None = None
+    fused: list[str] = field(default_factory=list)
+    findings: list[int] = field(default_factory=list)
+    evidence: Evidence = Evidence.SEEN
+
+    @property
+    def is_int8(self) -> bool:
+        return self.precision in (Precision.INT8, Precision.UINT8)
+
+    @property
+    def int8_in_int8_out(self) -> bool:
+        return self.is_int8 and self.output == Precision.INT8
+
+    def as_json(self) -> Json:
+        return {
+            "index": self.index,
+            "name": self.name,
+            "op": self.op,
+            "weights": self.weights,
+            "precision": str(self.precision),
+            "inputs": [str(p) for p in self.inputs],
+            "output": str(self.output),
+            "layer": self.layer,
+            "fused": list(self.fused),
+            "findings": list(self.findings),
+            "evidence": str(self.evidence),
+        }
+
+
+@dataclass(slots=True)
+class ModelInfo:
+    """Which model a result speaks of."""
+
+    path: str
+    sha256: str
+    opset: int
+    nodes: int
+
+    def as_json(self) -> Json:
+        return {"path": self.path, "sha256": self.sha256, "opset": self.opset, "nodes": self.nodes}
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What TensorRT will make of a Q/DQ model.
+
+    ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire.
+    """
+
+    model: ModelInfo
+    target: str
+    convolutions: list[ConvOutcome] = field(default_factory=list)
+    layers: list[EngineLayer] = field(default_factory=list)
+    trace: list[Event] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    conversions: int | None = None
+    conversion_nodes: list[str] = field(default_factory=list)
+    target_evidence: str = ""
+
+    def summary(self) -> Json:
+        convs = self.convolutions
+        int8 = [c for c in convs if c.is_int8]
+        to_int8 = sum(c.output == Precision.INT8 for c in int8)
+        return {
+            "convolutions": len(convs),
+            "int8": len(int8),
+            "int8_to_int8": to_int8,
+            "int8_to_float": len(int8) - to_int8,
+            "float": len(convs) - len(int8),
+            "conversions": self.conversions,
+        }
+
+    def convolution(self, name: str) -> ConvOutcome:
+        """The outcome of the convolution of that name.
+
+        Raises:
+            KeyError: No convolution has that name.
+        """
+        for conv in self.convolutions:
+            if conv.name == name:
+                return conv
+        raise KeyError(name)
+
+    def findings_by_code(self) -> Counter[str]:
+        return Counter(f.code for f in self.findings)
+
+    def as_json(self) -> Json:
+        return {
+            "schema": PREDICTION_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.model.as_json(),
+            "target": self.target,
+            "target_evidence": self.target_evidence,
+            "summary": self.summary(),
+            "convolutions": [c.as_json() for c in self.convolutions],
+            "layers": [layer.as_json() for layer in self.layers],
+            "conversions": list(self.conversion_nodes),
+            "trace": [e.as_json() for e in self.trace],
+            "findings": [f.as_json() for f in self.findings],
+        }
+
+
+@dataclass(slots=True)
+class QuantizedTensor:
+    """A tensor that got a Q/DQ pair.
+
+    Attributes:
+        tensor: Name of the tensor in the model that was given.
+        scale: Float, in units of the tensor per integer step; a list for per-channel weights.
+        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``, ``weights-max``, ...).
+        group: Index of the scale group, None for a tensor with a scale of its own.
+        node: Name of the inserted QuantizeLinear.
+    """
+
+    tensor: str
+    scale: float | list[float]
+    method: str
+    group: int | None
+    node: str
+
+    def as_json(self) -> Json:
+        return {
+            "tensor": self.tensor,
+            "scale": self.scale,
+            "method": self.method,
+            "group": self.group,
+            "node": self.node,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedNode:
+    """A node that could have been quantized and was left float, and why."""
+
+    node: str
+    reason: str
+
+    def as_json(self) -> Json:
+        return {"node": self.node, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """One place where prediction and build part.
+
+    ``kind`` is ``convolution``, ``layer``, ``trace``, ``conversion`` or ``flags``; ``line`` is the log's line number.
+    """
+
+    kind: str
+    name: str
+    predicted: Json
+    built: Json
+    why: str
+    line: int | None = None
+
+    def as_json(self) -> Json:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "predicted": self.predicted,
+            "built": self.built,
+            "why": self.why,
+            "line": self.line,
+        }
+
+
+@dataclass(slots=True)
+class Verification:
+    """A prediction held against a build."""
+
+    build: Json
+    convolutions: Json
+    layers: Json
+    trace: Json
+    conversions: Json
+    mismatches: list[Mismatch] = field(default_factory=list)
+    prediction: Prediction | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.build.get("complete"))
+
+    def as_json(self) -> Json:
+        return {
+            "schema": VERIFICATION_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.prediction.model.as_json() if self.prediction else None,
+            "target": self.prediction.target if self.prediction else None,
+            "build": self.build,
+            "convolutions": self.convolutions,
+            "layers": self.layers,
+            "trace": self.trace,
+            "conversions": self.conversions,
+            "mismatches": [m.as_json() for m in self.mismatches],
+            "notes": list(self.notes),
+        }
