@@ -1,0 +1,269 @@
+"""A YOLOv8n-architecture ONNX model, built node by node with onnx.helper.
+
+Layers, channels and node names are those of an Ultralytics export after constant folding (BatchNormalization folded
+into the convolutions). The weights are random but deterministic, scaled so that activations keep the same size from
+layer to layer: the model detects nothing meaningful, yet it quantizes like a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.errors import ModelError
+
+STRIDES = (8, 16, 32)
+REG_MAX = 16  # bins of the distribution over each box side (DFL)
+OPSET = 17
+
+# Size of the activation around its mean for a unit normal input (the weights do not see the mean).
+_SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
+_IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full scale
+_POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo images)
+
+
+def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu") -> onnx.ModelProto:
+    """Builds the model.
+
+    Args:
+        size: Side of the square input in pixels, a multiple of 32.
+        classes: Number of classes.
+        seed: Of the random weights; the same seed gives the same bytes.
+        activation: ``silu`` (as trained models have it) or ``relu``.
+
+    Returns:
+        A model with input ``images`` [1, 3, size, size] (RGB, 0 to 1) and output ``output0``
+        [1, 4 + classes, anchors]: centre x, centre y, width and height in pixels, then class scores; opset 17.
+
+    Raises:
+        ModelError: ``size`` is not a positive multiple of 32, ``classes`` is below 1, or ``activation`` is unknown.
+    """
+    if size < 32 or size % 32:
+        raise ModelError(f"demo model: size {size} is not a positive multiple of 32")
+    if classes < 1:
+        raise ModelError(f"demo model: classes {classes} is below 1")
+    if activation not in _SECOND_MOMENT:
+        raise ModelError(f"demo model: activation '{activation}' is unknown; use silu or relu")
+    net = _Net(seed, activation)
+    levels = _backbone_and_neck(net)
+    _detect(net, levels, size, classes)
+    return net.finish(size, classes)
+
+
+class _Net:
+    """Collects nodes and initializers; every method returns the name of the tensor it makes."""
+
+    def __init__(self, seed: int, activation: str) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.rng = np.random.default_rng(seed)
+        self.activation = activation
+        # Expected mean square of each tensor. Weights divide by it, so that every convolution's output has size 1.
+        self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
+
+    def node(self, op: str, name: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> list[str]:
+        made = [f"{name}_output_{i}" for i in range(outputs)]
+        moment = max((self.moments[t] for t in inputs if t in self.moments), default=1.0)
+        if op == "Add":
+            moment = sum(self.moments.get(t, 0.0) for t in inputs)
+        self.moments.update(dict.fromkeys(made, moment * (_POOL_GROWTH if op == "MaxPool" else 1.0)))
+        self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
+        return made
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        self.initializers.append(numpy_helper.from_array(value, name))
+        return name
+
+    def conv2d(
+        self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1, *, gain: float = 1.0,
+        bias: float = 0.0, spread: float = 0.3
+    ) -> str:
+        """A bare convolution whose output has a standard deviation of about ``gain``."""
+        fan_in = cin * kernel * kernel
+        weight = self.rng.standard_normal((cout, cin, kernel, kernel))
+        # Inputs have a positive mean. Without it in the weights' reach, the signal does not drown in a constant.
+        weight -= weight.mean(axis=(1, 2, 3), keepdims=True) if fan_in > 1 else 0.0
+        # Channels of a trained network differ in size once BatchNormalization is folded in.
+        weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
+        weight *= gain / np.sqrt(fan_in * self.moments[tensor])
+        offsets = bias + spread * self.rng.standard_normal(cout)
+        parameter = name.removeprefix("/").removesuffix("/Conv").replace("/", ".")
+        if parameter.startswith("model.22.cv"):  # /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv
+            head = parameter.split(".")
+            parameter = ".".join([*head[:2], *head[4:]])
+        inputs = [
+            tensor,
+            self.constant(f"{parameter}.weight", weight.astype(np.float32)),
+            self.constant(f"{parameter}.bias", offsets.astype(np.float32)),
+        ]
+        pad = kernel // 2
+        return self.node(
+            "Conv", name, inputs, dilations=[1, 1], group=1, kernel_shape=[kernel, kernel],
+            pads=[pad] * 4, strides=[stride, stride],
+        )[0]  # fmt: skip
+
+    def conv(self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> str:
+        """Ultralytics' Conv: convolution and activation."""
+        raw = self.conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
+        if self.activation == "relu":
+            result = self.node("Relu", f"{name}/act/Relu", [raw])[0]
+        else:
+            gate = self.node("Sigmoid", f"{name}/act/Sigmoid", [raw])[0]
+            result = self.node("Mul", f"{name}/act/Mul", [raw, gate])[0]
+        self.moments[result] = _SECOND_MOMENT[self.activation]
+        return result
+
+    def concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:
+        return self.node("Concat", name, tensors, axis=axis)[0]
+
+    def c2f(self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool) -> str:
+        """C2f: split, a chain of bottlenecks, and the Concat of all of it."""
+        half = cout // 2
+        joined = self.conv(f"{name}/cv1", tensor, cin, cout)
+        sizes = self.constant(f"{name}/Split_sizes", np.array([half, half], np.int64))
+        parts = self.node("Split", f"{name}/Split", [joined, sizes], 2, axis=1)
+        for i in range(repeats):
+            inner = self.conv(f"{name}/m.{i}/cv1", parts[-1], half, half, 3)
+            inner = self.conv(f"{name}/m.{i}/cv2", inner, half, half, 3)
+            if shortcut:
+                inner = self.node("Add", f"{name}/m.{i}/Add", [parts[-1], inner])[0]
+            parts.append(inner)
+        return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout)
+
+    def sppf(self, name: str, tensor: str, channels: int) -> str:
+        parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
+        for suffix in ("", "_1", "_2"):
+            pool = self.node(
+                "MaxPool", f"{name}/m{suffix}/MaxPool", [parts[-1]], kernel_shape=[5, 5], pads=[2] * 4,
+                strides=[1, 1], ceil_mode=0, dilations=[1, 1],
+            )  # fmt: skip
+            parts += pool
+        return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels)
+
+    def upsample(self, name: str, tensor: str) -> str:
+        scales = self.constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
+        return self.node(
+            "Resize", f"{name}/Resize", [tensor, "", scales], mode="nearest", nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )[0]  # fmt: skip
+
+    def finish(self, size: int, classes: int) -> onnx.ModelProto:
+        anchors = sum((size // s) ** 2 for s in STRIDES)
+        image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
+        output = helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 4 + classes, anchors])
+        self.nodes[-1].output[0] = "output0"
+        graph = helper.make_graph(self.nodes, "main_graph", [image], [output], self.initializers)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="qdqtool-demo")
+        model.ir_version = 8
+        names = {i: f"class{i}" for i in range(classes)}
+        helper.set_model_props(
+            model,
+            {
+                "description": "YOLOv8n architecture with random weights",
+                "task": "detect",
+                "stride": "32",
+                "batch": "1",
+                "imgsz": str([size, size]),
+                "names": str(names),
+            },
+        )
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def _backbone_and_neck(net: _Net) -> list[tuple[str, int]]:
+    """Layers 0 to 21; returns the three feature maps (tensor, channels) that the head reads."""
+    x = net.conv("/model.0", "images", 3, 16, 3, 2)
+    x = net.conv("/model.1", x, 16, 32, 3, 2)
+    x = net.c2f("/model.2", x, 32, 32, 1, True)
+    x = net.conv("/model.3", x, 32, 64, 3, 2)
+    p3 = net.c2f("/model.4", x, 64, 64, 2, True)
+    x = net.conv("/model.5", p3, 64, 128, 3, 2)
+    p4 = net.c2f("/model.6", x, 128, 128, 2, True)
+    x = net.conv("/model.7", p4, 128, 256, 3, 2)
+    x = net.c2f("/model.8", x, 256, 256, 1, True)
+    p5 = net.sppf("/model.9", x, 256)
+    x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
+    n4 = net.c2f("/model.12", x, 384, 128, 1, False)
+    x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
+    out3 = net.c2f("/model.15", x, 192, 64, 1, False)
+    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, 64, 64, 3, 2), n4])
+    out4 = net.c2f("/model.18", x, 192, 128, 1, False)
+    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, 128, 128, 3, 2), p5])
+    out5 = net.c2f("/model.21", x, 384, 256, 1, False)
+    return [(out3, 64), (out4, 128), (out5, 256)]
+
+
+def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
+    """The head: three levels of box and class branches, then the box decoding; it makes the graph output."""
+    name = "/model.22"
+    box = 4 * REG_MAX
+    box_width = max(16, levels[0][1] // 4, box)
+    class_width = max(levels[0][1], min(classes, 100))
+    flat = []
+    for i, (tensor, channels) in enumerate(levels):
+        branches = []
+        plan = (("cv2", box_width, box, 2.0, 1.0), ("cv3", class_width, classes, 1.2, -9.0))
+        for branch, width, out, gain, bias in plan:
+            base = f"{name}/{branch}.{i}/{branch}.{i}"
+            x = net.conv(f"{base}.0", tensor, channels, width, 3)
+            x = net.conv(f"{base}.1", x, width, width, 3)
+            branches.append(net.conv2d(f"{base}.2/Conv", x, width, out, gain=gain, bias=bias))
+        suffix = f"_{i}" if i else ""
+        joined = net.concat(f"{name}/Concat{suffix}", branches)
+        shape = net.constant(f"{name}/Reshape{suffix}_shape", np.array([1, box + classes, -1], np.int64))
+        flat.append(net.node("Reshape", f"{name}/Reshape{suffix}", [joined, shape], allowzero=0)[0])
+    joined = net.concat(f"{name}/Concat_3", flat, axis=2)
+    sizes = net.constant(f"{name}/Split_sizes", np.array([box, classes], np.int64))
+    boxes, scores = net.node("Split", f"{name}/Split", [joined, sizes], 2, axis=1)
+    distances = _dfl(net, f"{name}/dfl", boxes)
+    centres, strides = _anchors(size)
+    centre = net.constant(f"{name}/Constant_anchors", centres)
+    axis = net.constant(f"{name}/Constant_axis", np.array([1], np.int64))
+    bounds = [net.constant(f"{name}/Constant_{n}", np.array([n], np.int64)) for n in (0, 2, 4)]
+    lower = net.node("Slice", f"{name}/Slice", [distances, bounds[0], bounds[1], axis])[0]
+    upper = net.node("Slice", f"{name}/Slice_1", [distances, bounds[1], bounds[2], axis])[0]
+    low = net.node("Sub", f"{name}/Sub", [centre, lower])[0]
+    high = net.node("Add", f"{name}/Add", [centre, upper])[0]
+    total = net.node("Add", f"{name}/Add_1", [low, high])[0]
+    two = net.constant(f"{name}/Constant_two", np.array(2, np.float32))
+    middle = net.node("Div", f"{name}/Div", [total, two])[0]
+    extent = net.node("Sub", f"{name}/Sub_1", [high, low])[0]
+    cells = net.concat(f"{name}/Concat_4", [middle, extent])
+    stride = net.constant(f"{name}/Constant_strides", strides)
+    pixels = net.node("Mul", f"{name}/Mul", [cells, stride])[0]
+    probabilities = net.node("Sigmoid", f"{name}/Sigmoid", [scores])[0]
+    net.concat(f"{name}/Concat_5", [pixels, probabilities])
+
+
+def _dfl(net: _Net, name: str, boxes: str) -> str:
+    """Expected distance of each box side from its distribution over 16 bins: [1, 64, anchors] to [1, 4, anchors]."""
+    shape = net.constant(f"{name}/Reshape_shape", np.array([1, 4, REG_MAX, -1], np.int64))
+    bins = net.node("Reshape", f"{name}/Reshape", [boxes, shape], allowzero=0)[0]
+    moved = net.node("Transpose", f"{name}/Transpose", [bins], perm=[0, 2, 1, 3])[0]
+    chances = net.node("Softmax", f"{name}/Softmax", [moved], axis=1)[0]
+    weight = net.constant("model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1))
+    mean = net.node(
+        "Conv", f"{name}/conv/Conv", [chances, weight], dilations=[1, 1], group=1, kernel_shape=[1, 1], pads=[0] * 4,
+        strides=[1, 1],
+    )[0]  # fmt: skip
+    shape = net.constant(f"{name}/Reshape_1_shape", np.array([1, 4, -1], np.int64))
+    return net.node("Reshape", f"{name}/Reshape_1", [mean, shape], allowzero=0)[0]
+
+
+def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cell centres [1, 2, anchors] in cells, and strides [1, anchors] in pixels."""
+    centres, strides = [], []
+    for stride in STRIDES:
+        cells = size // stride
+        y, x = np.meshgrid(np.arange(cells) + 0.5, np.arange(cells) + 0.5, indexing="ij")
+        centres.append(np.stack([x.ravel(), y.ravel()]))
+        strides.append(np.full(cells * cells, stride))
+    return (
+        np.concatenate(centres, axis=1)[None].astype(np.float32),
+        np.concatenate(strides)[None].astype(np.float32),
+    )
