@@ -1,0 +1,183 @@
+"""TensorRT's optimizer log, line by line: the one table between an :class:`~qdqtool.types.Event` and its wording.
+
+A line is what TensorRT prints behind ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with B``),
+some belong to the pass that the last ``Running: ...`` line named (``Removing A``), some to none (``Merging layers:``).
+
+What cannot be told apart
+    A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as well. One side is
+    nearly always the layer that the pass is running on, so a :class:`TraceReader`, which has read that line, splits
+    exactly. Without it :func:`parse` splits where the brackets of both sides close, at the first such place; a name
+    that holds the joining word outside brackets is then cut there. Line ends inside names are not supported: TensorRT
+    itself prints them as line ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qdqtool.types import Event
+
+RUNNING = "Running"
+REMOVING = "Removing"
+SWAPPING = "Swapping"
+FUSING = "Fusing"
+FUSING_INTO = "fusing"
+ELIMINATING = "Eliminating"
+SWAP_TYPE = "Swap the layer type"
+CONVERT_TYPE = "Convert layer type"
+MERGING = "Merging layers"
+ELIMINATING_SLICE = "Eliminating slice"
+ELIMINATING_CONCAT = "Eliminating concatenation"
+RETARGETING = "Retargeting"
+SQUEEZE = "SqueezePushDown kSQUEEZE_JOIN"
+COPY_STRIDING = "Generating copy because input does not support striding"
+COPY_STOMPING = "Generating copy because of stomping hazard"
+
+NO_PASS = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The wording of one kind of line.
+
+    Attributes:
+        before: What stands before the subject; ``{pass}`` in it is the pass's name.
+        between: What joins subject and object; an empty string where the line names one thing.
+        after: What follows.
+        scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last Running line.
+            ``none``: it belongs to no pass.
+    """
+
+    before: str
+    between: str
+    after: str
+    scope: str
+
+
+FORMATS: dict[str, Format] = {
+    RUNNING: Format("Running: {pass}", " on ", "", "printed"),
+    REMOVING: Format("Removing ", "", "", "running"),
+    SWAPPING: Format("Swapping ", " with ", "", "running"),
+    FUSING: Format("{pass}: Fusing ", " with ", "", "printed"),
+    FUSING_INTO: Format("{pass}: fusing ", " into ", "", "printed"),
+    ELIMINATING: Format("Eliminating ", " which duplicates (Q) ", "", "running"),
+    SWAP_TYPE: Format("Swap the layer type of ", " from ", "", "running"),
+    CONVERT_TYPE: Format("Convert layer type of ", " from ", "", "running"),
+    SQUEEZE: Format("-----------SqueezePushDown kSQUEEZE_JOIN case: ", " --> ", "", "running"),
+    MERGING: Format("Merging layers: ", "", "", "none"),
+    ELIMINATING_SLICE: Format("Eliminating slice ", " by retargeting ", "", "none"),
+    ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
+    RETARGETING: Format("Retargeting ", " to ", "", "none"),
+    COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
+    COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
+}
+"""Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
+
+_PASS = re.compile(r"([A-Za-z_]\w*): ([Ff]using) ")
+_RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
+_TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
+
+# Tried in this order: a longer beginning before the one it starts with.
+_BY_BEGINNING: tuple[tuple[str, str], ...] = tuple(
+    (FORMATS[kind].before, kind)
+    for kind in (REMOVING, SWAPPING, ELIMINATING_SLICE, ELIMINATING_CONCAT, ELIMINATING, SWAP_TYPE, CONVERT_TYPE,
+                 SQUEEZE, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+)
+_FIRST_WORDS = ("Removing ", "Swapping ", "Eliminating ", "Swap the", "Convert layer", "-----------Squeeze",
+                "Merging layers: ", "Retargeting ", "Generating copy ")
+
+
+def render(event: Event) -> str:
+    """TensorRT's own line for an event, without the ``[V] [TRT] `` before it.
+
+    Raises:
+        KeyError: The event's kind has no wording in FORMATS.
+    """
+    wording = FORMATS[event.kind]
+    before = wording.before.replace("{pass}", event.pass_name, 1)
+    if event.kind == RUNNING:
+        return f"{before} on {event.subject}" if event.subject else before
+    second = f"{wording.between}{event.object}" if wording.between else ""
+    return f"{before}{event.subject}{second}{wording.after}"
+
+
+def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
+    """The event that a line of the optimizer says, None when it is no such line.
+
+    Args:
+        line: What stands behind ``[V] [TRT] ``, without the line end.
+        running: The pass that the last ``Running`` line named.
+        layer: The layer that it is running on: settles where a line joins two names (see the module's docstring).
+    """
+    if line.startswith("Running: "):
+        match = _RUNNING.fullmatch(line)
+        return Event(match[1], RUNNING, match[2] or "") if match else None
+    if not line.startswith(_FIRST_WORDS):
+        match = _PASS.match(line)
+        if match is None:
+            return None
+        kind = match[2]
+        pair = _split(line[match.end():], FORMATS[kind].between, layer)
+        return Event(match[1], kind, *pair) if pair else None
+    for beginning, kind in _BY_BEGINNING:
+        wording = FORMATS[kind]
+        if line.startswith(beginning) and line.endswith(wording.after):
+            rest = line[len(beginning): len(line) - len(wording.after)]
+            owner = running if wording.scope == "running" else NO_PASS
+            if not wording.between:
+                return Event(owner, kind, rest) if rest else None
+            if kind in (SWAP_TYPE, CONVERT_TYPE):  # the types are single words: the last ' from ' is the joint
+                typed = _TYPE.fullmatch(rest)
+                return Event(owner, kind, typed[1], typed[2]) if typed else None
+            pair = _split(rest, wording.between, layer)
+            if pair is not None:
+                return Event(owner, kind, *pair)
+    return None
+
+
+def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
+    """Cuts ``A<joint>B``; ``layer`` is the name that A or B is likely to be."""
+    if layer:
+        if text.endswith(joint + layer):
+            return text[: len(text) - len(joint) - len(layer)], layer
+        if text.startswith(layer + joint):
+            return layer, text[len(layer) + len(joint):]
+    at = first = text.find(joint)
+    if first < 0:
+        return None
+    if text.find(joint, first + 1) >= 0:
+        while at >= 0 and not (_closed(text[:at]) and _closed(text[at + len(joint):])):
+            at = text.find(joint, at + 1)
+        at = first if at < 0 else at
+    return text[:at], text[at + len(joint):]
+
+
+def _closed(name: str) -> bool:
+    return name.count("(") == name.count(")") and name.count("[") == name.count("]")
+
+
+class TraceReader:
+    """Turns optimizer lines into events, remembering the pass that is running and on which layer."""
+
+    def __init__(self) -> None:
+        self.running = NO_PASS
+        self.layer = ""
+
+    def read(self, line: str) -> Event | None:
+        """The event of the next line; None when the line is not one of the optimizer's."""
+        event = parse(line, self.running, self.layer)
+        if event is not None and event.kind == RUNNING:
+            self.running, self.layer = event.pass_name, event.subject
+        return event
+
+    def reset(self) -> None:
+        """Forgets the running pass: a new stage of the build has begun."""
+        self.running, self.layer = NO_PASS, ""
+
+
+def read_trace(lines: Iterable[str]) -> list[Event]:
+    """The events of a whole optimizer log; other lines are passed over."""
+    reader = TraceReader()
+    return [event for event in map(reader.read, lines) if event is not None]

@@ -1,0 +1,133 @@
+"""The wording of optimizer lines, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqtool.trt import trace
+from qdqtool.types import Event
+
+# Lines of real logs (8.2 to 8.5), with the event each one says when nothing was read before it.
+LINES = [
+    ("Running: ConvReluFusion", Event("ConvReluFusion", "Running", "")),
+    ("Running: ConstEltFusion on (Unnamed Layer* 105) [Shuffle]",
+     Event("ConstEltFusion", "Running", "(Unnamed Layer* 105) [Shuffle]")),
+    ("Removing bn1 + relu1", Event("", "Removing", "bn1 + relu1")),
+    ("Swapping Add_42 + Relu_43 with QuantizeLinear_46",
+     Event("", "Swapping", "Add_42 + Relu_43", "QuantizeLinear_46")),
+    ("ConvEltwiseSumFusion: Fusing w + Q_32 + Conv_34 with Add_42 + Relu_43",
+     Event("ConvEltwiseSumFusion", "Fusing", "w + Q_32 + Conv_34", "Add_42 + Relu_43")),
+    ("QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
+     Event("QuantizeDoubleInputNodes", "fusing", "QuantizeLinear_46", "Conv_34")),
+    ("QuantizeDoubleInputNodes: fusing (D_30 and D_33) into Conv_34 + PWN(relu/LeakyRelu)",
+     Event("QuantizeDoubleInputNodes", "fusing", "(D_30 and D_33)", "Conv_34 + PWN(relu/LeakyRelu)")),
+    ("Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15",
+     Event("", "Eliminating", "QuantizeLinear_38", "QuantizeLinear_15")),
+    ("Swap the layer type of GlobalAveragePool_300 from REDUCE to POOLING",
+     Event("", "Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING")),
+    ("Convert layer type of Gemm_311 from MATRIX_MULTIPLY to CONVOLUTION",
+     Event("", "Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION")),
+    ("-----------SqueezePushDown kSQUEEZE_JOIN case: A --> B --> (Unnamed Layer* 3) [ElementWise]",
+     Event("", "SqueezePushDown kSQUEEZE_JOIN", "A", "B --> (Unnamed Layer* 3) [ElementWise]")),
+    ("Merging layers: Conv_62 + Relu_63 || Conv_65 + Relu_66",
+     Event("", "Merging layers", "Conv_62 + Relu_63 || Conv_65 + Relu_66")),
+    ("Eliminating slice /m/Slice by retargeting t0 from t0 to t1",
+     Event("", "Eliminating slice", "/m/Slice", "t0 from t0 to t1")),
+    ("Eliminating concatenation /neck/Concat_1", Event("", "Eliminating concatenation", "/neck/Concat_1")),
+    ("Retargeting onnx::Concat_602 to input.164", Event("", "Retargeting", "onnx::Concat_602", "input.164")),
+    ("Generating copy for a to b because input does not support striding.",
+     Event("", "Generating copy because input does not support striding", "a", "b")),
+    ("Generating copy for a to b because of stomping hazard.",
+     Event("", "Generating copy because of stomping hazard", "a", "b")),
+    ("PointWiseFusion: Fusing A with PWN(B with C, D)", Event("PointWiseFusion", "Fusing", "A", "PWN(B with C, D)")),
+    ("PointWiseFusion: Fusing PWN(B with C, D) with A", Event("PointWiseFusion", "Fusing", "PWN(B with C, D)", "A")),
+]
+
+
+@pytest.mark.parametrize(("line", "event"), LINES)
+def test_line_and_event(line: str, event: Event) -> None:
+    assert trace.parse(line) == event
+    assert trace.render(event) == line
+
+
+@pytest.mark.parametrize("line", [
+    "", "Running: ", "Running: two words on x", "Removing ", "Swapping A", "Original: 730 layers",
+    "Retargeting A", "Eliminating A", "ConvReluFusion: Fusing A", "Tactic: 0x12 Time: 0.1", "Fusing A with B",
+    "Swap the layer type of A from B", "Generating copy for a to b", "&&&& RUNNING TensorRT.trtexec",
+])
+def test_other_lines_say_nothing(line: str) -> None:
+    assert trace.parse(line) is None
+
+
+def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
+    lines = [
+        "Running: QuantizeConvWithResidualAdd on Conv_34",
+        "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
+        "Removing QuantizeLinear_46",
+        "Merging layers: A || B",
+    ]
+    assert [(e.pass_name, e.kind) for e in trace.read_trace(lines)] == [
+        ("QuantizeConvWithResidualAdd", "Running"),
+        ("QuantizeDoubleInputNodes", "fusing"),
+        ("QuantizeConvWithResidualAdd", "Removing"),
+        ("", "Merging layers"),
+    ]
+
+
+def test_reset_forgets_the_pass() -> None:
+    reader = trace.TraceReader()
+    reader.read("Running: QDQToCopy on Q")
+    reader.reset()
+    assert reader.read("Removing A") == Event("", "Removing", "A")
+
+
+_PIECES = st.sampled_from([
+    "/model.0/conv/Conv", "a", " + ", " with ", " into ", " to ", " on ", " from ", " --> ", "PWN(x, y)",
+    "(Unnamed Layer* 3) [Shuffle]", " by retargeting ", " which duplicates (Q) ", "QuantizeLinear_7_clone_1",
+    "[0]", " || ", " because of stomping hazard.", "é", "::",
+])
+_NAMES = st.lists(_PIECES, min_size=1, max_size=4).map("".join).map(str.strip).filter(bool)
+_PASSES = st.sampled_from(["ConvReluFusion", "QuantizeDoubleInputNodes", "VanillaSwapWithFollowingQ"])
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> list[Event]:
+    """What one pass prints about one layer: the layer is the subject or the object of every two-name line."""
+    owner, layer = draw(_PASSES), draw(_NAMES)
+    events = [Event(owner, trace.RUNNING, layer)]
+    for kind in draw(st.lists(st.sampled_from(sorted(set(trace.FORMATS) - {trace.RUNNING})), max_size=5)):
+        wording = trace.FORMATS[kind]
+        scope = {"printed": draw(_PASSES), "running": owner, "none": ""}[wording.scope]
+        if not wording.between:
+            events.append(Event(scope, kind, draw(_NAMES)))
+        elif kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE):
+            events.append(Event(scope, kind, draw(_NAMES), "QUANTIZE to kQDQ"))
+        else:
+            other = draw(_NAMES)
+            events.append(Event(scope, kind, other, layer))
+    return events
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(_steps(), max_size=6))
+def test_a_rendered_trace_reads_back_the_same(steps: list[list[Event]]) -> None:
+    events = [event for step in steps for event in step]
+    assert trace.read_trace(map(trace.render, events)) == events
+
+
+_PLAIN = st.lists(
+    st.sampled_from(["/m/Conv", "PWN(a, b)", "[Shuffle]", "x y", "W + Q"]), min_size=1, max_size=3
+).map(" + ".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(trace.FORMATS)), _PASSES, _PLAIN, _PLAIN)
+def test_one_line_alone_reads_back(kind: str, owner: str, first: str, second: str) -> None:
+    """Names without a joining word need no state at all."""
+    wording = trace.FORMATS[kind]
+    two = bool(wording.between) and kind != trace.RUNNING
+    object_ = ("A to B" if kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE) else second) if two else ""
+    event = Event(owner if wording.scope == "printed" else "", kind, first, object_)
+    assert trace.parse(trace.render(event)) == event
