@@ -112,7 +112,12 @@ class Refusal:
 
 @dataclass(slots=True)
 class Finding:
-    """Something the user should know: what, where, why, and what to change."""
+    """Something the user should know: what, where, why, and what to change.
+
+    Attributes:
+        convolutions: Names of the convolutions that it concerns.
+        values: Number of tensor elements that are converted because of it, None where shapes are not known.
+    """
 
     code: str
     severity: Severity
@@ -122,6 +127,8 @@ class Finding:
     evidence: Evidence
     id: int = -1
     target: str = ""
+    convolutions: list[str] = field(default_factory=list)
+    values: int | None = None
 
     def as_json(self) -> Json:
         return {
@@ -133,6 +140,8 @@ class Finding:
             "fix": self.fix,
             "evidence": str(self.evidence),
             "target": self.target,
+            "convolutions": list(self.convolutions),
+            "values": self.values,
         }
 
 

@@ -1,0 +1,67 @@
+"""Codes of convolutions that stay float."""
+
+from __future__ import annotations
+
+from qdqtool.advice.knowledge import ALL_TARGETS, CLASSIC, RTX, Code, assumed, documented, seen
+from qdqtool.types import Severity
+
+FLOAT = (
+    Code(
+        "NOT-QUANTIZED",
+        "A convolution has no Q/DQ",
+        Severity.INFO,
+        "Neither its input nor its weights are quantized: left out on purpose, or missed.",
+        "It runs in float.",
+        "No line of a Q/DQ pass names it.",
+        "Nothing, where it was left out for accuracy (the last convolutions of a detection head). Else quantize its "
+        "input and weights.",
+        (seen(("trt8.4", "trt8.5", *RTX), "float convolutions of quantized networks"), assumed(
+            ("trt8.0", "trt8.6", "trt10", "trt11"), "the same law")),
+    ),
+    Code(
+        "IN-FLOAT",
+        "The weights are quantized, the input is not",
+        Severity.WARNING,
+        "The input does not come from a DQ: its pair is missing, or stands too far up, in front of an operator that "
+        "a DQ cannot pass.",
+        "The convolution runs in float; its weights are dequantized when the engine is built.",
+        "No 'fusing (... and ...) into' line for it.",
+        "Put Q/DQ directly in front of the convolution.",
+        (seen(RTX, "built: FP32"), documented(CLASSIC, "developer guide: Q/DQ on every input of a quantizable layer")),
+    ),
+    Code(
+        "IN-BLOCKED",
+        "An operator stands between the DQ and the convolution",
+        Severity.WARNING,
+        "The DQ's output passes through an operator that does not commute with it (Relu, Add, AveragePool, a linear "
+        "Resize, Pad with another value ...).",
+        "The DQ cannot move down to the convolution, which runs in float.",
+        "No 'VanillaSwapWithPreceedingDQ on' line for the operator.",
+        "Move the pair behind the operator, directly in front of the convolution.",
+        (
+            seen(RTX, "built: FP32 behind Relu, Clip, Add, BatchNormalization, AveragePool, Resize"),
+            documented(CLASSIC, "developer guide: DQ moves forward past commuting operators only"),
+        ),
+    ),
+    Code(
+        "PAD-SPLIT",
+        "A Q/DQ pair between Pad and its convolution",
+        Severity.INFO,
+        "The pair stands behind the Pad.",
+        "Pad joins the convolution only if nothing stands between them.",
+        "A layer of its own with the Pad's name.",
+        "Move the pair in front of the Pad (zeros stay zeros).",
+        (documented(CLASSIC, "NVIDIA in NVIDIA/TensorRT issue 2592"),),
+        automatic=True,
+    ),
+    Code(
+        "MATMUL-COMPUTED",
+        "A MatMul of two activations is quantized",
+        Severity.INFO,
+        "Attention: both inputs are computed.",
+        "INT8 attention was slower than FP16 in users' measurements (YOLOv12, YOLOv13).",
+        "Myelin blocks with Int8 gemm.",
+        "Leave the MatMul and Softmax of attention blocks in float, and measure.",
+        (assumed(ALL_TARGETS, "users' measurements"),),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Collecting findings for one target, with the wording they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from qdqtool.advice import codes
+from qdqtool.qdq import QuantParams
+from qdqtool.types import Finding, Severity
+
+
+class Report:
+    """Findings for one target; a code that does not hold there is left out."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.findings: list[Finding] = []
+        self._known: dict[tuple[str, str], Finding] = {}
+
+    def add(
+        self,
+        code: str,
+        node: str,
+        message: str,
+        fix: str = "",
+        convolutions: Iterable[str] = (),
+        values: int | None = None,
+    ) -> bool:
+        """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
+
+        Returns:
+            Whether the code holds on the target.
+        """
+        entry = codes.get(code)
+        holds = entry.on(self.target)
+        if holds is None:
+            return False
+        concerned = list(dict.fromkeys(convolutions))
+        first = self._known.get((code, node))
+        if first is not None:
+            first.convolutions.extend(n for n in concerned if n not in first.convolutions)
+            return True
+        severity = entry.severity_on(self.target)
+        error = entry.error_text(self.target)
+        if severity == Severity.ERROR and error:
+            message += f' TensorRT says: "{error}"'
+        finding = Finding(
+            code, severity, node, message, fix or entry.fix, holds.evidence, target=self.target,
+            convolutions=concerned, values=values,
+        )
+        self._known[code, node] = finding
+        self.findings.append(finding)
+        return True
+
+
+def number(value: float | None) -> str:
+    """A scale as text, four digits; ``unknown`` where the data is not at hand."""
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def scale_text(params: QuantParams) -> str:
+    """The scale of a quantizer as text: a number, or the range of a per-channel one."""
+    if params.scale is None or not params.scale.size:
+        return "unknown"
+    if params.scale.size == 1:
+        return number(float(params.scale[0]))
+    return f"{number(float(np.min(params.scale)))} to {number(float(np.max(params.scale)))}"
+
+
+def scalar(params: QuantParams) -> float | None:
+    """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
+    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
+
+
+def names(items: Iterable[str], limit: int = 3) -> str:
+    """Names for a sentence: ``a, b, c and 4 more``."""
+    unique = list(dict.fromkeys(items))
+    shown = ", ".join(unique[:limit])
+    return shown if len(unique) <= limit else f"{shown} and {len(unique) - limit} more"
+
+
+def size_text(shape: tuple[int | None, ...] | None) -> str:
+    """A tensor's size without its batch: ``64x80x80``; empty where it is not known."""
+    if shape is None or len(shape) < 2 or any(not d for d in shape[1:]):
+        return ""
+    return "x".join(str(d) for d in shape[1:])
