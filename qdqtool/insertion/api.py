@@ -1,0 +1,280 @@
+"""``qdqtool.insert``: from a float model and images to a calibrated Q/DQ model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion import halfprecision, presets
+from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.placement import RESIDUALS, Placement, Rules, place
+from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
+from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
+from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale, positive
+from qdqtool.modelfile import ModelSource, load_full, save
+from qdqtool.qdq import is_quantized
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
+
+if TYPE_CHECKING:
+    from calibration.images import Dataset, Preprocess
+
+HIGH_PRECISIONS = ("fp32", "fp16")
+
+
+@dataclass
+class Insertion:
+    """A Q/DQ model and how it came about.
+
+    Attributes:
+        model: The Q/DQ model.
+        quantized: What got a Q/DQ pair, in graph order, with its scale.
+        skipped: What could have been quantized and was left float, and why.
+        calibration: Method, number of images, warnings; as in the JSON.
+        groups: Scale groups of more than one source, with the bits that each source loses.
+        notes: What was done to the model before.
+        warnings: What the user should look at.
+        target: Which TensorRT the model was made for.
+        prediction: What TensorRT will make of it; None with ``predict=False``.
+        source: Path of the float model; empty for one in memory.
+        output: Where :meth:`save` wrote the model; empty before.
+    """
+
+    model: onnx.ModelProto
+    quantized: list[QuantizedTensor]
+    skipped: list[SkippedNode]
+    calibration: Json
+    groups: list[GroupScale]
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    target: str = DEFAULT_TARGET
+    prediction: Prediction | None = None
+    source: str = ""
+    output: str = ""
+
+    @property
+    def activations(self) -> list[QuantizedTensor]:
+        """The quantized tensors that are not weights."""
+        return [q for q in self.quantized if q.method != "weights-max"]
+
+    @property
+    def weights(self) -> list[QuantizedTensor]:
+        return [q for q in self.quantized if q.method == "weights-max"]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+
+        Raises:
+            QdqtoolError: ``path`` is the source model, its folder is missing, or it cannot be written.
+        """
+        save(self.model, path, source=self.source)
+        self.output = os.fspath(path)
+
+    def as_json(self) -> Json:
+        return {
+            "schema": INSERTION_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.source,
+            "output": self.output,
+            "target": self.target,
+            "quantized": [q.as_json() for q in self.quantized],
+            "skipped": [s.as_json() for s in self.skipped],
+            "calibration": self.calibration,
+            "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "prediction": self.prediction.summary() if self.prediction else None,
+        }
+
+
+def _group_json(index: int, scale: GroupScale) -> Json:
+    return {
+        "group": index,
+        "scale": scale.scale,
+        "method": scale.method,
+        "quantized": list(scale.group.quantized),
+        "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
+    }
+
+
+def insert(
+    model: ModelSource | Model,
+    data: str | os.PathLike[str] | Dataset | None = None,
+    *,
+    method: str = "mse",
+    method_for: Sequence[tuple[str, str]] = (),
+    percentile: float = 99.99,
+    max_images: int = 512,
+    preprocess: Preprocess | None = None,
+    size: int | tuple[int, int] | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    calib_table: str | os.PathLike[str] | None = None,
+    target: str | Target = DEFAULT_TARGET,
+    head: str = "box",
+    residual: str = "auto",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_op: Sequence[str] = (),
+    weights: str = "float",
+    high_precision: str = "fp32",
+    predict: bool = True,
+    progress: bool = False,
+) -> Insertion:
+    """Inserts calibrated Q/DQ pairs where TensorRT uses them.
+
+    Args:
+        model: A float ONNX model; it is not changed.
+        data: Calibration images: a folder, a list file, npz/npy, or an opened dataset. Not needed with
+            ``calib_table``, or when ``calib_cache`` holds all that is asked for.
+        method: ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
+        method_for: Pairs of a regular expression on tensor names and the method for those tensors.
+        percentile: For ``percentile``, in percent of the absolute values.
+        max_images: Use at most so many samples, spread evenly.
+        preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
+        size: Height and width (or one number for both) of inputs whose dimensions are dynamic, in pixels.
+        calib_cache: File to keep statistics in, so that another run needs no inference.
+        calib_table: A TensorRT calibration table to take the ranges from, instead of data.
+        target: Which TensorRT to place for, see ``qdqtool predict --help``.
+        head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution,
+            ``none`` nothing.
+        residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are quantized.
+        unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share one scale.
+        exclude: Regular expressions (``re.search``) on names of nodes to leave float.
+        include: The same for nodes to quantize although a preset would leave them float.
+        exclude_op: Operator types to leave float.
+        weights: ``float`` keeps float weights with Q and DQ; ``int8`` stores int8 with DQ alone.
+        high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16.
+        predict: Whether to predict what TensorRT makes of the result.
+        progress: Whether to draw progress on stderr (only when that is a terminal).
+
+    Returns:
+        The Q/DQ model with scales (units of the tensor per integer step) and reasons.
+
+    Raises:
+        ModelError: The model cannot be read, is quantized already, or has nothing to quantize.
+        DataError: The data, cache or table cannot be used.
+        QdqtoolError: An option is wrong, or a pattern matches nothing.
+    """
+    for value, choices, option in (
+        (head, presets.HEADS, "--head"),
+        (residual, RESIDUALS, "--residual"),
+        (weights, WEIGHT_FORMS, "--weights"),
+        (high_precision, HIGH_PRECISIONS, "--high-precision"),
+    ):
+        if value not in choices:
+            raise QdqtoolError(f"{option} {value}: choose one of {', '.join(choices)}")
+    chosen = target_named(target)
+    source, proto, notes, warnings = _float_model(model, chosen, weights, high_precision)
+    work = index_of(proto, source)
+    rules = Rules(head, residual, _residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
+    placement = place(work, rules)
+    if not placement.readers:
+        reasons = Counter(s.reason for s in placement.skipped).most_common(1)
+        raise ModelError(f"{source or 'model'}: nothing to quantize; {reasons[0][1]} nodes: {reasons[0][0]}")
+    groups = scale_groups(work, placement.readers, unify)
+    methods = MethodChoice(method, tuple(method_for), percentile)
+    methods.check([t for g in groups for t in g.tensors])
+    if calib_table is not None:
+        found, calibration = _from_table(groups, calib_table)
+    else:
+        from qdqtool.insertion.calibrate import collect_for
+
+        options = {"max_images": max_images, "preprocess": preprocess, "size": size, "cache": calib_cache}
+        statistics, calibration = collect_for(work, data, groups, progress=progress, **options)
+        found = []
+        for group in groups:
+            scale, said = choose_scale(group, statistics, methods)
+            found.append(scale)
+            warnings.extend(said)
+    tied = [s for s in found if s.group.tied]
+    calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
+    quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    if high_precision == "fp16":
+        halfprecision.to_half(proto)
+    result = Insertion(
+        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source
+    )
+    if predict:
+        result.prediction = _predict(proto, chosen)
+    return result
+
+
+def _float_model(
+    model: ModelSource | Model, target: Target, weights: str, high_precision: str
+) -> tuple[str, onnx.ModelProto, list[str], list[str]]:
+    """Path, a prepared model that may be edited, notes and warnings."""
+    loaded = load_full(model)
+    where = loaded.path or "model"
+    if is_quantized(loaded):
+        raise ModelError(
+            f"{where}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, "
+            "or 'qdqtool predict' this one"
+        )
+    proto = loaded.proto
+    if isinstance(model, onnx.ModelProto | Model):  # somebody else's: leave it alone
+        proto = onnx.ModelProto()
+        proto.CopyFrom(loaded.proto)
+    notes: list[str] = []
+    warnings: list[str] = []
+    half = halfprecision.has_half(loaded)
+    if high_precision == "fp16" and not target.float16_scales:
+        raise QdqtoolError(
+            f"--high-precision fp16: {target.name} takes no FP16 scales and chooses FP16 itself; leave the option out "
+            "and build with --int8 --fp16"
+        )
+    if half and not target.float16_scales:
+        halfprecision.to_float(proto)
+        notes.append(f"float16 widened to float32: {target.name} takes no FP16 scales (build with --int8 --fp16)")
+        half = False
+    if weights == "int8" and not target.int8_weights:
+        warnings.append(f"{target.name} cannot read int8 weights; use --weights float for it")
+    opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
+    notes.extend(prepare(proto, opset=opset, path=loaded.path))
+    return loaded.path, proto, notes, warnings
+
+
+def _residual_default(target: Target) -> str:
+    """What to do with an Add behind Conv and activation (C2f's SiLU), where evidence differs between versions.
+
+    With both inputs quantized the Add runs alone, INT8 in and out, and no conversion stays: seen on TensorRT 8.4 with a
+    YOLOv8. Where Conv, SiLU and Add become one layer, the skip input alone is enough. TensorRT-RTX writes float from
+    every convolution and fuses pointwise work anyway, so that a Q/DQ there only costs accuracy.
+    """
+    if target.is_rtx:
+        return "none"
+    return "skip" if target.residual_through_activation else "both"
+
+
+def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:
+    numbers = {id(s): i for i, s in enumerate(tied)}
+    return {
+        tensor: ActivationScale(scale.scale, scale.method, numbers.get(id(scale)))
+        for scale in found
+        for tensor in scale.group.quantized
+    }
+
+
+def _from_table(groups: Sequence[ScaleGroup], path: str | os.PathLike[str]) -> tuple[list[GroupScale], Json]:
+    from qdqtool.insertion.calibrate import scales_from_table
+
+    table = scales_from_table(path, groups)
+    return table, {"table": os.fspath(path), "images": 0}
+
+
+def _predict(proto: onnx.ModelProto, target: Target) -> Prediction:
+    from qdqtool.trt.predict import predict
+
+    return predict(proto, target=target)
+
+
+
+
+

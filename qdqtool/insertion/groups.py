@@ -1,0 +1,83 @@
+"""Tensors that have to share one scale.
+
+Concat, Split, Slice, MaxPool, nearest Resize, Reshape and Transpose only move values: TensorRT moves a Q up through
+them, and eliminates Concat and Split by letting the tensors share memory. With different scales on their two sides a
+conversion stays in the engine ("Guidance of QAT performance optimization", NVIDIA yolo_deepstream).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qdqtool.graph import Model
+from qdqtool.insertion.structure import commuting_inputs
+
+
+@dataclass(frozen=True)
+class ScaleGroup:
+    """Tensors with one scale.
+
+    Attributes:
+        quantized: The tensors of the group that get a Q/DQ pair, in graph order.
+        tensors: Those and all that are tied to them.
+        sources: Tensors of the group whose values all others are made of; what calibration has to look at.
+    """
+
+    quantized: tuple[str, ...]
+    tensors: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the scale is a compromise between several tensors."""
+        return len(self.sources) > 1
+
+
+def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> list[ScaleGroup]:
+    """Groups the quantized tensors by union-find over the operators that commute with Q.
+
+    Args:
+        model: The float model.
+        quantized: Tensors that get a Q/DQ pair.
+        unify: False gives every tensor a group of its own.
+
+    Returns:
+        Groups in the order of their first quantized tensor; chained Concats fall into one.
+    """
+    names = list(dict.fromkeys(quantized))
+    if not unify:
+        return [ScaleGroup((t,), (t,), (t,)) for t in names]
+    parent: dict[str, str] = {}
+
+    def find(tensor: str) -> str:
+        parent.setdefault(tensor, tensor)
+        while parent[tensor] != tensor:
+            parent[tensor] = parent[parent[tensor]]
+            tensor = parent[tensor]
+        return tensor
+
+    sources: dict[str, None] = {}
+    stack = names[::-1]
+    seen: set[str] = set()
+    while stack:
+        tensor = stack.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        find(tensor)
+        node = model.producer(tensor)
+        above = [t for t in commuting_inputs(node) if not model.is_constant(t)] if node is not None else []
+        if not above:
+            sources[tensor] = None
+        for name in above:
+            parent[find(name)] = find(tensor)
+            stack.append(name)
+    groups: dict[str, tuple[list[str], list[str], list[str]]] = {}
+    for tensor in names:
+        groups.setdefault(find(tensor), ([], [], []))[0].append(tensor)
+    for tensor in parent:
+        groups[find(tensor)][1].append(tensor)
+    for tensor in sources:
+        groups[find(tensor)][2].append(tensor)
+    return [ScaleGroup(tuple(q), tuple(t), tuple(s)) for q, t, s in groups.values()]

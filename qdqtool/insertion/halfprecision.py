@@ -1,0 +1,268 @@
+"""The float remainder of a model in FP16 or FP32.
+
+A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types that the ONNX file states, so an FP32
+remainder runs in FP32 and costs about a sixth of the speed. TensorRT 8 chooses the width itself and takes no FP16
+scales, so a float16 model is widened for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.graph import Model, Node
+from qdqtool.insertion import presets
+from qdqtool.insertion.prepare import index_of
+from qdqtool.insertion.rewrite import round_up_to_half
+from qdqtool.insertion.structure import WEIGHTED, commuting_inputs
+
+_HALF_MAX = float(np.finfo(np.float16).max)
+# Operators without a float16 form, or whose type is stated in an attribute; control flow keeps its bodies as they are.
+_KEEP = frozenset(
+    {"If", "Loop", "Scan", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Range", "NonMaxSuppression",
+     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+     "DynamicQuantizeLinear", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow"}
+)  # fmt: skip
+_FLOAT_INPUTS = {"Resize": (1, 2)}  # inputs that stay float32: roi and scales
+_SMALL = 16  # elements; in constants up to this size a value that FP16 rounds to zero matters (an epsilon, say)
+
+
+def to_half(proto: onnx.ModelProto) -> int:
+    """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
+
+    What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell pixel
+    coordinates above 512 closer than half a pixel apart.
+
+    Args:
+        proto: Opset 19 or newer.
+
+    Returns:
+        The number of nodes that now compute in FP16.
+    """
+    return _Halver(index_of(proto)).run()
+
+
+class _Halver:
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.graph = model.proto.graph
+        self.half = self._half_nodes()
+        self.added: dict[str, str] = {}
+
+    def _half_nodes(self) -> set[int]:
+        tail = _tail(self.model)
+        return {n.index for n in self.model.nodes if n.index not in tail and self._can_be_half(n)}
+
+    def _can_be_half(self, node: Node) -> bool:
+        model = self.model
+        if node.op in _KEEP or node.domain not in ("", "ai.onnx") or node.captured:
+            return False
+        types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
+        if TensorProto.FLOAT not in types or 0 in types:
+            return False
+        for position, tensor in enumerate(node.inputs):
+            if position in _FLOAT_INPUTS.get(node.op, ()) or model.elem_type(tensor) != TensorProto.FLOAT:
+                continue
+            value = model.constant(tensor)
+            if value is None or not value.size:
+                continue
+            if float(np.abs(value).max()) > _HALF_MAX:
+                return False
+            scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
+            if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
+                return False
+        return True
+
+    def run(self) -> int:
+        model = self.model
+        nodes: list[onnx.NodeProto] = []
+        for tensor in model.inputs:
+            if model.elem_type(tensor) == TensorProto.FLOAT and self._readers(tensor, True):
+                nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
+        for node in model.ordered:
+            is_half = node.index in self.half
+            if is_half:
+                self._take_half_inputs(node)
+            nodes.append(node.proto)
+            for position, tensor in enumerate(node.outputs):
+                if not tensor or model.elem_type(tensor) != TensorProto.FLOAT or node.op == "Constant":
+                    continue
+                needs_float = model.is_output(tensor) or bool(self._readers(tensor, False))
+                if is_half and needs_float:
+                    name = self._half_name(tensor)
+                    node.proto.output[position] = name
+                    nodes.append(self._cast(name, tensor, TensorProto.FLOAT))
+                elif is_half:
+                    self._retype(tensor)
+                elif self._readers(tensor, True):
+                    nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+        self._drop_unused_constants()
+        return len(self.half)
+
+    def _readers(self, tensor: str, half: bool) -> list[Node]:
+        """Readers that want a float tensor as FP16 (or as FP32)."""
+        result = []
+        for reader in self.model.readers(tensor):
+            positions = [i for i, t in enumerate(reader.inputs) if t == tensor]
+            fixed = _FLOAT_INPUTS.get(reader.op, ())
+            wants_half = reader.index in self.half and any(i not in fixed for i in positions)
+            wants_float = reader.index not in self.half or any(i in fixed for i in positions)
+            if (half and wants_half) or (not half and wants_float):
+                result.append(reader)
+        return result
+
+    def _take_half_inputs(self, node: Node) -> None:
+        for position, tensor in enumerate(node.inputs):
+            if not tensor or position in _FLOAT_INPUTS.get(node.op, ()):
+                continue
+            if self.model.elem_type(tensor) != TensorProto.FLOAT:
+                continue
+            if self.model.is_constant(tensor):
+                is_scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
+                node.proto.input[position] = self._half_constant(tensor, is_scale)
+                continue
+            producer = self.model.producer(tensor)
+            made_half = producer is not None and producer.index in self.half
+            if not made_half or self.model.is_output(tensor) or self._readers(tensor, False):
+                node.proto.input[position] = self._half_name(tensor)
+
+    def _half_name(self, tensor: str) -> str:
+        if tensor not in self.added:
+            name, number = f"{tensor}_fp16", 1
+            while name in self.model.producers or name in self.model.initializers or name in self.model.inputs:
+                name, number = f"{tensor}_fp16_{number}", number + 1
+            self.added[tensor] = name
+        return self.added[tensor]
+
+    def _half_constant(self, tensor: str, is_scale: bool) -> str:
+        known = tensor in self.added
+        name = self._half_name(tensor)
+        if not known:
+            value = self.model.constant(tensor)
+            assert value is not None
+            half = round_up_to_half(value) if is_scale else value.astype(np.float16)
+            self.graph.initializer.append(numpy_helper.from_array(np.asarray(half), name))
+        return name
+
+    def _cast(self, source: str, made: str, to: int) -> onnx.NodeProto:
+        suffix = "to_fp16" if to == TensorProto.FLOAT16 else "to_fp32"
+        return helper.make_node("Cast", [source], [made], name=f"{made}/Cast_{suffix}", to=to)
+
+    def _retype(self, tensor: str) -> None:
+        for value in self.graph.value_info:
+            if value.name == tensor:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT16
+
+    def _drop_unused_constants(self) -> None:
+        """Removes float constants that only their FP16 copies have replaced; the copies take over their names."""
+        model = index_of(self.model.proto)
+        gone = {t for t in self.added if self.model.is_constant(t) and not model.readers(t) and not model.is_output(t)}
+        constant_nodes = {n.output for n in model.nodes if n.op == "Constant"} & gone
+        kept = [n for n in self.graph.node if not (n.op_type == "Constant" and n.output[0] in constant_nodes)]
+        for items in (self.graph.initializer, self.graph.input):
+            for i in reversed(range(len(items))):
+                if items[i].name in gone:
+                    del items[i]
+        renamed = {self.added[t]: t for t in gone}
+        for tensor in self.graph.initializer:
+            tensor.name = renamed.get(tensor.name, tensor.name)
+        for node in kept:
+            for i, name in enumerate(node.input):
+                if name in renamed:
+                    node.input[i] = renamed[name]
+        del self.graph.node[:]
+        self.graph.node.extend(kept)
+
+
+def _tail(model: Model) -> set[int]:
+    """Nodes behind the last convolutions, from the first that computes something."""
+    dfl = presets.find_head(model).dfl
+    leads: set[str] = set()  # tensors from which a weighted node is reached
+    for node in reversed(model.ordered):
+        weighted = node.op in WEIGHTED and node.index not in dfl
+        if weighted or any(t in leads for t in node.outputs):
+            leads.update(t for t in (*node.inputs, *node.captured) if t)
+    tail: set[int] = set()
+    for node in model.ordered:
+        if any(t in leads for t in node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
+            continue
+        makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
+        if not commuting_inputs(node) or any(i in tail for i in makers):
+            tail.add(node.index)
+    return tail
+
+
+def has_half(model: Model) -> bool:
+    """Whether a model holds float16 weights or data."""
+    types = {t.data_type for t in model.proto.graph.initializer}
+    types.update(v.type.tensor_type.elem_type for v in (*model.proto.graph.input, *model.proto.graph.value_info))
+    if TensorProto.FLOAT16 in types:
+        return True
+    return any(n.op == "Constant" and model.elem_type(n.output) == TensorProto.FLOAT16 for n in model.nodes)
+
+
+def to_float(proto: onnx.ModelProto) -> None:
+    """Turns a float16 model into float32, in place; graph inputs and outputs keep their types behind a Cast."""
+    graph = proto.graph
+    model = index_of(proto)
+    front: list[onnx.NodeProto] = []
+    back: list[onnx.NodeProto] = []
+    renamed: dict[str, str] = {}
+    for name in model.inputs:
+        if model.elem_type(name) == TensorProto.FLOAT16:
+            renamed[name] = f"{name}_fp32"
+            front.append(_widening_cast(name, renamed[name], TensorProto.FLOAT))
+    for name in model.outputs:
+        if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
+            renamed[name] = f"{name}_fp32"
+            back.append(_widening_cast(renamed[name], name, TensorProto.FLOAT16))
+    for inner in _graphs(graph):
+        for node in inner.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = renamed.get(name, name)
+            for i, name in enumerate(node.output):
+                node.output[i] = renamed.get(name, name)
+            _widen_attributes(node)
+        for tensor in inner.initializer:
+            _widen_tensor(tensor)
+        values: list[Any] = list(inner.value_info)
+        if inner is not graph:
+            values += [*inner.input, *inner.output]
+        for value in values:
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes = [*front, *graph.node, *back]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _widening_cast(source: str, made: str, to: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [made], name=f"{made}/Cast", to=to)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _graphs(inner)
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i == TensorProto.FLOAT16:
+            attribute.i = TensorProto.FLOAT
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT16:
+        wide = numpy_helper.to_array(tensor).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))

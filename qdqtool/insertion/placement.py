@@ -1,0 +1,364 @@
+"""Which inputs of which nodes are quantized, and why the others are not.
+
+Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds seen with 8.0 to 8.5):
+
+* data and constant weights of Conv, ConvTranspose, Gemm and MatMul; a convolution computes in INT8 only when both are;
+* nothing between a convolution and its BatchNormalization or activation, and never the bias;
+* of a residual Add that a bare convolution feeds and whose result is quantized next, the other (skip) input only:
+  the Add then runs inside the convolution, INT8 in and INT8 out;
+* a pooling that averages, where its result is quantized next and no float node reads its input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.graph import Model, Node
+from qdqtool.insertion import presets
+from qdqtool.insertion.structure import (
+    FLOATS,
+    POOLS,
+    WEIGHTED,
+    activation_outputs,
+    commuting_inputs,
+    convolution_behind,
+    longest_path,
+    weight_axis,
+)
+from qdqtool.types import SkippedNode
+
+RESIDUALS = ("auto", "skip", "both", "none")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user and the target choose.
+
+    Attributes:
+        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.insertion.presets`.
+        residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
+            ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
+            where an activation (SiLU in C2f) stands between convolution and Add.
+        residual_after_activation: The target's choice for ``auto``.
+        exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
+        include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
+        exclude_ops: Operator types to leave float.
+        transposed: Whether the target runs ConvTranspose in INT8.
+    """
+
+    head: str = "box"
+    residual: str = "auto"
+    residual_after_activation: str = "both"
+    exclude: Sequence[str] = ()
+    include: Sequence[str] = ()
+    exclude_ops: Sequence[str] = ()
+    transposed: bool = True
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A node input that will read a dequantized tensor; ``role`` is ``input`` or ``residual``."""
+
+    node: Node
+    position: int
+    role: str
+
+
+@dataclass(frozen=True)
+class WeightSite:
+    """Constant weights to quantize; ``axis`` is that of the output channels, None for one scale for all."""
+
+    node: Node
+    tensor: str
+    axis: int | None
+
+
+@dataclass
+class Placement:
+    """The decision. ``readers`` goes from a tensor to the inputs that read it dequantized, in graph order."""
+
+    readers: dict[str, list[Reader]] = field(default_factory=dict)
+    weights: list[WeightSite] = field(default_factory=list)
+    skipped: list[SkippedNode] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
+        self.readers.setdefault(tensor, []).append(Reader(node, position, role))
+
+
+def place(model: Model, rules: Rules) -> Placement:
+    """Decides what is quantized in a float model.
+
+    Raises:
+        QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN or infinity.
+        ModelError: The model has no convolution or other weighted node at all.
+    """
+    chosen = _Choice(model, rules)
+    placement = Placement()
+    preset = presets.float_nodes(model, rules.head)
+    for node in model.ordered:
+        if node.op in WEIGHTED:
+            _place_weighted(model, node, placement, chosen, preset)
+    _say_bodies(model, placement)
+    if not any(n.op in WEIGHTED for n in model.nodes):
+        raise ModelError(
+            f"{model.path or 'model'}: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
+        )
+    if placement.readers:
+        _place_around(model, placement, chosen)
+    order = {n.index: i for i, n in enumerate(model.ordered)}
+    for readers in placement.readers.values():
+        readers.sort(key=lambda r: (order[r.node.index], r.position))
+    return placement
+
+
+class _Choice:
+    """The user's patterns, checked against the model."""
+
+    def __init__(self, model: Model, rules: Rules) -> None:
+        self.rules = rules
+        candidates = [n for n in model.nodes if n.op in (*WEIGHTED, *POOLS, "Add")]
+        self.excluded = _matches(candidates, rules.exclude, "--exclude")
+        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "--include")
+        present = {n.op.lower() for n in model.nodes}
+        for op in rules.exclude_ops:
+            if op.lower() not in present:
+                raise QdqtoolError(f"--exclude-op {op}: the model has no such operator")
+        self.excluded_ops = {op.lower() for op in rules.exclude_ops}
+
+    def refusal(self, node: Node) -> str:
+        """Why the user wants a node float; an empty string when he does not."""
+        if node.index in self.excluded:
+            return f"excluded by --exclude {self.excluded[node.index]}"
+        if node.op.lower() in self.excluded_ops:
+            return f"excluded by --exclude-op {node.op}"
+        return ""
+
+
+def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dict[int, str]:
+    nodes = list(nodes)
+    result: dict[int, str] = {}
+    for pattern in patterns:
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise QdqtoolError(f"{option} {pattern!r}: not a regular expression ({error})") from None
+        found = [n for n in nodes if compiled.search(n.name)]
+        if not found:
+            example = f"; names look like '{nodes[0].name}'" if nodes else ""
+            raise QdqtoolError(f"{option} {pattern!r}: matches no node that could be quantized{example}")
+        for node in found:
+            result.setdefault(node.index, pattern)
+    return result
+
+
+def _place_weighted(
+    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, str]
+) -> None:
+    reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
+    if not reason and node.index not in chosen.included:
+        reason = preset.get(node.index, "") or _small(model, node)
+    if reason:
+        placement.skipped.append(SkippedNode(node.name, reason))
+        return
+    weight = node.input(1)
+    value = model.constant(weight)
+    assert value is not None
+    if not np.isfinite(value).all():
+        raise ModelError(
+            f"{model.path or 'model'}: the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
+            "export the model again, or leave the node float with --exclude"
+        )
+    placement.add(node.input(0), node, 0)
+    placement.weights.append(WeightSite(node, weight, weight_axis(model, node)))
+
+
+def _impossible(model: Model, node: Node, rules: Rules) -> str:
+    """Why TensorRT cannot run a node in INT8; an empty string when it can."""
+    data, weight = node.input(0), node.input(1)
+    if node.domain not in ("", "ai.onnx"):
+        return f"operator of the domain '{node.domain}'"
+    if model.is_constant(data):
+        return "its first input is a constant"
+    if not model.is_constant(weight):
+        return "its weights are computed, not constant"
+    if model.constant(weight) is None:
+        return "its weights cannot be read"
+    if model.elem_type(weight) not in FLOATS:
+        return f"its weights are {onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower()}, not float"
+    shape = model.constant_shape(weight) or ()
+    if 0 in shape:
+        return "its weights are empty"
+    if node.op in ("Gemm", "MatMul") and len(shape) != 2:
+        return f"its weights have {len(shape)} dimensions; TensorRT takes constant INT8 weights of two"
+    if node.op == "Gemm" and int(node.attributes.get("transA", 0)):
+        return "its data input is transposed (transA)"
+    if node.op == "ConvTranspose" and not rules.transposed:
+        return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
+    return ""
+
+
+def _small(model: Model, node: Node) -> str:
+    """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
+    shape = model.constant_shape(node.input(1)) or ()
+    if node.op != "Conv" or len(shape) < 3:
+        return ""
+    out, per_group, kernel = shape[0], shape[1], shape[2:]
+    if out >= 16 and per_group >= 16:
+        return ""
+    group = int(node.attributes.get("group", 1))
+    first = any(t in model.inputs for t in node.inputs)
+    if group == 1 and (out % 8 == 0 or per_group % 8 == 0) and (first or max(out, per_group) >= 16):
+        if len(set(kernel)) == 1:
+            return ""
+    if group > 1 and out % 8 == 0 and all(k >= 3 for k in kernel):
+        return ""
+    return (
+        f"small convolution ({per_group} to {out} channels, kernel {'x'.join(map(str, kernel))}): "
+        "no fast INT8 kernel expected (--include quantizes it)"
+    )
+
+
+def _say_bodies(model: Model, placement: Placement) -> None:
+    for node in model.ordered:
+        if node.op in ("If", "Loop", "Scan"):
+            count = sum(_count_weighted(a.g) for a in node.proto.attribute if a.HasField("g"))
+            if count:
+                reason = f"the {count} convolutions or products inside its body are left float"
+                placement.skipped.append(SkippedNode(node.name, reason))
+
+
+def _count_weighted(graph: onnx.GraphProto) -> int:
+    total = 0
+    for node in graph.node:
+        total += node.op_type in WEIGHTED
+        total += sum(_count_weighted(a.g) for a in node.attribute if a.HasField("g"))
+    return total
+
+
+def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
+    """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
+    quantized = {r.node.index for readers in placement.readers.values() for r in readers}
+    open_nodes = [n for n in reversed(model.ordered) if n.op in (*POOLS, "Add")]
+    refused: dict[int, str] = {}
+    changed = True
+    while changed:
+        changed = False
+        for node in list(open_nodes):
+            tensors, reason = _around(model, node, placement, chosen, quantized)
+            if tensors:
+                for position, role in tensors:
+                    placement.add(node.input(position), node, position, role)
+                open_nodes.remove(node)
+                quantized.add(node.index)
+                changed = True
+            refused[node.index] = reason
+    for node in reversed(open_nodes):
+        if refused[node.index]:
+            placement.skipped.append(SkippedNode(node.name, refused[node.index]))
+
+
+def _around(
+    model: Model, node: Node, placement: Placement, chosen: _Choice, quantized: set[int]
+) -> tuple[list[tuple[int, str]], str]:
+    """Input positions to quantize with their role, or none and the reason."""
+    if node.op == "Add":
+        found = _residual(model, node, placement, chosen.rules, quantized)
+    else:
+        found = _pool(model, node, placement, quantized)
+    if found[0] and (refusal := chosen.refusal(node)):
+        return [], refusal
+    return found
+
+
+def _residual(
+    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+) -> tuple[list[tuple[int, str]], str]:
+    inputs = node.inputs
+    if len(inputs) != 2 or inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
+        return [], ""
+    behind = [convolution_behind(model, t, node) for t in inputs]
+    sides = [i for i in (0, 1) if (found := behind[i]) is not None and found.node.index in quantized]
+    if not sides:
+        return [], ""
+    shapes = [model.shape(t) for t in inputs]
+    if shapes[0] is not None and shapes[1] is not None and len(shapes[0]) != len(shapes[1]):
+        return [], ""
+    if any(a is not None and b is not None and a != b for a, b in zip(shapes[0] or (), shapes[1] or (), strict=False)):
+        return [], ""  # a broadcast, not a residual
+    if not _leads_to_quantized(model, node.output, placement):
+        return [], "its result is not quantized next"
+    side = sides[0]
+    if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
+        first, second = longest_path(model, inputs[0], inputs[1])
+        side = 0 if first > second else 1
+    found = behind[side]
+    assert found is not None
+    choice = rules.residual
+    if choice == "auto":
+        choice = rules.residual_after_activation if found.activation else "skip"
+    if choice == "none":
+        return [], "residual left float (--residual none)" if rules.residual == "none" else (
+            "residual left float: this target gains nothing from it (--residual skip or both quantizes it)"
+        )
+    positions = [(1 - side, "residual")]
+    if choice == "both":
+        positions.append((side, "residual"))
+    return positions, ""
+
+
+def _pool(
+    model: Model, node: Node, placement: Placement, quantized: set[int]
+) -> tuple[list[tuple[int, str]], str]:
+    if not _leads_to_quantized(model, node.output, placement):
+        return [], ""
+    if not _comes_from_quantized(model, node.input(0), quantized):
+        return [], "no quantized neighbour in front of it"
+    tensor = node.input(0)
+    others = [r for r in model.readers(tensor) if r.index != node.index]
+    read = {r.node.index for r in placement.readers.get(tensor, ())}
+    if model.is_output(tensor) or any(r.index not in read for r in others):
+        return [], "its input is read by a float node as well, so that its producer writes float anyway"
+    return [(0, "input")], ""
+
+
+def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:
+    """Whether a tensor, its activation, or what moves its values is quantized."""
+    seen: set[str] = set()
+    stack = [tensor]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in placement.readers:
+            return True
+        stack.extend(activation_outputs(model, name))
+        for reader in model.readers(name):
+            if name in commuting_inputs(reader):
+                stack.extend(reader.outputs)
+    return False
+
+
+def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> bool:
+    """Whether a quantized node makes a tensor, through activations, Adds and operators that move values."""
+    seen: set[str] = set()
+    stack = [tensor]
+    while stack:
+        name = stack.pop()
+        node = model.producer(name)
+        if name in seen or node is None:
+            continue
+        seen.add(name)
+        if node.index in quantized:
+            return True
+        if node.op in (*WEIGHTED, *POOLS):
+            continue
+        stack.extend(t for t in node.inputs if t and not model.is_constant(t))
+    return False

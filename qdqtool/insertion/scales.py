@@ -1,0 +1,185 @@
+"""From ranges to scales: one float for an activation or a group of them, one for each output channel of weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.insertion.groups import ScaleGroup
+
+if TYPE_CHECKING:
+    from calibration.statistics import TensorStatistics
+
+LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
+METHODS = ("mse", "percentile", "entropy", "max")
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_CANDIDATES = 48
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """Which calibration method a tensor gets: the first pattern that its name matches, else the default.
+
+    Attributes:
+        default: One of :data:`METHODS`.
+        overrides: Pairs of a regular expression (``re.search`` on the tensor's name) and a method.
+        percentile: Of the absolute values, for the method ``percentile``, in percent.
+    """
+
+    default: str = "mse"
+    overrides: Sequence[tuple[str, str]] = ()
+    percentile: float = 99.99
+
+    def check(self, tensors: Sequence[str]) -> None:
+        """Checks names and patterns.
+
+        Raises:
+            QdqtoolError: A method is unknown, a pattern is broken or matches none of the tensors.
+        """
+        for method in (self.default, *(m for _, m in self.overrides)):
+            if method not in METHODS:
+                raise QdqtoolError(f"method '{method}' is unknown; use one of {', '.join(METHODS)}")
+        if not 50.0 <= self.percentile <= 100.0:
+            raise QdqtoolError(f"percentile {self.percentile:g} is outside 50 to 100")
+        for pattern, method in self.overrides:
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise QdqtoolError(f"--method-for {pattern}={method}: not a regular expression ({error})") from None
+            if not any(compiled.search(t) for t in tensors):
+                example = f"; names look like '{tensors[0]}'" if tensors else ""
+                raise QdqtoolError(f"--method-for {pattern}={method}: matches no quantized tensor{example}")
+
+    def of(self, group: ScaleGroup) -> str:
+        """The method of a group: that of the first override that matches one of its tensors.
+
+        Raises:
+            QdqtoolError: Two of its tensors ask for different methods.
+        """
+        found: dict[str, str] = {}
+        for tensor in group.tensors:
+            for pattern, method in self.overrides:
+                if re.search(pattern, tensor):
+                    found.setdefault(method, tensor)
+                    break
+        if len(found) > 1:
+            (one, first), (two, second) = list(found.items())[:2]
+            raise QdqtoolError(
+                f"--method-for: '{first}' asks for {one} and '{second}' for {two}, but they share one scale; "
+                "use one method for both, or --no-unify"
+            )
+        return next(iter(found), self.default)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One source of a scale group.
+
+    Attributes:
+        tensor: Its name.
+        amax: The range it would get alone, in units of the tensor.
+        bits_lost: log2 of the group's range over its own; negative where the group's range is the smaller one.
+    """
+
+    tensor: str
+    amax: float
+    bits_lost: float
+
+
+@dataclass(frozen=True)
+class GroupScale:
+    """The scale of a group: ``amax / 127`` in units of the tensor per integer step."""
+
+    group: ScaleGroup
+    scale: float
+    method: str
+    members: tuple[Member, ...]
+
+
+def choose_scale(
+    group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
+) -> tuple[GroupScale, list[str]]:
+    """Chooses one scale for a group from the statistics of its sources.
+
+    ``max`` takes the largest range and ``percentile`` and ``entropy`` work on the merged statistics. ``mse`` takes the
+    range with the least total error, each source's error measured against its own power: a source with small values
+    counts as much as one with large values.
+
+    Returns:
+        The scale, and warnings.
+    """
+    from calibration.methods import amax_of
+    from calibration.statistics import merge_all
+
+    method = choice.of(group)
+    warnings: list[str] = []
+    own: dict[str, float] = {}
+    for tensor in group.sources:
+        seen = statistics[tensor]
+        if seen.nonfinite:
+            raise DataError(
+                f"tensor '{tensor}': {seen.nonfinite} of {seen.nonfinite + seen.count} values are NaN or infinite on the "
+                "calibration data; check the model and the preprocessing, or leave its readers float with --exclude"
+            )
+        if seen.absmax > 0.0:
+            own[tensor] = amax_of(seen, method, percentile=choice.percentile)
+        else:
+            warnings.append(f"'{tensor}' is always zero on the calibration data; its scale says nothing")
+    parts = [statistics[t] for t in own]
+    if not own:
+        amax = 1.0
+    elif len(own) == 1 or method == "max":
+        amax = max(own.values())
+    elif method == "mse":
+        amax = _least_error(parts, min(own.values()), max(own.values()))
+    else:
+        amax = amax_of(merge_all(parts), method, percentile=choice.percentile)
+    members = tuple(Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0) for t in group.sources)
+    return GroupScale(group, positive(amax / LEVELS), method, members), warnings
+
+
+def _least_error(parts: Sequence[TensorStatistics], low: float, high: float) -> float:
+    """The range between the smallest and largest own one that has the least summed relative squared error."""
+    from calibration.methods import squared_error
+
+    ranges = np.geomspace(low, high, _CANDIDATES)
+    total = np.zeros(len(ranges))
+    for part in parts:
+        power = squared_error(part, part.absmax * 1e-6)  # with everything clipped away, the error is the tensor itself
+        total += squared_error(part, ranges) / max(power, _SMALLEST)
+    return float(ranges[int(np.argmin(total))])
+
+
+def positive(scale: float) -> float:
+    """A scale that float32 holds as a positive normal number: TensorRT refuses zero and negative scales."""
+    return float(np.float32(max(scale, _SMALLEST)))
+
+
+def weight_scale(weight: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float32]:
+    """Symmetric scales of weights, the largest magnitude over 127.
+
+    Args:
+        weight: The weights, finite.
+        axis: The output-channel axis; None for one scale.
+
+    Returns:
+        float32 scales, one for each channel of ``axis`` (shape ``[channels]``), or of shape ``[]``. All are positive: a
+        channel of zeros gets the largest scale of the others.
+    """
+    magnitude = np.abs(weight)
+    if axis is None:
+        amax = np.asarray(magnitude.max(initial=0.0), np.float64)
+    else:
+        others = tuple(i for i in range(weight.ndim) if i != axis)
+        amax = magnitude.max(axis=others, initial=0.0).astype(np.float64)
+    scale = amax / LEVELS
+    usable = scale[scale >= _SMALLEST]
+    substitute = float(usable.max()) if usable.size else 1.0
+    return np.where(scale >= _SMALLEST, scale, substitute).astype(np.float32)
