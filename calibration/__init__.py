@@ -1,0 +1,26 @@
+"""Calibration: from images to the ranges of a network's activations. Knows nothing of TensorRT or Q/DQ nodes.
+
+    statistics = calibration.collect("yolov8n.onnx", "images/", ["images", "/model.0/act/Mul_output_0"])
+    amax = calibration.amax_of(statistics["images"], "mse")
+
+One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
+"""
+
+from calibration.images import Dataset, InputSpec, Preprocess, open_data
+from calibration.methods import METHODS, amax_of, squared_error
+from calibration.runner import collect
+from calibration.statistics import Statistics, TensorStatistics, merge_all
+
+__all__ = [
+    "METHODS",
+    "Dataset",
+    "InputSpec",
+    "Preprocess",
+    "Statistics",
+    "TensorStatistics",
+    "amax_of",
+    "collect",
+    "merge_all",
+    "open_data",
+    "squared_error",
+]

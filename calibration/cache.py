@@ -1,0 +1,238 @@
+"""Statistics on disk, the cache of an interrupted or repeated calibration, and TensorRT's own calibration table."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.dataset import Looks
+from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
+from calibration.statistics import Statistics, TensorStatistics
+from qdqtool.errors import DataError
+from qdqtool.files import atomic_write, write_text
+
+FORMAT = "qdqtool/calibration/1"
+TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
+
+_MAX_FILE = 1 << 31
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile,
+            NotImplementedError, RuntimeError, struct.error, IndexError, OverflowError)
+
+
+class Progress:
+    """How far a calibration has come.
+
+    Attributes:
+        model: Identifies the model, without the tensors wanted of it.
+        statistics: Over the samples done.
+        done: Numbers of the samples done.
+        total: Samples there are; None where that was not known.
+        looks: What was noticed about the samples done.
+    """
+
+    def __init__(
+        self, model: str, statistics: Statistics, done: Iterable[int], total: int | None, looks: Looks | None = None
+    ) -> None:
+        self.model = model
+        self.statistics = statistics
+        self.done = frozenset(done)
+        self.total = total
+        self.looks = looks or Looks()
+
+    @property
+    def complete(self) -> bool:
+        return self.total is not None and len(self.done) >= self.total
+
+
+def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
+    """Writes the state of a calibration atomically, as npz.
+
+    Raises:
+        QdqtoolError: The file cannot be written.
+    """
+    statistics = progress.statistics
+    names = list(statistics)
+    parts = [statistics[n] for n in names]
+    bins = parts[0].bins if parts else 0
+    spans = [_span(p.counter.counts) for p in parts]
+    header = {
+        "format": FORMAT,
+        "model": progress.model,
+        "fingerprint": statistics.fingerprint,
+        "images": statistics.images,
+        "total": progress.total,
+        "looks": asdict(progress.looks),
+        "bins": bins,
+        "octaves": OCTAVES,
+        "warnings": statistics.warnings,
+        "skipped": [list(s) for s in statistics.skipped],
+        "tensors": names,
+    }
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
+        "done": np.array(sorted(progress.done), np.int64),
+        "numbers": np.array([(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
+                            np.int64).reshape(-1, 5),
+        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
+        "counts": np.concatenate([p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
+                                 or [np.zeros(0, np.int64)]),
+    }
+    with atomic_write(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def _span(counts: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """First filled bin, and the one after the last."""
+    filled = np.flatnonzero(counts)
+    return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
+
+
+def load_progress(path: str | os.PathLike[str]) -> Progress:
+    """Reads what :func:`save_progress` wrote.
+
+    Raises:
+        DataError: The file is missing, damaged, or something else.
+    """
+    name = os.fspath(path)
+    try:
+        if os.path.getsize(path) > _MAX_FILE:
+            raise DataError(f"{name}: over 2 GB is no calibration cache")
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile) or "header" not in archive:
+                raise DataError(f"{name}: is not a calibration cache; delete it or give another name")
+            return _parse(archive, name)
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file") from None
+    except DataError:
+        raise
+    except _DAMAGED as error:
+        raise DataError(f"{name}: the calibration cache is damaged ({_short(error)}); delete it") from error
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _parse(archive: Mapping[str, npt.NDArray[Any]], path: str) -> Progress:
+    header = json.loads(archive["header"].tobytes().decode())
+    if header["format"] != FORMAT or header["octaves"] != OCTAVES:
+        raise DataError(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
+    numbers, ranges, counts = archive["numbers"], archive["range"], archive["counts"]
+    names = header["tensors"]
+    if counts.dtype != np.int64 or numbers.dtype != np.int64 or not len(names) == len(numbers) == len(ranges):
+        raise ValueError("its arrays do not fit together")
+    if len(counts) and counts.min() < 0:
+        raise ValueError("negative counts")
+    tensors: dict[str, TensorStatistics] = {}
+    at = 0
+    for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
+                                                                       strict=True):
+        part = TensorStatistics(header["bins"])
+        part.count, part.nonfinite, part.minimum, part.maximum = count, nonfinite, low, high
+        part.counter = _counter(part.counter, top, first, counts[at : at + last - first])
+        at += last - first
+        in_order = not count or -math.inf < low <= high < math.inf
+        if int(part.counter.counts.sum()) != count or nonfinite < 0 or not in_order:
+            raise ValueError(f"the counts of tensor '{name}' do not add up")
+        tensors[name] = part
+    statistics = Statistics(
+        tensors,
+        images=int(header["images"]),
+        fingerprint=str(header["fingerprint"]),
+        warnings=map(str, header["warnings"]),
+        skipped=((str(a), str(b)) for a, b in header["skipped"]),
+    )
+    total = header["total"]
+    total = None if total is None else int(total)
+    return Progress(str(header["model"]), statistics, archive["done"].tolist(), total, Looks(**header["looks"]))
+
+
+def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]) -> MagnitudeCounter:
+    if not MIN_TOP <= top <= 128 or first < 0 or first + len(counts) > len(counter.counts):
+        raise ValueError("a histogram lies outside its window")
+    counter.top = top
+    counter.counts[first : first + len(counts)] = counts
+    return counter
+
+
+def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
+    """Writes statistics as npz, atomically."""
+    save_progress(Progress("", statistics, (), None), path)
+
+
+def load_statistics(path: str | os.PathLike[str]) -> Statistics:
+    """Reads statistics, from a cache as well.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    return load_progress(path).statistics
+
+
+def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
+    """Reads TensorRT's calibration table.
+
+    The first line is ``TRT-<version>-<calibrator>``; each other one is ``<tensor>: <8 hexadecimal digits>``, the
+    scale (amax / 127) as a big-endian IEEE 754 float (``IInt8Calibrator::writeCalibrationCache``).
+
+    Returns:
+        Scale by tensor name, in units of the tensor per integer step.
+
+    Raises:
+        DataError: The file is missing or not such a table.
+    """
+    try:
+        lines = Path(path).read_text("utf-8", errors="strict").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise DataError(f"{path}: cannot be read as a TensorRT calibration table: {reason}") from error
+    if not lines or not lines[0].startswith("TRT-"):
+        raise DataError(f"{path}: is not a TensorRT calibration table (its first line should start with 'TRT-')")
+    scales: dict[str, float] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        name, _, value = line.rpartition(":")  # tensor names may hold colons themselves (TensorFlow's do)
+        try:
+            (scale,) = struct.unpack("!f", bytes.fromhex(value.strip().rjust(8, "0")))
+        except (ValueError, struct.error):
+            raise DataError(f"{path}: line {number} is not 'tensor: 8 hexadecimal digits'") from None
+        if not name or not math.isfinite(scale) or scale < 0:
+            raise DataError(f"{path}: line {number}: scale {scale:g} of tensor '{name}' is not usable")
+        scales[name.rstrip()] = scale
+    return scales
+
+
+def write_tensorrt_cache(
+    path: str | os.PathLike[str], scales: Mapping[str, float], version: str = TENSORRT_VERSION
+) -> None:
+    """Writes TensorRT's calibration table, atomically; see :func:`read_tensorrt_cache`.
+
+    Args:
+        path: The file.
+        scales: amax / 127 by tensor name.
+        version: First line; TensorRT takes the table only when this matches its own version and calibrator.
+
+    Raises:
+        DataError: A scale is not positive and finite, or a name cannot stand in the table.
+        QdqtoolError: The file cannot be written.
+    """
+    out = io.StringIO()
+    out.write(version + "\n")
+    for name, scale in scales.items():
+        if not (math.isfinite(scale) and scale > 0) or "\n" in name:
+            raise DataError(f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table")
+        out.write(f"{name}: {struct.pack('!f', scale).hex()}\n")
+    write_text(path, out.getvalue())
+

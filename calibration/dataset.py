@@ -1,0 +1,412 @@
+"""Calibration samples, one at a time, with what is worth warning about."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.errors import DataError
+
+Array = npt.NDArray[Any]
+Sample = dict[str, Array]
+Task = Callable[[], tuple[Sample, int] | None]
+
+FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
+_DIGEST_BLOCK = 1 << 16
+_DIGEST_BLOCKS = 16
+_FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A model input.
+
+    Attributes:
+        name: Its name.
+        shape: Dimensions, None for an open one.
+        dtype: A numpy type name: ``float32``, ``float16``, ``uint8``, ...
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
+
+    @property
+    def batch(self) -> int:
+        """The first dimension, 1 where it is open or there is none."""
+        return (self.shape[0] or 1) if self.shape else 1
+
+    def shape_text(self) -> str:
+        return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
+
+    def fit(self, array: Array, what: str) -> Array:
+        """The array as this input takes it, with a batch dimension added where that is all that is missing.
+
+        Raises:
+            DataError: Its shape or type does not fit; ``what`` names it.
+        """
+        if array.ndim == len(self.shape) - 1:
+            array = array[None]
+        fits = array.ndim == len(self.shape) and all(
+            want is None or want == have for want, have in zip(self.shape[1:], array.shape[1:], strict=True)
+        )
+        if not fits:
+            have = "[" + ", ".join(map(str, array.shape)) + "]"
+            raise DataError(f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}")
+        wanted = self.numpy_dtype
+        if array.dtype != wanted:
+            if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
+                raise DataError(f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}")
+            array = array.astype(wanted)
+        return np.ascontiguousarray(array)
+
+
+class Source(ABC):
+    """Where samples come from. A sample may have several rows along the batch dimension."""
+
+    #: False where samples can be had once only, in order.
+    repeatable = True
+    #: False where samples must be read in ascending order.
+    random_access = True
+    #: Whether a sample is one row of the batch, to be joined with others; else it is all that the model takes at once.
+    single_rows = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples there are; -1 where that is not known before the end."""
+
+    @abstractmethod
+    def load(self, index: int) -> Sample:
+        """Sample ``index``, with a batch dimension.
+
+        Raises:
+            DataError: It is broken; for images the message is the reason alone.
+            IndexError: There are no more (unknown length only).
+        """
+
+    @abstractmethod
+    def digest(self, index: int) -> bytes:
+        """Bytes that change when the sample changes; empty where that cannot be told."""
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+    def settings(self) -> str:
+        """What else the samples depend on."""
+        return ""
+
+    @property
+    def is_images(self) -> bool:
+        """Whether a broken sample is skipped (images) or an error (arrays)."""
+        return False
+
+    def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
+        """Called before each pass."""
+
+
+def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
+    """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
+    named = {name: np.asarray(array) for name, array in arrays.items()}
+    by_input = {i.name: named[i.name] for i in inputs if i.name in named}
+    lengths = {len(a) for a in by_input.values() if a.ndim}
+    stacked = len(by_input) == len(inputs) and all(
+        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None) for i in inputs
+    )
+    if not stacked or len(lengths) != 1:
+        return [named]
+    return [{name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())]
+
+
+class MemorySource(Source):
+    """Dictionaries of arrays from any iterable; a list can be gone through again, a generator once."""
+
+    def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
+        self.inputs = inputs
+        self.samples: Sequence[object] | None = source if isinstance(source, Sequence) else None
+        self.iterable = source
+        self.iterator: Iterator[object] | None = None
+        self.repeatable = not isinstance(source, Iterator)
+        self.random_access = self.samples is not None
+        self.used = False
+
+    def __len__(self) -> int:
+        return -1 if self.samples is None else len(self.samples)
+
+    def restart(self) -> None:
+        if self.samples is None:
+            if self.used and not self.repeatable:
+                raise DataError("the calibration data was a one-time iterator and is used up; give a list")
+            self.iterator = iter(self.iterable)
+            self.used = True
+
+    def load(self, index: int) -> Sample:
+        if self.samples is not None:
+            sample = self.samples[index]
+        else:
+            assert self.iterator is not None
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                raise IndexError(index) from None
+        if not isinstance(sample, Mapping):
+            raise DataError(f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to array")
+        return fit_all(sample, self.inputs, f"calibration sample {index}")
+
+    def digest(self, index: int) -> bytes:
+        if self.samples is None:
+            return b""
+        sample = self.samples[index]
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted(sample.items()) if isinstance(sample, Mapping) else ():
+            value = np.ascontiguousarray(array)
+            digest.update(f"{name}{value.dtype}{value.shape}".encode())
+            digest.update(value.reshape(-1).view(np.uint8).data)
+        return digest.digest()
+
+
+def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:
+    """One sample for all inputs.
+
+    Raises:
+        DataError: An input has no array, or one that does not fit.
+    """
+    missing = [i.name for i in inputs if i.name not in arrays]
+    if missing and len(inputs) == 1 and len(arrays) == 1:
+        arrays, missing = {inputs[0].name: next(iter(arrays.values()))}, []
+    if missing:
+        found = ", ".join(f"'{n}'" for n in arrays) or "nothing"
+        raise DataError(f"{what} has no array for the model's input '{missing[0]}'; it has {found}")
+    return {i.name: i.fit(np.asarray(arrays[i.name]), f"{what}: array '{i.name}'") for i in inputs}
+
+
+def file_digest(path: Path) -> bytes:
+    """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        size = path.stat().st_size
+        digest.update(str(size).encode())
+        with path.open("rb") as file:
+            step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
+            for position in range(0, size, step):
+                file.seek(position)
+                digest.update(file.read(_DIGEST_BLOCK))
+    except OSError:
+        return b"unreadable"
+    return digest.digest()
+
+
+def spread(total: int, wanted: int) -> list[int]:
+    """At most ``wanted`` of ``total`` indices, evenly spread, ascending, the first and last included."""
+    if total <= wanted:
+        return list(range(total))
+    if wanted == 1:
+        return [0]
+    return [(i * (total - 1) + (wanted - 1) // 2) // (wanted - 1) for i in range(wanted)]
+
+
+class Dataset:
+    """Samples of the model's batch size, as often as wanted (a one-time iterator: once).
+
+    Where the model has a fixed batch of n, n images make one sample; the last one is filled up by repeating images.
+
+    Attributes:
+        inputs: The model's inputs.
+        skipped: Broken images met so far, and why.
+    """
+
+    def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
+        self.source = source
+        self.inputs = list(inputs)
+        self.skipped: list[tuple[str, str]] = []
+        self.max_images = max_images
+        self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
+        known = len(source)
+        self.indices = spread(known, max_images) if known >= 0 else None
+        self._lock = threading.Lock()
+        self._exhausted = False
+        self._fingerprint: str | None = None
+        self._seen: set[int] = set()
+        self.looks = Looks()
+
+    def __len__(self) -> int:
+        """Samples of one pass, broken ones included.
+
+        Raises:
+            TypeError: The source is an iterable without a length.
+        """
+        if self.indices is None:
+            raise TypeError("this calibration data has no length")
+        return -(-len(self.indices) // self.batch)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for _, load in self.tasks():
+            sample = load()
+            if sample is not None:
+                yield sample[0]
+
+    def tasks(self, done: frozenset[int] = frozenset()) -> Iterator[tuple[int, Task]]:
+        """The work of one pass: a sample's number and a function that loads it, which any thread may call.
+
+        The function gives the sample and the number of images in it, or None when all of them are broken. Where
+        samples must be read in order, they are already read when this yields.
+
+        Args:
+            done: Numbers to leave out.
+        """
+        self.source.restart()
+        self._exhausted = False
+        for number, group in enumerate(self._groups()):
+            if number not in done:
+                if self.source.random_access:
+                    yield number, lambda group=group: self._load(group)  # type: ignore[misc]
+                else:
+                    loaded = self._load(group)
+                    yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
+
+    def _groups(self) -> Iterator[list[int]]:
+        if self.indices is not None:
+            for start in range(0, len(self.indices), self.batch):
+                yield self.indices[start : start + self.batch]
+            return
+        taken = 0
+        while taken < self.max_images and not self._exhausted:
+            count = min(self.batch, self.max_images - taken)
+            yield list(range(taken, taken + count))
+            taken += count
+
+    def _load(self, group: list[int]) -> tuple[Sample, int] | None:
+        parts: list[Sample] = []
+        for index in group:
+            try:
+                sample = self.source.load(index)
+            except IndexError:
+                self._exhausted = True
+                break
+            except DataError as error:
+                if not self.source.is_images:
+                    raise
+                with self._lock:
+                    if index not in self._seen:
+                        self._seen.add(index)
+                        self.looks.broken += 1
+                        self.skipped.append((self.source.name(index), str(error)))
+                continue
+            self._look(index, sample)
+            parts.append(sample)
+        if not parts:
+            return None
+        return self._joined(parts), len(parts)
+
+    def _joined(self, parts: list[Sample]) -> Sample:
+        """The parts as one sample; a fixed batch that they do not fill is filled up with the same rows again."""
+        result: Sample = {}
+        for spec in self.inputs:
+            rows = parts[0][spec.name]
+            if len(parts) > 1 and spec.shape:
+                rows = np.concatenate([p[spec.name] for p in parts])
+            wanted = spec.shape[0] if spec.shape else None
+            if wanted is not None and len(rows) != wanted:
+                if len(rows) > wanted or not len(rows):
+                    raise DataError(
+                        f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes {spec.shape_text()}"
+                    )
+                rows = rows[np.arange(wanted) % len(rows)]
+            result[spec.name] = rows
+        return result
+
+    def _look(self, index: int, sample: Sample) -> None:
+        """Notes the range of the picture-like inputs of a sample, for the warnings."""
+        low, high, constant, nonfinite = np.inf, -np.inf, False, False
+        for spec in self.inputs:
+            if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":
+                array = sample[spec.name]
+                if not array.size:
+                    continue
+                least, most = float(array.min()), float(array.max())
+                if not (np.isfinite(least) and np.isfinite(most)):
+                    nonfinite = True
+                    finite = array[np.isfinite(array)]
+                    least, most = (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
+                elif least == most:
+                    constant = True
+                low, high = min(low, least), max(high, most)
+        with self._lock:
+            if index not in self._seen:
+                self._seen.add(index)
+                self.looks.add(low, high, constant, nonfinite)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies data and preprocessing, in hexadecimal; empty where the data cannot be told (an iterator)."""
+        if self._fingerprint is None:
+            digest = hashlib.blake2b(digest_size=16)
+            digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
+            parts = [self.source.digest(i) for i in self.indices or ()]
+            for part in parts:
+                digest.update(len(part).to_bytes(4, "big") + part)
+            self._fingerprint = digest.hexdigest() if parts and all(parts) else ""
+        return self._fingerprint
+
+    @property
+    def warnings(self) -> list[str]:
+        """What looks wrong with the samples loaded so far, in one line each, with numbers."""
+        with self._lock:
+            return list(self.looks.warnings())
+
+    def forget(self) -> None:
+        """Starts counting skipped images and warnings again, for data that is used once more."""
+        with self._lock:
+            self._seen.clear()
+            self.skipped.clear()
+            self.looks = Looks()
+
+
+@dataclass
+class Looks:
+    """What was noticed about the samples loaded; ``low`` and ``high`` are over all of them."""
+
+    total: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+    constant: int = 0
+    nonfinite: int = 0
+    broken: int = 0
+
+    def add(self, low: float, high: float, constant: bool, nonfinite: bool) -> None:
+        self.total += 1
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.constant += constant
+        self.nonfinite += nonfinite
+
+    def warnings(self) -> Iterator[str]:
+        total, low, high = self.total, self.low, self.high
+        if not total:
+            return
+        if self.broken:
+            yield f"{self.broken} of {total + self.broken} images could not be read and were skipped"
+        if total < FEW_IMAGES:
+            yield f"only {total} calibration image{'s' * (total != 1)}; {FEW_IMAGES} or more give steadier ranges"
+        if low <= high:
+            if max(-low, high) > _FAR_OUTSIDE:
+                yield (
+                    f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
+                    "is the division by 255 missing (scale 1/255)?"
+                )
+            elif low >= 0 and 0 < high < 1.5 / 255:
+                yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
+        if self.constant:
+            yield f"{self.constant} of {total} images are constant (every value the same)"
+        if self.nonfinite:
+            yield f"{self.nonfinite} of {total} samples hold NaN or infinities"

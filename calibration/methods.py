@@ -1,0 +1,181 @@
+"""From statistics to a range: the largest magnitude that int8 should represent.
+
+All methods are symmetric (zero point 0): they choose ``amax``, and the scale is ``amax / 127``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.histogram import MIN_TOP, Floats, Histogram
+from calibration.statistics import TensorStatistics
+
+METHODS = ("max", "percentile", "mse", "entropy")
+DEFAULT_PERCENTILE = 99.99
+INT8_LEVELS = 127
+
+_SEARCH_BITS = 7  # bins to an octave while searching: 128, each at most 0.8 % of its value wide
+_SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
+_COARSE_STEPS = 8  # per octave
+_FINE_STEPS = 8  # between two coarse steps
+_ENTROPY_BINS = 2048
+_ENTROPY_LEVELS = 128
+
+
+def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> float:
+    """The range that a method chooses.
+
+    Args:
+        stats: Of one tensor, or merged over tensors that share a scale.
+        method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that ``percentile`` per
+            cent of the values do not exceed. ``mse``: the range with the least expected squared error. ``entropy``:
+            the range with the least KL divergence between the histogram and its 128-level version, searched over
+            2048 bins as TensorRT's entropy calibrator does.
+        percentile: From above 0 to 100.
+
+    Returns:
+        amax > 0, in units of the tensor. A tensor that is always zero gets 1.0: any positive range is exact.
+
+    Raises:
+        ValueError: Unknown method, or a percentile outside its range.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method '{method}' is unknown; use one of {', '.join(METHODS)}")
+    if not 0.0 < percentile <= 100.0:
+        raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
+    absmax = stats.absmax
+    if absmax < math.ldexp(1.0, MIN_TOP):  # nothing but zeros, or values that no float32 scale could resolve
+        return 1.0
+    if method == "percentile":
+        amax = _percentile(stats, percentile)
+    elif method == "mse":
+        amax = _least_error(stats)
+    elif method == "entropy":
+        amax = _least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
+    else:
+        amax = absmax
+    # A range below the window has no meaning: there the values count as zero.
+    return max(min(amax, absmax), float(stats.histogram.edges[1]))
+
+
+def _percentile(stats: TensorStatistics, percentile: float) -> float:
+    """Linear between the edges of the bin in which the wanted value lies."""
+    histogram = stats.histogram
+    cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
+    return float(np.interp(percentile / 100.0 * stats.count, cumulative, histogram.edges))
+
+
+@overload
+def squared_error(stats: TensorStatistics, amax: float, levels: int = INT8_LEVELS) -> float: ...
+@overload
+def squared_error(stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS) -> Floats: ...
+def squared_error(
+    stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
+) -> float | Floats:
+    """Expected squared error of one element, rounding and clipping together.
+
+    Args:
+        stats: The tensor.
+        amax: Range or ranges [n], above zero, in units of the tensor.
+        levels: Positive integer levels; the scale is ``amax / levels``.
+
+    Returns:
+        In squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite values.
+
+    Raises:
+        ValueError: A range is not above zero.
+    """
+    ranges = np.atleast_1d(np.asarray(amax, np.float64))
+    if not (ranges > 0).all():
+        raise ValueError("amax must be above zero")
+    if stats.count:
+        errors = _errors(stats.histogram, ranges, levels) / stats.count
+    else:
+        errors = np.zeros(len(ranges))
+    return errors if isinstance(amax, np.ndarray) and amax.ndim else float(errors[0])
+
+
+def _errors(histogram: Histogram, ranges: Floats, levels: int) -> Floats:
+    """Summed squared error for each range, with the values of a bin spread evenly over it.
+
+    With scale s, the integral of the squared error from 0 to t is ``k s^3 / 12 + r^3 / 3`` where
+    ``k = min(round(t / s), levels)`` and ``r = t - k s``: each level passed has cost s^3 / 12, the rest is a cubic,
+    and beyond the last level the rest is the clipping error. A bin's mean is a difference of two such integrals.
+    The lowest bin is left out: its values are zeros, or too small to matter.
+    """
+    filled = histogram.counts[1:] > 0
+    if not filled.any():
+        return np.zeros(len(ranges))
+    first = int(np.argmax(filled)) + 1
+    edges = histogram.edges[first:]
+    per_width = histogram.counts[first:] / np.diff(edges)
+    result = np.empty(len(ranges))
+    for start in range(0, len(ranges), 16):  # 16 ranges at a time stay in the cache
+        scales = ranges[start : start + 16, None] / levels
+        level = np.rint(edges / scales)
+        np.minimum(level, levels, out=level)
+        rest = edges - level * scales
+        integral = rest * rest
+        integral *= rest
+        integral *= 1.0 / 3.0
+        integral += level * (scales**3 / 12.0)
+        result[start : start + 16] = np.diff(integral, axis=1) @ per_width
+    return result
+
+
+def _least_error(stats: TensorStatistics) -> float:
+    histogram = stats.coarse(_SEARCH_BITS)
+    absmax = stats.absmax
+    steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
+    best = _best_of(histogram, absmax * np.exp2(-steps))
+    around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
+    return _best_of(histogram, np.minimum(best * np.exp2(-around), absmax))
+
+
+def _best_of(histogram: Histogram, ranges: Floats) -> float:
+    """The range of least error; of equals the first, which is the largest."""
+    return float(ranges[int(np.argmin(_errors(histogram, ranges, INT8_LEVELS)))])
+
+
+def _least_divergence(bins: Floats, absmax: float) -> float:
+    """The KL search of TensorRT's entropy calibrator, over every number of kept bins from 128 to all.
+
+    For i kept bins, P is their counts with everything beyond added to the last; Q is the counts joined into 128
+    levels, each level's sum spread evenly over those of its bins that are not empty. Both are normalised. As Q is
+    constant within a level, the divergence needs only sums over levels, which running sums give for all i at once.
+    """
+    counts = bins.copy()
+    counts[0] = counts[1]  # as pytorch-quantization does: the many zeros cost nothing and would decide everything
+    total = len(counts)
+    sums = np.concatenate([[0.0], np.cumsum(counts)])
+    filled = np.concatenate([[0], np.cumsum(counts > 0)])
+    entropies = np.concatenate([[0.0], np.cumsum(_xlogx(counts))])
+    kept = np.arange(_ENTROPY_LEVELS, total + 1)
+    beyond = sums[-1] - sums[kept]
+    last = counts[kept - 1]
+    bounds = np.arange(_ENTROPY_LEVELS + 1) * kept[:, None] // _ENTROPY_LEVELS  # [i, level edge]
+    level_sums = np.diff(sums[bounds], axis=1)
+    level_filled = np.diff(filled[bounds], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.where(level_sums > 0, np.log(level_sums / level_filled), 0.0)
+        cross = (level_sums * logs).sum(axis=1) + np.where(beyond > 0, beyond * logs[:, -1], 0.0)
+        p_entropy = entropies[kept] - _xlogx(last) + _xlogx(last + beyond)
+        p_total = sums[-1]
+        divergence = (p_entropy - cross) / p_total - np.log(p_total) + np.log(sums[kept])
+    # Counts beyond the range that meet an empty last bin: Q has nothing there and the divergence is infinite.
+    divergence[(beyond > 0) & (last <= 0)] = np.inf
+    divergence[~np.isfinite(divergence)] = np.inf
+    if not np.isfinite(divergence).any():
+        return absmax
+    smallest = divergence.min()
+    best = int(kept[np.flatnonzero(divergence <= smallest + 1e-15)[-1]])
+    return absmax * best / total
+
+
+def _xlogx(values: Floats) -> Floats:
+    result: Floats = values * np.log(np.where(values > 0, values, 1.0))
+    return result

@@ -1,0 +1,141 @@
+"""The part of a model that computes the wanted tensors, and nothing else."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import external_data_helper
+
+from calibration.dataset import InputSpec
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model
+
+Size = tuple[int, int]
+
+
+def input_specs(model: Model) -> list[InputSpec]:
+    """The model's inputs, initializers apart.
+
+    Raises:
+        ModelError: An input is not a tensor, or holds no numbers.
+    """
+    specs = []
+    for value in model.proto.graph.input:
+        if value.name in model.initializers:
+            continue
+        elem_type = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+        try:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+        except KeyError:
+            raise ModelError(f"{_name(model)}: input '{value.name}' is not a tensor of numbers") from None
+        if dtype.kind not in "fiub":
+            raise ModelError(f"{_name(model)}: input '{value.name}' holds {dtype}, which cannot be fed")
+        specs.append(InputSpec(value.name, model.shape(value.name) or (), dtype.name))
+    return specs
+
+
+def metadata_size(model: Model) -> Size | None:
+    """Height and width from the ``imgsz`` metadata that Ultralytics writes (``[640, 640]``); None without it."""
+    text = model.metadata.get("imgsz", "")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        numbers = re.findall(r"\d+", text)
+        value = [int(n) for n in numbers[:2]]
+    if isinstance(value, int):
+        value = [value, value]
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and 0 < v <= 1 << 16 for v in value):
+        return value[0], value[1]
+    return None
+
+
+def _name(model: Model) -> str:
+    return model.path or "model"
+
+
+def check_tensors(model: Model, tensors: Sequence[str]) -> None:
+    """Makes sure that every tensor can be computed.
+
+    Raises:
+        ModelError: One does not exist, or is a constant.
+    """
+    known = {*model.producers, *model.inputs}
+    for name in tensors:
+        if model.is_constant(name):
+            raise ModelError(f"{_name(model)}: tensor '{name}' is a constant; its range needs no calibration")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ModelError(f"{_name(model)}: there is no tensor '{name}'{hint}")
+
+
+def partial_model(model: Model, tensors: Sequence[str]) -> onnx.ModelProto:
+    """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
+
+    External data stays external.
+
+    Args:
+        model: The model; it is not changed.
+        tensors: Outputs of nodes.
+    """
+    needed = set(tensors)
+    nodes = []
+    for node in reversed(model.ordered):
+        if needed.intersection(node.outputs):
+            nodes.append(node)
+            needed.update(t for t in (*node.inputs, *node.captured) if t)
+    result = onnx.ModelProto()
+    source = model.proto
+    result.ir_version = source.ir_version
+    result.opset_import.extend(source.opset_import)
+    result.functions.extend(source.functions)
+    graph = result.graph
+    graph.name = source.graph.name or "calibration"
+    graph.node.extend(n.proto for n in reversed(nodes))
+    graph.initializer.extend(t for t in source.graph.initializer if t.name in needed)
+    graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in needed)
+    # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
+    listed = model.initializers if source.ir_version < 4 else {}
+    allowed = {*model.inputs, *listed}
+    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed)
+    graph.output.extend(onnx.ValueInfoProto(name=t) for t in tensors)
+    return result
+
+
+def external_folder(model: Model) -> str:
+    """The folder of the model's external weights; empty where it has none.
+
+    Raises:
+        ModelError: A weight file is missing or lies outside the model's folder.
+    """
+    folder = ""
+    for tensor in _tensors(model.proto.graph):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        location = external_data_helper.ExternalDataInfo(tensor).location
+        if not model.base_dir:
+            raise ModelError(f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path")
+        base = Path(model.base_dir).resolve()
+        path = (base / location).resolve()
+        if Path(location).is_absolute() or not path.is_relative_to(base):
+            raise ModelError(f"{model.path}: weight file '{location}' lies outside the model's folder; refused")
+        if not path.is_file():
+            raise ModelError(f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing")
+        folder = model.base_dir
+    return folder
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _tensors(inner)

@@ -1,0 +1,384 @@
+"""One pass of onnxruntime over the data, collecting statistics of the wanted tensors."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import EncodeError
+
+from calibration.cache import Progress, load_progress, save_progress
+from calibration.dataset import Dataset, Looks, Sample, Task, file_digest
+from calibration.histogram import scratch_buffer
+from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
+from calibration.partial import check_tensors, external_folder, input_specs, metadata_size, partial_model
+from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
+from qdqtool.errors import DataError, ModelError
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load, save
+from qdqtool.progress import track
+
+SAVE_SECONDS = 5.0
+_MAX_WORKERS = 4
+_MAX_FETCHED_BYTES = 512 << 20  # what all workers together may hold of fetched tensors
+
+
+def collect(
+    model: ModelSource | Model,
+    data: object,
+    tensors: Sequence[str],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    bins: int = DEFAULT_BINS,
+    progress: bool = True,
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    max_images: int = DEFAULT_MAX_IMAGES,
+    size: tuple[int, int] | None = None,
+) -> Statistics:
+    """Collects statistics of tensors over calibration data, in one pass.
+
+    Only the wanted tensors leave onnxruntime, and only one sample for each worker thread is held at a time, so that
+    memory does not depend on the number of images.
+
+    Args:
+        model: A path, serialized bytes, a ModelProto or a Model.
+        data: What :func:`calibration.images.open_data` takes, or a Dataset.
+        tensors: Names of activations or graph inputs.
+        cache: A file that keeps the statistics: saved every few seconds and at the end, resumed after an interruption,
+            and reused when model, data and tensors are the same. ``notes`` of the result says what was done.
+        bins: Resolution of the histograms, a power of two; see :class:`calibration.statistics.TensorStatistics`.
+        progress: Draw a progress bar when stderr is a terminal.
+        preprocess: How pictures become inputs.
+        max_images: At most so many samples, evenly spread.
+        size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
+
+    Raises:
+        ModelError: The model cannot be run, or has no such tensor.
+        DataError: The data or the cache cannot be used, or a tensor is never finite.
+    """
+    loaded = load(model)
+    names = list(dict.fromkeys(tensors))
+    check_tensors(loaded, names)
+    dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
+    dataset.forget()
+    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache))
+    statistics = job.run(progress)
+    return _checked(statistics, names, loaded)
+
+
+def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Statistics:
+    for name in names:
+        part = statistics[name]
+        if part.nonfinite and not part.count:
+            raise DataError(f"{model.path or 'model'}: tensor '{name}' is NaN or infinite for every input; "
+                            "check the weights and the preprocessing")
+        if part.nonfinite:
+            total = part.count + part.nonfinite
+            statistics.warnings.append(
+                f"tensor '{name}': {part.nonfinite} of {total} values are NaN or infinite and were left out"
+            )
+    return statistics
+
+
+class _Job:
+    """One call of collect: what the cache has already, the workers, and the saving."""
+
+    def __init__(self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None) -> None:
+        self.model = model
+        self.dataset = dataset
+        self.names = names
+        self.bins = bins
+        self.cache = cache
+        self.key = ""
+        self.notes: list[str] = []
+        self.before = Statistics({})  # from an interrupted pass
+        self.kept = Statistics({})  # tensors that a finished pass had already
+        self.done: set[int] = set()
+
+    def run(self, progress: bool) -> Statistics:
+        wanted = self.names
+        if self.cache is not None:
+            if not self.cache.parent.is_dir():
+                raise DataError(f"{self.cache}: the folder {self.cache.parent} does not exist; create it first")
+            self.key = _model_key(self.model)
+            finished = self._from_cache()
+            if finished is not None:
+                return finished
+            wanted = [n for n in self.names if n not in self.kept]
+        statistics = self._pass(wanted, progress)
+        if not statistics.images:
+            raise self._nothing_left()
+        return statistics
+
+    def _nothing_left(self) -> DataError:
+        skipped = self.dataset.skipped
+        if skipped:
+            name, reason = skipped[0]
+            return DataError(f"none of the {len(skipped)} images could be read; the first, {name}: {reason}")
+        return DataError("the calibration data holds no samples")
+
+    def _from_cache(self) -> Statistics | None:
+        """What the cache offers: everything, a part to go on from, or nothing; notes say which."""
+        assert self.cache is not None
+        if not self.dataset.fingerprint:
+            self.notes.append(f"{self.cache}: not reused, data from an iterator cannot be recognised again")
+        if not self.cache.exists():
+            return None
+        found = load_progress(self.cache)
+        reason = self._mismatch(found)
+        if reason:
+            self.notes.append(f"{self.cache}: not used, {reason}; calibrating again")
+            return None
+        missing = [n for n in self.names if n not in found.statistics]
+        old = found.statistics
+        if found.complete and not missing:
+            self.notes.append(f"{self.cache}: reused, {old.images} images, same model and data; nothing was run")
+            return Statistics({n: old[n] for n in self.names}, images=old.images, fingerprint=old.fingerprint,
+                              warnings=old.warnings, skipped=old.skipped, notes=self.notes)
+        if found.complete:
+            self.kept = old
+            self.notes.append(f"{self.cache}: reused for all but {len(missing)} tensors that it does not have")
+        elif missing:
+            self.notes.append(f"{self.cache}: not used, it is unfinished and has no '{missing[0]}'; calibrating again")
+        else:
+            self.before = Statistics({n: old[n] for n in self.names}, images=old.images, skipped=old.skipped)
+            self.done = set(found.done)
+            self.dataset.looks = found.looks
+            self.dataset.skipped.extend(old.skipped)
+            self.notes.append(f"{self.cache}: resumed after {old.images} images")
+        return None
+
+    def _mismatch(self, found: Progress) -> str:
+        if not self.key or found.model != self.key:
+            return "it was made for another model"
+        if not self.dataset.fingerprint or found.statistics.fingerprint != self.dataset.fingerprint:
+            return "it was made from other data or with other preprocessing"
+        if any(p.bins != self.bins for p in found.statistics.values()):
+            return "it has another number of bins"
+        return ""
+
+    def _pass(self, wanted: list[str], progress: bool) -> Statistics:
+        computed = [n for n in wanted if n not in self.model.inputs]
+        session = _session(self.model, computed) if computed else None
+        count = worker_count(session, os.cpu_count() or 1) if self.dataset.source.random_access else 1
+        tasks = self.dataset.tasks(frozenset(self.done))
+        shared = _Shared(tasks)
+        workers = [_Worker(shared, session, wanted, self.bins) for _ in range(count)]
+        left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
+        saved = time.monotonic()
+        for worker in workers:
+            worker.start()
+        try:
+            results = shared.results(count)
+            for _ in track(results, "Calibrating", total=left) if progress else results:
+                if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
+                    self._save(workers)
+                    saved = time.monotonic()
+        except BaseException:
+            shared.stop = True
+            for worker in workers:
+                worker.join()
+            if self.cache is not None and not len(self.kept) and any(w.done for w in workers):
+                self._save(workers)
+            raise
+        for worker in workers:
+            worker.join()
+        return self._save(workers, finished=True)
+
+    def _save(self, workers: list[_Worker], finished: bool = False) -> Statistics:
+        for worker in workers:
+            worker.lock.acquire()
+        try:
+            result = self.before
+            done = set(self.done)
+            for worker in workers:
+                result = result.merge(Statistics(worker.tensors, images=worker.images))
+                done |= worker.done
+        finally:
+            for worker in workers:
+                worker.lock.release()
+        tensors = {**self.kept.tensors, **result.tensors}
+        dataset = self.dataset
+        everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint if self.cache else "",
+                                warnings=dataset.warnings, skipped=sorted(dataset.skipped), notes=self.notes)
+        if self.cache is not None and everything.images:
+            total = len(done) if finished else None
+            save_progress(Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))), self.cache)
+        everything.tensors = {n: tensors[n] for n in self.names}
+        return everything
+
+
+class _Shared:
+    """What the workers share: the tasks, and the results for the main thread."""
+
+    def __init__(self, tasks: Iterator[tuple[int, Task]]) -> None:
+        self.tasks = tasks
+        self.lock = threading.Lock()
+        self.finished: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        self.stop = False
+
+    def next(self) -> tuple[int, Task] | None:
+        with self.lock:
+            return None if self.stop else next(self.tasks, None)
+
+    def results(self, workers: int) -> Iterator[int]:
+        """The numbers of samples as they are done; an error of a worker is raised here."""
+        while workers:
+            item = self.finished.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                workers -= 1
+            else:
+                yield item
+
+
+class _Worker(threading.Thread):
+    """Loads samples, runs the session and adds to its own statistics, which are merged when they are wanted."""
+
+    def __init__(self, shared: _Shared, session: Any, names: Sequence[str], bins: int) -> None:
+        super().__init__(daemon=True)
+        self.shared = shared
+        self.session = session
+        self.tensors = {n: TensorStatistics(bins) for n in names}
+        self.images = 0
+        self.done: set[int] = set()
+        self.lock = threading.Lock()  # held while a sample is being added, so that a snapshot has whole samples
+
+    def run(self) -> None:
+        try:
+            fetcher = None if self.session is None else _Fetcher(self.session)
+            scratch = scratch_buffer()
+            while (task := self.shared.next()) is not None:
+                number, load_sample = task
+                loaded = load_sample()
+                if loaded is not None:
+                    sample, images = loaded
+                    outputs = {} if fetcher is None else fetcher.run(sample)
+                    with self.lock:
+                        for name, part in self.tensors.items():
+                            part.add(outputs[name] if name in outputs else sample[name], scratch)
+                        self.images += images
+                        self.done.add(number)
+                else:
+                    with self.lock:
+                        self.done.add(number)
+                self.shared.finished.put(number)
+            self.shared.finished.put(None)
+        except BaseException as error:
+            self.shared.finished.put(error)
+
+
+def worker_count(session: Any, cores: int) -> int:
+    """Worker threads: each runs whole samples, so that decoding and counting overlap with inference elsewhere."""
+    wanted = max(1, min(_MAX_WORKERS, cores // 2 if cores > 3 else cores))
+    if session is None:
+        return wanted
+    fetched = sum(_static_bytes(o.shape) for o in session.get_outputs())
+    return max(1, min(wanted, _MAX_FETCHED_BYTES // max(fetched, 1)))
+
+
+def _static_bytes(shape: Sequence[object]) -> int:
+    total = 4
+    for dim in shape:
+        total *= dim if isinstance(dim, int) else 1
+    return total
+
+
+def _session(model: Model, names: Sequence[str]) -> Any:
+    """An onnxruntime session that computes the given tensors.
+
+    Raises:
+        ModelError: onnxruntime does not take the model.
+    """
+    import onnxruntime
+
+    cores = os.cpu_count() or 1
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = max(1, cores // max(1, min(_MAX_WORKERS, cores // 2 if cores > 3 else cores)))
+    folder = external_folder(model)
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    partial = partial_model(model, names)
+    providers = ["CPUExecutionProvider"]
+    try:
+        try:
+            source: bytes = partial.SerializeToString()
+        except (ValueError, EncodeError):  # over 2 GB in memory: through a file with external weights
+            with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
+                path = Path(temporary) / "model.onnx"
+                save(partial, path)
+                return onnxruntime.InferenceSession(path, options, providers=providers)
+        del partial
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"{model.path or 'model'}: onnxruntime cannot run it: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+_NUMPY_TYPES: dict[str, type[np.floating[Any]]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+}
+
+
+class _Fetcher:
+    """Runs a session into buffers of its own: nothing is allocated or copied between samples."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        self.buffers: dict[str, npt.NDArray[Any]] = {}
+        self.open: list[str] = []
+        self.inputs = [i.name for i in session.get_inputs()]
+        for output in session.get_outputs():
+            dtype = _NUMPY_TYPES.get(output.type)
+            if dtype is not None and all(isinstance(d, int) and d > 0 for d in output.shape):
+                buffer = np.empty(tuple(output.shape), dtype)
+                self.buffers[output.name] = buffer
+                self.binding.bind_output(output.name, "cpu", 0, dtype, buffer.shape, buffer.ctypes.data)
+            else:
+                self.open.append(output.name)
+
+    def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        """The outputs by name; they are overwritten by the next run.
+
+        Raises:
+            ModelError: onnxruntime fails.
+        """
+        try:
+            if self.open:  # shapes that depend on the sample
+                names = [*self.buffers, *self.open]
+                values = self.session.run(names, {n: sample[n] for n in self.inputs})
+                return dict(zip(names, values, strict=True))
+            for name in self.inputs:
+                self.binding.bind_cpu_input(name, sample[name])
+            self.session.run_with_iobinding(self.binding)
+            return self.buffers
+        except Exception as error:
+            raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
+
+
+def _model_key(model: Model) -> str:
+    """Identifies a model with its external weights; empty where it cannot be told (over 2 GB in memory)."""
+    folder = external_folder(model)
+    if not model.sha256 or not folder:
+        return model.sha256
+    from onnx import external_data_helper
+
+    files = sorted({external_data_helper.ExternalDataInfo(t).location for t in model.proto.graph.initializer
+                    if external_data_helper.uses_external_data(t)})
+    return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files)

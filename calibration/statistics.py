@@ -1,0 +1,216 @@
+"""What is remembered of a tensor's values: exact minimum and maximum, counts, and a mergeable histogram."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.histogram import Histogram, MagnitudeCounter, linear, mantissa_bits, top_of
+from qdqtool.errors import DataError
+
+DEFAULT_BINS = 2048
+
+
+class TensorStatistics:
+    """Statistics of one tensor; adding and merging are exact, associative and commutative.
+
+    Attributes:
+        bins: Resolution: no bin is wider than ``2 / bins`` of the largest magnitude.
+        count: Finite values seen.
+        nonfinite: NaN and infinities seen; they are in no other number here.
+        minimum: Smallest finite value, ``inf`` while there is none.
+        maximum: Largest finite value, ``-inf`` while there is none.
+    """
+
+    __slots__ = ("bins", "count", "counter", "maximum", "minimum", "nonfinite")
+
+    def __init__(self, bins: int = DEFAULT_BINS) -> None:
+        self.bins = bins
+        self.count = 0
+        self.nonfinite = 0
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self.counter = MagnitudeCounter(mantissa_bits(bins))
+
+    def __repr__(self) -> str:
+        return f"<{self.count} values from {self.minimum:g} to {self.maximum:g}, {self.nonfinite} not finite>"
+
+    @property
+    def absmax(self) -> float:
+        """The largest magnitude; 0 while there is no finite value."""
+        return max(-self.minimum, self.maximum, 0.0) if self.count else 0.0
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether no value was below zero, as after a ReLU."""
+        return self.count > 0 and self.minimum >= 0.0
+
+    @property
+    def constant(self) -> bool:
+        """Whether all finite values were the same."""
+        return self.count > 0 and self.minimum == self.maximum
+
+    @property
+    def histogram(self) -> Histogram:
+        """Counts and edges of |x|, the bins as they were collected; the first bin starts at 0."""
+        return self.counter.histogram(self.absmax)
+
+    def coarse(self, bits: int) -> Histogram:
+        """As :attr:`histogram`, with at most ``2**bits`` bins to an octave."""
+        return self.counter.histogram(self.absmax, bits)
+
+    def linear(self, bins: int = DEFAULT_BINS) -> Histogram:
+        """Counts (float64) in equal bins from 0 to the largest magnitude."""
+        edges = np.linspace(0.0, self.absmax, bins + 1)
+        return Histogram(linear(self.histogram, bins, self.absmax), edges)
+
+    def add(self, array: npt.NDArray[Any], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+        """Takes in every element of an array of any shape; other types are converted to float32.
+
+        Args:
+            array: The values.
+            scratch: Work buffer of this thread, see :func:`calibration.histogram.scratch_buffer`.
+        """
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
+            values = np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+        if not values.size:
+            return
+        low, high = float(values.min()), float(values.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            finite = values[np.isfinite(values)]
+            self.nonfinite += values.size - finite.size
+            if not finite.size:
+                return
+            values = finite
+            low, high = float(values.min()), float(values.max())
+        self.count += values.size
+        self.minimum = min(self.minimum, low)
+        self.maximum = max(self.maximum, high)
+        self.counter.raise_top(top_of(max(-low, high)))
+        self.counter.add(values, scratch)
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Statistics of the values of both.
+
+        Raises:
+            DataError: They were collected with different numbers of bins.
+        """
+        if self.bins != other.bins:
+            raise DataError(f"statistics with {self.bins} and {other.bins} bins cannot be merged; collect them again")
+        result = TensorStatistics.__new__(TensorStatistics)
+        result.bins = self.bins
+        result.count = self.count + other.count
+        result.nonfinite = self.nonfinite + other.nonfinite
+        result.minimum = min(self.minimum, other.minimum)
+        result.maximum = max(self.maximum, other.maximum)
+        result.counter = self.counter.merged(other.counter)
+        return result
+
+    @staticmethod
+    def of(array: npt.NDArray[Any], bins: int = DEFAULT_BINS) -> TensorStatistics:
+        """Statistics of one array."""
+        result = TensorStatistics(bins)
+        result.add(array)
+        return result
+
+
+def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
+    """Statistics of the values of all parts, for tensors that share one scale.
+
+    Raises:
+        DataError: There is no part, or they differ in bins.
+    """
+    iterator = iter(parts)
+    result = next(iterator, None)
+    if result is None:
+        raise DataError("no statistics to merge")
+    for part in iterator:
+        result = result.merge(part)
+    return result
+
+
+class Statistics(Mapping[str, TensorStatistics]):
+    """Statistics by tensor name.
+
+    Attributes:
+        tensors: The statistics.
+        images: Samples (images) that went in.
+        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
+        warnings: What looks wrong with the data, with numbers.
+        skipped: Files that could not be used, and why.
+        notes: What was done with the cache.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorStatistics],
+        *,
+        images: int = 0,
+        fingerprint: str = "",
+        warnings: Iterable[str] = (),
+        skipped: Iterable[tuple[str, str]] = (),
+        notes: Iterable[str] = (),
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.images = images
+        self.fingerprint = fingerprint
+        self.warnings = list(warnings)
+        self.skipped = list(skipped)
+        self.notes = list(notes)
+
+    def __getitem__(self, name: str) -> TensorStatistics:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
+
+        Raises:
+            DataError: They were collected with different numbers of bins.
+        """
+        tensors = dict(self.tensors)
+        for name, part in other.tensors.items():
+            tensors[name] = tensors[name].merge(part) if name in tensors else part
+        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
+        return Statistics(
+            tensors,
+            images=self.images + other.images,
+            fingerprint="+".join(parts),
+            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
+            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
+            notes=dict.fromkeys([*self.notes, *other.notes]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes them as npz, atomically.
+
+        Raises:
+            QdqtoolError: The file cannot be written.
+        """
+        from calibration.cache import save_statistics
+
+        save_statistics(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Statistics:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            DataError: The file is missing or damaged.
+        """
+        from calibration.cache import load_statistics
+
+        return load_statistics(path)
