@@ -1,0 +1,127 @@
+"""Lines of a TensorRT log that are understood and hold nothing to keep.
+
+Beginnings of lines, from real logs of 8.0 to 8.5 and of TensorRT-RTX 1.7, from the sources of onnx-tensorrt and
+trtexec, and from published excerpts of TensorRT 10.
+"""
+
+from __future__ import annotations
+
+_START_UP = """
+Registered plugin creator
+Plugin creator already registered
+Plugin creator registration
+Trying to load shared library
+Loaded shared library
+Using cublas
+Using cuBLAS
+Using cuDNN
+CUDA lazy loading
+TF32 is
+Successfully created plugin
+Loading supplied plugin library
+Start parsing network model
+Finish parsing network model
+Finished parsing network model
+----------
+Created symbolic
+"""
+_PARSING = """
+Kernel weights are not set yet
+Convolution input dimensions
+Convolution output dimensions
+Deconvolution input dimensions
+Deconvolution output dimensions
+Running deconvolution with
+Original shape
+Unsqueezing from
+Squeezing from
+Normalized from
+Weight at index
+Weight initialization
+Casting to type
+Using opA
+GEMM: using
+Running resize layer with
+GlobalAveragePool operators
+Truncating double weight
+Static shape
+Plugin in
+No importer registered
+Your ONNX model has been generated
+"""
+_OPTIMIZER = """
+Applying generic optimizations
+Applying ScaleNodes fusions
+Trying to split Reshape
+FP32 and INT8 precisions have been specified
+InternalBuildFlags
+Compiler backend
+Building graph using backend
+ForeignNode {
+Number of target compute capabilities
+Subgraph compilation
+ (foreignNode)
+(foreignNode)
+"""
+_TUNING = """
+Local timing cache in use
+Global timing cache in use
+Timing cache disabled
+Constructing optimization profile
+Reserving memory for
+Some tactics do not have sufficient workspace
+Detected
+Total number of blocks
+Total number of generated kernels
+Total per-runner
+Pre-optimized block assignment
+Optimized block assignment
+Finalize:
+Kernel:
+Disabling unused tactic source
+STILL ALIVE
+For layer
+Wrote
+Using
+"""
+_RUNNING = """
+Allocated activation device memory
+Deserialization required
+Setting persistentCacheLimit
+Timing trace has
+Warmup completed
+Starting inference
+Input binding for
+Output binding for
+Created input binding
+Created output binding
+Explanations of the performance
+The profiling verbosity was set
+The e2e network timing
+To show e2e network timing
+Capturing CUDA graph
+Successfully captured CUDA graph
+Switching optimization profile
+Trace averages
+Loading engine
+Loaded engine
+Saved engine
+Layer Information
+[MS]
+"""
+_BEGINNINGS = tuple(
+    line
+    for block in (_START_UP, _PARSING, _OPTIMIZER, _TUNING, _RUNNING)
+    for line in block.splitlines()
+    if line.strip()
+)
+
+
+def is_chatter(text: str) -> bool:
+    """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
+    return text.startswith(_BEGINNINGS) or _is_note(text)
+
+
+def _is_note(text: str) -> bool:
+    """TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment."""
+    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2

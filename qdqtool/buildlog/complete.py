@@ -1,0 +1,107 @@
+"""What a build log lacks, and which TensorRT wrote it where no line says so."""
+
+from __future__ import annotations
+
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.types import Precision
+
+ENGINE = "engine listing"
+PASSES = "optimizer passes"
+PARSE = "parse section"
+END = "end of the log"
+_RTX_LINES = "Number of target compute capabilities"
+
+
+def judge(build: Build) -> None:
+    """Fills ``missing``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``."""
+    build.precision_flags = _precision_flags(build)
+    build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
+    build.version_hint = _version_hint(build)
+    missing = [m for m in build.missing if m.startswith("everything beyond")]
+    is_log = build.source in ("trtexec-log", "log")
+    cut = bool(missing)
+    if is_log:
+        if not build.parse.nodes:
+            missing.append(PARSE)
+        elif build.parse.outputs == [] and not build.milestones:
+            missing.append(f"{PARSE} (cut off after node {len(build.parse.nodes)})")
+            cut = True
+        if not build.trace and not build.milestones:
+            missing.append(PASSES)
+        elif not _ended(build):
+            missing.append(f"{PASSES} (cut off)")
+            cut = True
+        elif not any(m.what == "Original" for m in build.milestones):
+            missing.append(f"{PASSES} (the beginning)")
+            cut = True
+    if not build.layers:
+        missing.append(ENGINE)
+    elif build.names_only:
+        missing.append(f"{ENGINE} (names only, no precisions)")
+    else:
+        expected = _expected_layers(build)
+        if expected is not None and len(build.layers) < expected:
+            missing.append(f"{ENGINE} (cut off: {len(build.layers)} of {expected} layers)")
+            cut = True
+    if build.source == "trtexec-log" and build.command and build.passed is None:
+        missing.append(END)
+    build.missing = missing
+    build.complete = bool(build.layers) and not build.names_only and not cut
+
+
+def _ended(build: Build) -> bool:
+    """Whether the optimizer came to its end: it says how long it took, or later sections follow."""
+    done = any(key.startswith(("Graph construction", "Graph optimization")) for key in build.seconds)
+    return done or bool(build.layers or build.placement or build.tactics.timed)
+
+
+def _expected_layers(build: Build) -> int | None:
+    """Layers that the listing must have; unknown for listings that open up Myelin's nodes."""
+    if build.source not in ("trtexec-log", "log") or build.listing == "layer-json":
+        return None
+    after = build.milestone("After reformat layers")
+    if after is None and build.milestones:
+        after = build.milestones[-1].layers
+    return after
+
+
+def _precision_flags(build: Build) -> frozenset[str]:
+    found: set[str] = set()
+    named = build.options.get("Build", {}).get("Precision", "")
+    if named:
+        found |= {p.strip().lower() for p in named.split("+") if p.strip().lower() in _PRECISIONS}
+        if "strongly typed" in named.lower():
+            found.add("stronglyTyped")
+    for flag in build.flags:
+        if flag in ("int8", "fp16", "bf16", "fp8", "int4", "best", "stronglyTyped"):
+            found.add(flag)
+    if build.command and found and "stronglyTyped" not in found:
+        found.add("fp32")
+    return frozenset(found)
+
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
+
+
+def _version_hint(build: Build) -> str | None:
+    """The earliest version that writes its listing like this one (spellings seen in real builds)."""
+    if build.tensorrt:
+        return build.tensorrt
+    layers = build.layers
+    if any("_quantize_scale_node" in layer.name for layer in layers):
+        return "8.0"
+    if any("StrideOrder" in layer.extras or _has_split_format(layer) for layer in layers):
+        return "11"
+    if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
+        return "10"
+    if build.listing == "engine-lines":
+        if any(t.vector > 1 for layer in layers for t in (*layer.inputs, *layer.outputs)):
+            return "8.5"
+        if layers and all(layer.tactic.startswith("0x") for layer in layers if layer.tactic):
+            return "8.4"
+        return "8.2" if layers else None
+    return "8.4" if build.listing and layers else None
+
+
+def _has_split_format(layer: BuiltLayer) -> bool:
+    return any(t.format.startswith("(") and t.precision != Precision.UNKNOWN for t in (*layer.inputs, *layer.outputs))

@@ -1,0 +1,159 @@
+"""Layer JSON (``--exportLayerInfo``) and profile JSON (``--exportProfile``), in every dialect and somewhat damaged.
+
+Layers are a list of objects, or of strings where the engine was built without ``--profilingVerbosity=detailed``.
+TensorRT writes control characters, stray bytes and unescaped names into its JSON; a file may also be cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from qdqtool.buildlog.layers import layer_from_fields
+from qdqtool.buildlog.numbers import number
+from qdqtool.buildlog.records import ProfileRow
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.errors import BuildLogError
+
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_ROW = re.compile(
+    r'\{ "name" : "(.*)", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
+)
+_MAX_LAYERS = 200_000
+
+
+def read_json(data: bytes, name: str) -> Build:
+    """Reads a layer JSON or a profile JSON.
+
+    Args:
+        data: The file's bytes.
+        name: What to call it in messages.
+
+    Raises:
+        BuildLogError: It is neither, or too damaged to use.
+    """
+    text = data.decode("utf-8", "replace")
+    content, whole = _load(text, name)
+    build = Build(source="layer-json")
+    if isinstance(content, dict):
+        listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
+        if listed is None:
+            raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
+        _layers(build, listed, name)
+        _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
+    elif isinstance(content, list) and _is_profile(content):
+        build.source = "profile-json"
+        _profile(build, content)
+    elif isinstance(content, list) and content:
+        _layers(build, content, name)
+    else:
+        raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
+    if not whole:
+        build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
+        build.missing.append(f"end of {name}")
+    return build
+
+
+def _load(text: str, name: str) -> tuple[Any, bool]:
+    """The parsed JSON, and whether it was whole."""
+    text = text.strip().rstrip("\0")
+    error: Exception
+    for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
+        try:
+            return json.loads(candidate, strict=False), True
+        except RecursionError:
+            raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
+        except ValueError as found:
+            error = found
+    salvaged = _salvage(text)
+    if salvaged is None:
+        raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None
+    return salvaged, False
+
+
+def _salvage(text: str) -> Any:
+    """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
+    rows = [_ROW.search(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
+    found = [m for m in rows if m]
+    if found:
+        keys = ("name", "timeMs", "averageMs", "medianMs", "percentage")
+        return [{"count": 0}, *(dict(zip(keys, (m[1], *map(_float, m.groups()[1:])), strict=True)) for m in found)]
+    start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
+    start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
+    if start < 0:
+        return None
+    decoder = json.JSONDecoder(strict=False)
+    at = start + 1
+    items: list[Any] = []
+    while len(items) < _MAX_LAYERS:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        try:
+            item, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        items.append(item)
+    return {"Layers": items} if items else None
+
+
+def _float(text: str | None) -> float | None:
+    return None if text is None else number(text)
+
+
+def _layers(build: Build, listed: Any, name: str) -> None:
+    if not isinstance(listed, list):
+        raise BuildLogError(f"{name}: 'Layers' is no list; not a listing of TensorRT")
+    for item in listed[:_MAX_LAYERS]:
+        if isinstance(item, str):
+            build.layers.append(BuiltLayer(name=item))
+        elif isinstance(item, dict) and ("Name" in item or "LayerType" in item):
+            build.layers.append(layer_from_fields(item))
+        else:
+            raise BuildLogError(
+                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
+            )
+    build.listing = "layer-json"
+
+
+def _bindings(build: Build, listed: Any) -> None:
+    if not isinstance(listed, list):
+        return
+    for item in listed[:10_000]:
+        if isinstance(item, str):
+            build.bindings.append(item)
+        elif isinstance(item, dict) and isinstance(item.get("Name"), str):
+            build.bindings.append(item["Name"])
+
+
+def _is_profile(content: list[Any]) -> bool:
+    return any(isinstance(x, dict) and ("timeMs" in x or "averageMs" in x) for x in content[:3]) or (
+        bool(content) and isinstance(content[0], dict) and set(content[0]) == {"count"}
+    )
+
+
+def _profile(build: Build, content: list[Any]) -> None:
+    for item in content[:_MAX_LAYERS]:
+        if not isinstance(item, dict):
+            continue
+        if "count" in item and "name" not in item:
+            count = item["count"]
+            build.iterations = count if isinstance(count, int) and count > 0 else None
+            continue
+        total, average = _amount(item.get("timeMs")), _amount(item.get("averageMs"))
+        if average is None and total is not None and build.iterations:
+            average = total / build.iterations
+        if average is None:
+            continue
+        percent = _amount(item.get("percentage")) or 0.0
+        row = ProfileRow(str(item.get("name", "")), total or average, average, _amount(item.get("medianMs")), percent)
+        build.profile_rows.append(row)
+    build.profile_total_ms = sum(row.average_ms for row in build.profile_rows) if build.profile_rows else None
+
+
+def _amount(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return number(str(value)[:400])

@@ -1,0 +1,203 @@
+"""TensorRT's fused layer names, taken apart.
+
+A fused name joins what it absorbed with `` + ``; layers merged side by side are joined with `` || ``; pointwise
+layers are written ``PWN(a, b)`` and nest. Node names may hold any of these signs themselves, so joints count only
+outside brackets, and a set of known names, where given, wins over the signs.
+
+Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_node`` is 8.0 to 8.2.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_REFORMAT = re.compile(r"Reformatting CopyNode for (Input|Output) Tensor (\d+) to (.*)", re.DOTALL)
+_NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", re.DOTALL)
+_FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
+_MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
+_CLONE = re.compile(r"(?:_clone_\d+)+$")
+_SCALE_NODE = "_quantize_scale_node"
+_MAX_DEPTH = 60
+_MAX_LENGTH = 20_000  # beyond this no real name is worth the comparison with known names
+
+
+@dataclass(frozen=True, slots=True)
+class FusedName:
+    """A layer name taken apart.
+
+    Attributes:
+        name: The whole name.
+        kind: ``layer``; ``reformat-input``, ``reformat-output`` (of the layer ``of``, tensor number ``index``);
+            ``reformat-network`` (of the network's input or output ``of``); ``copy`` (of the tensor ``of``);
+            ``foreign`` (Myelin, ``components`` are the first and the last node); ``myelin`` (a kernel inside Myelin);
+            ``station`` (host synchronisation).
+        alternatives: For each layer merged with ``||`` its components, pointwise members expanded; one list otherwise.
+        of: See ``kind``.
+        index: See ``kind``.
+    """
+
+    name: str
+    kind: str
+    alternatives: list[list[str]] = field(default_factory=list)
+    of: str = ""
+    index: int = 0
+
+    @property
+    def components(self) -> list[str]:
+        """Everything the layer absorbed, in order, over all alternatives."""
+        return [part for group in self.alternatives for part in group]
+
+    @property
+    def bases(self) -> list[str]:
+        """The components without the suffixes that TensorRT adds to copies of a node."""
+        return [base_name(part) for part in self.components]
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the layer only moves data: a reformat or a copy."""
+        return self.kind in ("reformat-input", "reformat-output", "reformat-network", "copy")
+
+
+def base_name(component: str) -> str:
+    """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
+    stripped = _CLONE.sub("", component) if "_clone_" in component else component
+    stripped = stripped.removesuffix(_SCALE_NODE)
+    return _CLONE.sub("", stripped) if "_clone_" in stripped else stripped
+
+
+def clone_suffix(component: str) -> str:
+    """The ``_clone_...`` suffix of a component, an empty string where it has none."""
+    match = _CLONE.search(component) if "_clone_" in component else None
+    return match.group() if match else ""
+
+
+def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:
+    """Takes a layer name apart.
+
+    Args:
+        name: TensorRT's layer name.
+        known: Names of nodes, initializers and parser layers; a stretch of the name that is one of them is kept whole.
+    """
+    if name in known:
+        return FusedName(name, "layer", [[name]])
+    if len(name) > _MAX_LENGTH:
+        known = frozenset()
+    match = _REFORMAT.fullmatch(name)
+    if match:
+        inner = parts(match[3], known)
+        return FusedName(name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9]))
+    match = _NETWORK.fullmatch(name)
+    if match:
+        return FusedName(name, "reformat-network", [], match[2])
+    match = _FOREIGN.fullmatch(name)
+    if match:
+        first, _, last = match[1].partition("...")
+        return FusedName(name, "foreign", [[part for part in (first, last) if part]])
+    if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
+        return FusedName(name, "station", [])
+    if name.endswith(" copy"):
+        return FusedName(name, "copy", [], name[: -len(" copy")])
+    match = _MYELIN.fullmatch(name) if "_myl" in name else None
+    if match:
+        inside = [] if match[1].startswith("__myl") else [match[1]]
+        return FusedName(name, "myelin", [inside])
+    return FusedName(name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)])
+
+
+def _components(text: str, known: frozenset[str] | set[str], depth: int) -> list[str]:
+    result: list[str] = []
+    for part in split_top(text, " + ", known):
+        inner = _pointwise(part) if part not in known and depth < _MAX_DEPTH else None
+        if inner is None:
+            if part:
+                result.append(part)
+            continue
+        for member in split_top(inner, ", ", known):
+            result.extend(_components(member, known, depth + 1))
+    return result
+
+
+def _pointwise(part: str) -> str | None:
+    """What is inside ``PWN(...)`` when the bracket closes at the very end."""
+    if not (part.startswith("PWN(") and part.endswith(")")):
+        return None
+    depth = 0
+    for position, sign in enumerate(part):
+        if sign == "(":
+            depth += 1
+        elif sign == ")":
+            depth -= 1
+            if depth == 0 and position < len(part) - 1:
+                return None
+    return part[4:-1]
+
+
+def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozenset()) -> list[str]:
+    """Splits at ``joint`` outside brackets, keeping stretches that are known names whole.
+
+    Where the brackets of the text do not close (a node name holds a lone one), every joint counts.
+    """
+    if joint not in text:
+        return [text]
+    pieces = _cut(text, joint)
+    if not known or (len(pieces) == 1 and text in known):
+        return pieces
+    return _join_known(text.split(joint), joint, known) if _any_known(text, joint, known) else pieces
+
+
+def _cut(text: str, joint: str) -> list[str]:
+    pieces: list[str] = []
+    depth = 0
+    start = position = 0
+    end = len(text)
+    while position < end:
+        sign = text[position]
+        if sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+            if depth < 0:
+                return text.split(joint)
+        elif depth == 0 and sign == joint[0] and text.startswith(joint, position):
+            pieces.append(text[start:position])
+            position += len(joint)
+            start = position
+            continue
+        position += 1
+    if depth:
+        return text.split(joint)
+    pieces.append(text[start:])
+    return pieces
+
+
+def _any_known(text: str, joint: str, known: frozenset[str] | set[str]) -> bool:
+    """Whether a known name holds the joint, so that cutting at every joint could break it."""
+    return any(joint in name and name in text for name in known)
+
+
+def _join_known(tokens: list[str], joint: str, known: frozenset[str] | set[str]) -> list[str]:
+    """Glues neighbouring tokens: to the longest known name, else until brackets close."""
+    longest = max((name.count(joint) + 1 for name in known if joint in name), default=1)
+    result: list[str] = []
+    at = 0
+    while at < len(tokens):
+        for width in range(min(longest, len(tokens) - at), 1, -1):
+            glued = joint.join(tokens[at : at + width])
+            if glued in known:
+                result.append(glued)
+                at += width
+                break
+        else:
+            width = 1
+            glued = tokens[at]
+            while glued not in known and _open(glued) and at + width < len(tokens):
+                glued += joint + tokens[at + width]
+                width += 1
+            result.append(glued if not _open(glued) or width == 1 else tokens[at])
+            at += width if not _open(glued) or width == 1 else 1
+    return result
+
+
+def _open(text: str) -> bool:
+    return text.count("(") > text.count(")") or text.count("[") > text.count("]")
