@@ -1,0 +1,168 @@
+"""Reads the answer out of the optimized network: engine layers, conversions, and what became of each convolution."""
+
+from __future__ import annotations
+
+from qdqtool.graph import Model, Node
+from qdqtool.qdq import is_dq, is_qdq
+from qdqtool.trt import network as net
+from qdqtool.trt.importer import constant_behind
+from qdqtool.trt.network import Layer, Network, Tensor, float_precision
+from qdqtool.trt.passes._infra import evidence_of
+from qdqtool.trt.passes.myelin import in_myelin
+from qdqtool.trt.targets import Target
+from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision
+
+OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_PASS_THROUGH = (net.SHUFFLE, net.SLICE, net.CONCATENATION, net.RESIZE, net.IDENTITY)
+_TYPES = {
+    net.CONVOLUTION: "Convolution",
+    net.DECONVOLUTION: "Deconvolution",
+    net.MATRIX_MULTIPLY: "MatrixMultiply",
+    net.SCALE: "Scale",
+    net.ACTIVATION: "Activation",
+    net.ELEMENTWISE: "ElementWise",
+    net.UNARY: "Unary",
+    net.POINTWISE: "PointWise",
+    net.POOLING: "Pooling",
+    net.REDUCE: "Reduce",
+    net.SHUFFLE: "Shuffle",
+    net.SLICE: "Slice",
+    net.CONCATENATION: "Concatenation",
+    net.RESIZE: "Resize",
+    net.SOFTMAX: "Softmax",
+    net.IDENTITY: "Identity",
+    net.COPY: "Conversion",
+    net.CONSTANT: "Constant",
+}
+
+
+class Outcome:
+    """The engine that an optimized network stands for.
+
+    Attributes:
+        layers: Engine layers in execution order; constants and Myelin's interior left out.
+        convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT computes.
+        conversion_nodes: Names of the Q and DQ that stay.
+    """
+
+    def __init__(self, model: Model, network: Network, target: Target) -> None:
+        self._model = model
+        self._network = network
+        self._target = target
+        self._precisions: dict[int, Precision] = {}
+        self.layers: list[EngineLayer] = []
+        self.conversion_nodes: list[str] = []
+        self._by_node: dict[str, Layer] = {}
+        order = list(network.in_order())
+        for layer in order:
+            self._settle(layer)
+        self._engine(order)
+        found = (self._convolution(n) for n in model.nodes if n.op in OPERATORS)
+        self.convolutions = [c for c in found if c is not None]
+
+    # Precisions -----------------------------------------------------------------------------------------------
+
+    def precision(self, tensor: Tensor) -> Precision:
+        """The data type of a tensor in the engine."""
+        known = self._precisions.get(id(tensor))
+        return known if known is not None else float_precision(tensor.elem_type, self._target.strongly_typed)
+
+    def _settle(self, layer: Layer) -> None:
+        for node in layer.nodes:
+            self._by_node.setdefault(node, layer)
+        for tensor in layer.outputs:
+            self._precisions[id(tensor)] = self._written(layer, tensor)
+
+    def _written(self, layer: Layer, tensor: Tensor) -> Precision:
+        if layer.int8_out:
+            return Precision.INT8
+        plain = float_precision(tensor.elem_type, self._target.strongly_typed)
+        if layer.kind == net.COPY:
+            if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.attrs.get("requantize")):
+                return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
+            return plain
+        if layer.kind in _PASS_THROUGH or (layer.kind == net.POOLING and layer.attrs.get("pooling") == "MAX"):
+            found = {self.precision(t) for t in layer.inputs}
+            return Precision.INT8 if found == {Precision.INT8} else plain
+        return plain
+
+    # Layers ---------------------------------------------------------------------------------------------------
+
+    def _engine(self, order: list[Layer]) -> None:
+        merged: dict[str, EngineLayer] = {}
+        for layer in order:
+            if layer.kind == net.CONSTANT or in_myelin(layer) or layer.attrs.get("no_op"):
+                continue
+            if layer.kind == net.COPY:
+                self.conversion_nodes.append(layer.name)
+            for name, tensor in layer.attrs.get("copies", ()):
+                precision = self.precision(tensor)
+                edge = [TensorPrecision(tensor.name, precision)]
+                self.layers.append(EngineLayer(name, "Reformat", edge, list(edge)))
+            if layer.attrs.get("eliminated"):
+                continue
+            inputs = [TensorPrecision(t.name, self.precision(t)) for t in layer.inputs]
+            outputs = [TensorPrecision(t.name, self.precision(t)) for t in layer.outputs]
+            group = layer.attrs.get("merged")
+            if group in merged:
+                merged[group].outputs.extend(outputs)
+                merged[group].nodes.extend(layer.nodes)
+                continue
+            kind = "ConvActPool" if layer.attrs.get("pooled") else _TYPES.get(layer.kind, layer.op or "Other")
+            entry = EngineLayer(group or layer.name, kind, inputs, outputs, list(layer.nodes))
+            self.layers.append(entry)
+            if group:
+                merged[group] = entry
+
+    # Convolutions ---------------------------------------------------------------------------------------------
+
+    def _convolution(self, node: Node) -> ConvOutcome | None:
+        constant = constant_behind(self._model, node.input(1))
+        if node.op == "MatMul" and not constant and not self._dequantized(node):
+            return None
+        layer = self._by_node.get(node.name)
+        if layer is None:
+            return None  # dead: nothing reads it
+        if in_myelin(layer):
+            return self._outside(node, constant)
+        data = self.precision(layer.data)
+        compute = Precision.INT8 if layer.int8 else data if data.is_float else Precision.FLOAT
+        inputs = [Precision.INT8 if layer.int8 else data]
+        if layer.residual is not None:
+            inputs.append(self.precision(layer.residual))
+        return ConvOutcome(
+            index=node.index,
+            name=node.name,
+            op=node.op,
+            weights="constant" if constant else "computed",
+            precision=compute,
+            inputs=inputs,
+            output=self.precision(layer.out),
+            layer=layer.attrs.get("merged") or layer.name,
+            fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
+            evidence=self._evidence(layer),
+        )
+
+    def _outside(self, node: Node, constant: bool) -> ConvOutcome:
+        plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
+        return ConvOutcome(
+            node.index, node.name, node.op, "constant" if constant else "computed", plain, [plain], plain,
+            evidence=Evidence.ASSUMED,
+        )
+
+    def _evidence(self, layer: Layer) -> Evidence:
+        found = evidence_of(layer)
+        for tensor in layer.inputs:
+            producer = tensor.producer
+            if producer is not None and producer.kind == net.COPY:
+                found = found.weaker(evidence_of(producer))
+        return found.weaker(self._target.evidence)
+
+    def _node(self, name: str) -> Node | None:
+        try:
+            return self._model.node(name)
+        except KeyError:
+            return None
+
+    def _dequantized(self, node: Node) -> bool:
+        return any(is_dq(self._model.producer(i)) for i in node.inputs)

@@ -1,0 +1,55 @@
+"""HorizontalMergeQNodes."""
+
+from __future__ import annotations
+
+from qdqtool.trt import network as net
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.passes._infra import Pass, node_name, weaken
+from qdqtool.trt.trace import ELIMINATING, REMOVING
+from qdqtool.types import Evidence
+
+
+class HorizontalMergeQNodes(Pass):
+    """Merges Qs that read the same tensor with the same scale.
+
+    Cases:
+        * The Q that the optimizer visits first survives; the readers of the others read it instead
+          (yolo-resnet18-orin-trt8502: 5 merges, resnet18-qat-rtx2000-trt8510: 8, yolov8-orin-trt8412-excerpts: a
+          Concat's clone into the original Q).
+        * Different scales: both stay (yolo-resnet18-orin-trt8502, ``layer2.1/relu_1``).
+        * A scale that is not known (its data is not at hand) counts as different, and the outcome as assumed.
+    """
+
+    def apply(self, network: Network) -> None:
+        by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
+        for q in network.of_kind(net.QUANTIZE):
+            by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
+        for tensor, group in by_tensor.values():
+            if len(group) > 1:
+                self._merge(network, tensor, group)
+
+    def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
+        kept: list[Layer] = []
+        for q in group:
+            survivor = next((k for k in kept if _equal(k, q)), None)
+            if survivor is None:
+                kept.append(q)
+                continue
+            self.running(survivor)
+            self.event(ELIMINATING, q.name, survivor.name)
+            self.event(REMOVING, q.name)
+            survivor.nodes.extend(q.nodes)
+            network.retarget(q.out, survivor.out)
+            network.remove(q)
+        if len(kept) > 1:
+            scales = tuple(None if k.quant is None or k.quant.scale is None else k.quant.scale.tolist() for k in kept)
+            if None in scales:
+                for q in kept:
+                    weaken(q, Evidence.ASSUMED)
+            self.refuse(
+                kept[0], "scales-differ", tensor=tensor.source, quantizers=tuple(map(node_name, kept)), scales=scales
+            )
+
+
+def _equal(a: Layer, b: Layer) -> bool:
+    return a.quant is not None and b.quant is not None and a.quant.same_as(b.quant) is True

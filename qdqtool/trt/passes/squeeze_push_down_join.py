@@ -1,0 +1,50 @@
+"""SqueezePushDownJoin."""
+
+from __future__ import annotations
+
+from qdqtool.trt import network as net
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.passes._infra import Pass, constant_of
+from qdqtool.trt.trace import SQUEEZE
+
+
+class SqueezePushDownJoin(Pass):
+    """Moves the reshape behind a Gemm turned convolution past its bias.
+
+    Cases:
+        * CONVOLUTION -> ``reshape_after_Gemm`` -> ELEMENTWISE with a constant: the constant gets
+          ``unsqueeze_node_after_...``, the result ``squeeze_after_...`` (resnet18-qat-rtx2000-trt8510).
+    """
+
+    def apply(self, network: Network) -> None:
+        for squeeze in network.of_kind(net.SHUFFLE):
+            if not squeeze.attrs.get("squeeze_after") or squeeze.attrs.get("pushed"):
+                continue
+            reader = squeeze.out.only_reader()
+            if reader is None or reader.kind != net.ELEMENTWISE or len(reader.inputs) != 2:
+                continue
+            position = 1 if reader.inputs[0] is squeeze.out else 0
+            constant = constant_of(reader.inputs[position])
+            producer = squeeze.data.producer
+            if constant is None or producer is None:
+                continue
+            self.running(squeeze)
+            self.event(SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
+            self._push(network, squeeze, reader, position, constant)
+
+    @staticmethod
+    def _push(network: Network, squeeze: Layer, reader: Layer, position: int, constant: Layer) -> None:
+        operand = reader.inputs[position]
+        unsqueeze = Layer(net.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
+        unsqueeze.rank = constant.rank
+        network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
+        raw = squeeze.data
+        network.set_input(reader, 1 - position, raw)
+        out = reader.out
+        wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
+        network.remove(squeeze)
+        network.set_output(reader, wide)
+        after = Layer(net.SHUFFLE, f"copied_squeeze_after_{reader.name}")
+        after.rank = (reader.rank[0] + 0.25, 0)
+        after.attrs.update(squeeze_after=True, pushed=True, no_op=True)
+        network.add(after, [wide], [out])

@@ -1,0 +1,51 @@
+"""VanillaSwapWithPreceedingDQ (TensorRT's own spelling)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from qdqtool.trt import network as net
+from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.passes._infra import Pass, dq_of, weaken
+from qdqtool.trt.passes.vanilla_swap_with_following_q import commutes
+from qdqtool.trt.trace import SWAPPING
+from qdqtool.types import Evidence
+
+
+class VanillaSwapWithPreceedingDQ(Pass):
+    """Moves a DQ forward, past an operator that commutes with it, so that the operator runs in INT8.
+
+    Cases:
+        * DQ -> shuffle inserted around a Gemm, weights and data side (resnet18-qat-rtx2000-trt8510:
+          DequantizeLinear_310 past ``transpose_before_Gemm_311``, DequantizeLinear_307 past
+          ``reshape_before_Gemm_311``).
+        * DQ -> MaxPool, nearest Resize, Slice or another shuffle, the DQ having no other reader (documented: DQ moves
+          forward over commuting layers; not seen in a log).
+    """
+
+    def apply(self, network: Network) -> None:
+        todo = deque(network.of_kind(net.DEQUANTIZE))
+        while todo:
+            dq = todo.popleft()
+            op = dq.out.only_reader()
+            if op is None or not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
+                continue
+            inserted = op.name.startswith(("transpose_before_", "reshape_before_"))
+            if dq.quant is not None and dq.quant.per_channel and not inserted:
+                continue
+            self.running(dq)
+            self.event(SWAPPING, dq.name, op.name)
+            if not inserted:
+                weaken(op, Evidence.DOCUMENTED)
+            self._swap(network, dq, op)
+            todo.append(dq)
+
+    @staticmethod
+    def _swap(network: Network, dq: Layer, op: Layer) -> None:
+        source, middle, out = dq.data, dq.out, op.out
+        network.set_input(op, 0, source)
+        network.set_input(dq, 0, middle)
+        network.set_output(op, middle)
+        network.set_output(dq, out)
+        middle.shape = out.shape
+        dq.rank = (op.rank[0], op.rank[1] + 1)

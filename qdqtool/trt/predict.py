@@ -1,0 +1,58 @@
+"""``qdqtool.predict``: what TensorRT will do with a Q/DQ model."""
+
+from __future__ import annotations
+
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load
+from qdqtool.trt import importer, pipeline
+from qdqtool.trt.outcome import Outcome
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import ModelInfo, Prediction
+
+
+def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *, advice: bool = True) -> Prediction:
+    """Says which convolutions TensorRT will run in INT8, which not, and why. Needs no GPU and no TensorRT.
+
+    Args:
+        model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
+        target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
+        advice: Whether to look for findings as well.
+
+    Returns:
+        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the optimizer's trace,
+        conversions that stay at run time, and findings with their fixes.
+
+    Raises:
+        ModelError: The model cannot be read.
+        QdqtoolError: The target is not known.
+    """
+    chosen = target_named(target)
+    index = load(model)
+    if chosen.is_rtx:
+        from qdqtool.trt.rtx.predict import predict_rtx
+
+        return predict_rtx(index, chosen.name)
+    prediction = simulate(index, chosen)
+    if advice:
+        from qdqtool.advice import advise
+
+        prediction.findings = advise(index, prediction)
+    return prediction
+
+
+def simulate(model: Model, target: Target) -> Prediction:
+    """Runs TensorRT's passes on a model; no findings yet."""
+    network = importer.build(model)
+    run = pipeline.run(network, target)
+    outcome = Outcome(model, network, target)
+    return Prediction(
+        model=ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        target=target.name,
+        convolutions=outcome.convolutions,
+        layers=outcome.layers,
+        trace=run.trace,
+        refusals=run.refusals,
+        conversions=len(outcome.conversion_nodes),
+        conversion_nodes=outcome.conversion_nodes,
+        target_evidence=f"{target.evidence}: {target.proof}",
+    )

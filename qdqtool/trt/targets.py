@@ -1,0 +1,162 @@
+"""What differs between TensorRT versions, in one table, and how well each entry is proven.
+
+No pass asks for a version; it reads the properties of its :class:`Target`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.types import Evidence
+
+
+@dataclass(frozen=True)
+class Target:
+    """One TensorRT version (or range of versions that behave alike).
+
+    Attributes:
+        name: What ``--target`` takes.
+        version: Major and minor version.
+        evidence: How well the Q/DQ rules as a whole are proven on it.
+        proof: The same in a sentence, shown with every prediction.
+        strongly_typed: Float tensors have their ONNX type; the builder does not choose.
+        merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
+        fuses_stem_pool: The stem convolution takes the MaxPool behind it.
+        keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
+        quantize_suffix: What is appended to a weight Q's name in layer names.
+        residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
+        residual_evidence: How well that is proven.
+        multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
+        float16_scales: A Q/DQ scale may be float16.
+        needs_zero_point: DequantizeLinear must have its third input.
+        int8_weights: int8 weights with a DQ only are accepted.
+        deconvolution_batch_norm: BatchNormalization folds into a quantized ConvTranspose.
+    """
+
+    name: str
+    version: tuple[int, int]
+    evidence: Evidence
+    proof: str
+    strongly_typed: bool = False
+    merges_parallel: bool = True
+    fuses_stem_pool: bool = True
+    keeps_relu_name: bool = False
+    quantize_suffix: str = ""
+    residual_through_activation: bool = False
+    residual_evidence: Evidence = Evidence.ASSUMED
+    multiply_in_pointwise_name: bool = False
+    float16_scales: bool = False
+    needs_zero_point: bool = True
+    int8_weights: bool = False
+    deconvolution_batch_norm: bool = False
+
+    @property
+    def is_rtx(self) -> bool:
+        return self.name.startswith("rtx")
+
+
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target(
+            "trt8.0",
+            (8, 0),
+            Evidence.SEEN,
+            "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
+            merges_parallel=False,
+            fuses_stem_pool=False,
+            keeps_relu_name=True,
+            quantize_suffix="_quantize_scale_node",
+        ),
+        Target(
+            "trt8.4",
+            (8, 4),
+            Evidence.SEEN,
+            "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
+        ),
+        Target(
+            "trt8.5",
+            (8, 5),
+            Evidence.SEEN,
+            "every rule seen in two complete build logs (8.5.2 and 8.5.10) and four published engines",
+            int8_weights=True,
+        ),
+        Target(
+            "trt8.6",
+            (8, 6),
+            Evidence.ASSUMED,
+            "rules as seen on 8.5; no complete 8.6 log was at hand",
+            int8_weights=True,
+        ),
+        Target(
+            "trt10",
+            (10, 0),
+            Evidence.ASSUMED,
+            "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
+            multiply_in_pointwise_name=True,
+            float16_scales=True,
+            needs_zero_point=False,
+            int8_weights=True,
+            deconvolution_batch_norm=True,
+        ),
+        Target(
+            "trt11",
+            (11, 0),
+            Evidence.ASSUMED,
+            "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was at hand",
+            strongly_typed=True,
+            multiply_in_pointwise_name=True,
+            float16_scales=True,
+            needs_zero_point=False,
+            int8_weights=True,
+            residual_through_activation=True,
+            deconvolution_batch_norm=True,
+        ),
+        Target(
+            "rtx1.7",
+            (1, 7),
+            Evidence.SEEN,
+            "rules found by experiment with TensorRT-RTX 1.7.1 itself",
+            strongly_typed=True,
+            float16_scales=True,
+            needs_zero_point=False,
+            int8_weights=True,
+        ),
+    )
+}
+
+DEFAULT_TARGET = "trt8.5"  # the newest whose rules were seen in complete logs
+
+
+def target_named(name: str | Target) -> Target:
+    """The target of that name.
+
+    Raises:
+        QdqtoolError: There is none.
+    """
+    if isinstance(name, Target):
+        return name
+    found = TARGETS.get(name.lower())
+    if found is None:
+        raise QdqtoolError(f"unknown target '{name}'; choose one of {', '.join(TARGETS)}")
+    return found
+
+
+def target_of_version(version: str) -> Target:
+    """The target whose rules fit a TensorRT version such as ``8.5.2`` or ``10.3.0``: the nearest one at or below.
+
+    Raises:
+        QdqtoolError: The text is no version, or one older than 8.0.
+    """
+    try:
+        numbers = [int(p) for p in version.split(".")[:2]]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise QdqtoolError(f"'{version}' is not a TensorRT version; give --target")
+    found = (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+    candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= found]
+    if not candidates:
+        raise QdqtoolError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ; give --target")
+    return max(candidates, key=lambda t: t.version)
