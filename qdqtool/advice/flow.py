@@ -1,4 +1,4 @@
-"""Following a tensor through a Q/DQ model: what is fused behind a convolution, who reads its result, what made a tensor.
+"""Following a tensor through a Q/DQ model: what is fused behind a convolution, who reads it, what made it.
 
 "Commuting" operators are those that a Q can move up past: they copy or select values, so quantizing before or after
 gives the same numbers (MaxPool, nearest Resize, Slice, Split, Concat, Reshape, Transpose ...).

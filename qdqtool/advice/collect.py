@@ -1,0 +1,69 @@
+"""Puts static checks and the reasons of the simulation together, orders and numbers the findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from qdqtool.advice import causes, conversions, inputs, static, structure
+from qdqtool.advice.report import Report
+from qdqtool.advice.view import View
+from qdqtool.graph import Model, Node
+from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+def collect(model: Model, prediction: Prediction) -> list[Finding]:
+    """See :func:`qdqtool.advice.advise`."""
+    view = View(model)
+    report = Report(prediction.target)
+    static.run(view, report)
+    outcomes = {c.index: c for c in prediction.convolutions}
+    quantized = {i for i, c in outcomes.items() if c.is_int8}
+    structure.run(view, report, quantized)
+    for conv in view.weighted:
+        outcome = outcomes.get(conv.index)
+        if outcome is None:
+            continue
+        if not outcome.is_int8:
+            inputs.explain(view, report, conv)
+        elif not outcome.int8_in_int8_out and prediction.conversions is not None:
+            cause = causes.of_convolution(view, conv)
+            report.add(cause.code, cause.node, cause.message, cause.fix, [conv.name, *cause.convolutions], cause.values)
+
+    def outcome_of(node: Node) -> ConvOutcome | None:
+        return outcomes.get(node.index)
+
+    conversions.explain(view, report, prediction.conversion_nodes, outcome_of)
+    findings = _ordered(report.findings)
+    _number(findings, prediction)
+    return findings
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """Errors first; within a severity the code that costs most first, and in it the widest tensor first."""
+    total: dict[str, int] = defaultdict(int)
+    count: dict[str, int] = defaultdict(int)
+    first: dict[str, int] = {}
+    for position, finding in enumerate(findings):
+        total[finding.code] += finding.values or 0
+        count[finding.code] += 1
+        first.setdefault(finding.code, position)
+    return sorted(
+        findings,
+        key=lambda f: (
+            _ORDER.index(f.severity), -total[f.code], -count[f.code], first[f.code], -(f.values or 0)
+        ),
+    )
+
+
+def _number(findings: list[Finding], prediction: Prediction) -> None:
+    by_name: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
+    for outcome in prediction.convolutions:
+        outcome.findings.clear()
+    for number, finding in enumerate(findings):
+        finding.id = number
+        for name in finding.convolutions:
+            outcome_found = by_name.get(name)
+            if outcome_found is not None:
+                outcome_found.findings.append(number)

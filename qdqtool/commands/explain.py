@@ -1,0 +1,44 @@
+"""``qdqtool explain``: the long form of a finding code, or of a TensorRT error message."""
+
+from __future__ import annotations
+
+import click
+
+from qdqtool.errors import QdqtoolError
+
+
+@click.command("explain")
+@click.argument("what", nargs=-1)
+@click.option("--list", "listing", is_flag=True, help="List every finding code.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+def command(what: tuple[str, ...], listing: bool, form: str, output: str | None) -> int:
+    """Explain WHAT: a finding code such as SKIP-FLOAT, or the text of a TensorRT error.
+
+    The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold.
+    """
+    from qdqtool.advice import codes
+    from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text
+    from qdqtool.render.output import emit, terminal_width, to_json
+
+    width = 100 if output else terminal_width()
+    if listing:
+        rows = list(codes.CODES.values())
+        emit(to_json([code_json(c) for c in rows]) if form == "json" else list_text(rows, width), output)
+        return 0
+    text = " ".join(what).strip()
+    if not text:
+        raise click.UsageError("give a finding code or an error text, or --list")
+    entry = codes.find(text)
+    if entry is not None:
+        emit(to_json(code_json(entry)) if form == "json" else code_text(entry, width), output)
+        return 0
+    from qdqtool.buildlog.errors_table import lookup
+
+    known = lookup(text)
+    if known is None:
+        near = codes.similar(text)
+        hint = f"nearest codes: {', '.join(near)}" if near else "see 'qdqtool explain --list'"
+        raise QdqtoolError(f"'{text[:80]}' is neither a finding code nor a known TensorRT error; {hint}")
+    emit(to_json(error_json(known)) if form == "json" else error_text(known, width), output)
+    return 0

@@ -1,0 +1,109 @@
+"""``qdqtool predict``: what TensorRT will do with each convolution of a Q/DQ model, and why."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.types import Prediction
+
+_SEVERITIES = ("error", "warning")
+
+
+@click.command("predict")
+@click.argument("model", type=click.Path())
+@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--all", "everything", is_flag=True, help="Tell every convolution and every finding in full.")
+@click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
+@click.option("--layers", is_flag=True, help="List the engine's layers.")
+@click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
+@click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+def command(
+    model: str, target: str | None, everything: bool, trace: bool, layers: bool, required: tuple[str, ...],
+    fail_on: tuple[str, ...], form: str, output: str | None,
+) -> int:
+    """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
+
+    No TensorRT and no GPU are needed; weights in external files may be missing.
+
+    Exit codes: 0 done, 1 a --require or --fail-on was not met, 2 bad input.
+    """
+    patterns = [_pattern(text) for text in required]
+    wanted = [_code(text) for text in fail_on]
+    from qdqtool.files import same_file
+    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.predict_text import render
+    from qdqtool.trt.predict import predict
+    from qdqtool.trt.targets import DEFAULT_TARGET
+
+    if output and same_file(output, model):
+        raise QdqtoolError(f"{output}: is the model; choose another output name")
+    prediction = predict(model, target or DEFAULT_TARGET)
+    unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
+    if form == "json":
+        emit(to_json(prediction.as_json()), output)
+    else:
+        width = 100 if output else terminal_width()
+        emit(render(prediction, width, everything=everything, layers=layers, trace=trace), output)
+    for line in unmet:
+        print(f"qdqtool: {line}", file=sys.stderr)
+    return 1 if unmet else 0
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"'{text}' is no regular expression: {error}", param_hint="--require") from None
+
+
+def _code(text: str) -> str:
+    if text.lower() in _SEVERITIES:
+        return text.lower()
+    from qdqtool.advice import codes
+
+    found = codes.find(text)
+    if found is None:
+        near = ", ".join(codes.similar(text)) or "see 'qdqtool explain --list'"
+        raise click.BadParameter(f"no finding has the code '{text}'; nearest: {near}", param_hint="--fail-on")
+    return found.code
+
+
+def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
+    """One line for each pattern that matches a convolution which is not INT8.
+
+    Raises:
+        QdqtoolError: A pattern matches nothing.
+    """
+    lines = []
+    for pattern in patterns:
+        matching = [c for c in prediction.convolutions if pattern.search(c.name)]
+        if not matching:
+            raise QdqtoolError(f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all")
+        missed = [c.name for c in matching if not c.is_int8]
+        if missed:
+            lines.append(
+                f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not "
+                f"INT8 ({_some(missed)})"
+            )
+    return lines
+
+
+def _unmet_findings(prediction: Prediction, wanted: list[str]) -> list[str]:
+    lines = []
+    for text in dict.fromkeys(wanted):
+        hits = [f for f in prediction.findings if text in (f.code, str(f.severity))
+                or (text == "warning" and f.severity == "error")]
+        if hits:
+            found = _some([f"{f.code} at {f.node}" if f.node else f.code for f in hits])
+            lines.append(f"--fail-on {text}: {len(hits)} finding{'s' if len(hits) > 1 else ''} ({found})")
+    return lines
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")

@@ -1,0 +1,72 @@
+"""Finding codes and known TensorRT errors as text and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from qdqtool.advice.knowledge import ALL_TARGETS, Code
+from qdqtool.render.output import wrap
+from qdqtool.types import Json
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.errors_table import KnownError
+
+
+def code_text(entry: Code, width: int) -> str:
+    """The long form of a code."""
+    lines = wrap(entry.title, 4, width, f"{entry.code} ({entry.severity}): ")
+    for heading, text in (
+        ("Cause", entry.cause), ("What TensorRT does", entry.tensorrt), ("In a log", entry.log), ("Fix", entry.fix),
+    ):
+        lines += ["", heading, *wrap(text, 2, width)]
+    if entry.automatic:
+        lines += wrap(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is "
+                      "needed.", 2, width)
+    lines += ["", "Where it holds"]
+    for holds in entry.holds:
+        severity = f", {holds.severity}" if holds.severity is not None and holds.severity != entry.severity else ""
+        lines += wrap(f"{holds.evidence}{severity}: {holds.source}", 4, width, f"  {', '.join(holds.targets)}: ")
+    other = [t for t in ALL_TARGETS if entry.on(t) is None]
+    if other:
+        lines += wrap(f"not on {', '.join(other)}", 2, width)
+    return "\n".join(lines) + "\n"
+
+
+def code_json(entry: Code) -> Json:
+    """A code and all that is known about it."""
+    return {
+        "code": entry.code, "title": entry.title, "severity": str(entry.severity), "cause": entry.cause,
+        "tensorrt": entry.tensorrt, "log": entry.log, "fix": entry.fix, "automatic": entry.automatic,
+        "holds": [
+            {"targets": list(h.targets), "evidence": str(h.evidence), "source": h.source,
+             "severity": str(h.severity or entry.severity)}
+            for h in entry.holds
+        ],
+    }
+
+
+def list_text(entries: Iterable[Code], width: int) -> str:
+    """Every code with its title, by severity."""
+    rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
+    wide = max(len(c.code) for c in rows)
+    lines: list[str] = []
+    for entry in rows:
+        lines += wrap(entry.title, wide + 11, width, f"{entry.code:<{wide}}  {entry.severity:<7}  ")
+    return "\n".join(lines) + "\n"
+
+
+def error_text(known: KnownError, width: int) -> str:
+    """The long form of a known error message."""
+    lines = wrap(known.title, 2, width, "")
+    for heading, text in (("Cause", known.cause), ("Fix", known.fix), ("Versions", known.versions)):
+        if text:
+            lines += ["", heading, *wrap(str(text), 2, width)]
+    return "\n".join(lines) + "\n"
+
+
+def error_json(known: KnownError) -> Json:
+    """A known error's fields."""
+    data: Json = dataclasses.asdict(known)
+    return data

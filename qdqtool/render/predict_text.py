@@ -1,0 +1,196 @@
+"""A prediction as text for a terminal: the verdict first, then what is not INT8 to INT8, by cause."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from qdqtool.advice import codes
+from qdqtool.render.output import wrap
+from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
+
+_SHOWN = 3  # findings of one code told in full, unless everything is asked for
+_LISTED = 12  # lines of a list, unless everything is asked for
+_MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "note"}
+_LEDGER = ("CONVERSION", "INPUT-CONVERSION")
+
+
+def verdict(prediction: Prediction) -> str:
+    """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
+    s = prediction.summary()
+    count = _count(s["convolutions"], "convolution")
+    if not s["convolutions"]:
+        return f"{count}: nothing to run in INT8"
+    if s["conversions"] is None:
+        return f"{count}: {s['int8']} INT8, {s['float']} float"
+    both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
+    return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}"
+
+
+def render(
+    prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False
+) -> str:
+    """The whole answer.
+
+    Args:
+        prediction: What to tell.
+        width: Columns.
+        everything: Tell every convolution and every finding in full.
+        layers: List the engine's layers.
+        trace: List TensorRT's own log lines.
+    """
+    lines = [verdict(prediction), *_header(prediction, width)]
+    lines += _findings(prediction, width, everything)
+    lines += _unexplained(prediction, width)
+    if everything:
+        lines += ["", "Every convolution", *_table(prediction.convolutions)]
+    if layers:
+        lines += ["", f"Engine layers ({len(prediction.layers)})", *_layers(prediction.layers)]
+    if trace:
+        from qdqtool.trt.trace import render as line_of
+
+        lines += ["", f"TensorRT's optimizer log ({len(prediction.trace)} lines)"]
+        lines += [line_of(event) for event in prediction.trace]
+    return "\n".join(lines) + "\n"
+
+
+def _header(prediction: Prediction, width: int) -> list[str]:
+    proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
+    lines = wrap(f"target {prediction.target}{proof}", 2, width)
+    weak = [c for c in prediction.convolutions if c.evidence == "assumed"]
+    if weak and len(weak) < len(prediction.convolutions):
+        lines += wrap(
+            f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen "
+            f"({weak[0].name} first)", 2, width,
+        )
+    if prediction.conversions is None and prediction.convolutions:
+        lines += wrap("this target quantizes inside its kernels: there are no conversion layers to count", 2, width)
+    return lines
+
+
+def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]:
+    lines: list[str] = []
+    notes: list[list[Finding]] = []
+    ledger: list[Finding] = []
+    for _, group in itertools.groupby(_by_code(prediction.findings), key=lambda f: f.code):
+        same = list(group)
+        if same[0].code in _LEDGER:
+            ledger += same
+        elif same[0].severity == Severity.INFO and not everything and same[0].code not in _EXPLAINS:
+            notes.append(same)
+        else:
+            lines += ["", *_group(same, width, everything)]
+    if ledger:
+        lines += ["", *_conversions(ledger, width, everything)]
+    if notes:
+        lines += ["", "Notes (--all tells them in full)"]
+        for same in notes:
+            lines += _note(same, width)
+    return lines
+
+
+# Notes that are the reason of a convolution that is not INT8 to INT8: told like warnings.
+_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-ACT", "ADD-BOTH", "CT-FLOAT")
+
+
+def _by_code(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings with those of one code together, in the order in which each code first comes."""
+    first: dict[tuple[str, Severity], int] = {}
+    ordered = list(findings)
+    for position, finding in enumerate(ordered):
+        first.setdefault((finding.code, finding.severity), position)
+    return sorted(ordered, key=lambda f: first[f.code, f.severity])
+
+
+def _group(same: list[Finding], width: int, everything: bool) -> list[str]:
+    head = same[0]
+    entry = codes.find(head.code)
+    title = entry.title if entry is not None else ""
+    concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
+    facts = [_count(len(same), "place")] if len(same) > 1 else []
+    if len(concerned) > 1:
+        facts.append(_count(len(concerned), "convolution"))
+    facts.append(str(head.evidence))
+    lines = wrap(f"{title} [{', '.join(facts)}]", 4, width, f"{_MARK[head.severity]} {head.code}: ")
+    shown = same if everything else same[:_SHOWN]
+    fixes = {f.fix for f in same}
+    for finding in shown:
+        lines += wrap(finding.message, 4, width, "  - ")
+        if len(fixes) > 1 and finding.fix:
+            lines += wrap(finding.fix, 6, width, "    > ")
+    rest = same[len(shown):]
+    if rest:
+        lines += wrap(f"and {len(rest)} more: {_names([f.node for f in rest])}", 4, width)
+    if len(fixes) == 1 and head.fix:
+        lines += wrap(head.fix, 4, width, "  > ")
+    return lines
+
+
+def _conversions(ledger: list[Finding], width: int, everything: bool) -> list[str]:
+    lines = [f"Conversions that stay at run time ({len(ledger)})"]
+    shown = ledger if everything else ledger[:_LISTED]
+    for finding in shown:
+        size = f" [{_amount(finding.values)}]" if finding.values else ""
+        lines += wrap(finding.message + size, 4, width, "  - ")
+    if len(ledger) > len(shown):
+        lines.append(f"    and {len(ledger) - len(shown)} more (--all)")
+    return lines
+
+
+def _note(same: list[Finding], width: int) -> list[str]:
+    head = same[0]
+    if len(same) == 1:
+        return wrap(f"{head.code}: {head.message}", 4, width, "  - ")
+    entry = codes.find(head.code)
+    title = entry.title if entry is not None else head.message
+    return wrap(f"{head.code}: {title}: {_names([f.node for f in same])}", 4, width, "  - ")
+
+
+def _unexplained(prediction: Prediction, width: int) -> list[str]:
+    """Convolutions that are not INT8 to INT8 and that no finding names: never silently left out."""
+    if prediction.conversions is None:
+        left = [c for c in prediction.convolutions if not c.is_int8 and not c.findings]
+    else:
+        left = [c for c in prediction.convolutions if not c.int8_in_int8_out and not c.findings]
+    if not left:
+        return []
+    return ["", "Not INT8 to INT8, for a reason not known", *_table(left)]
+
+
+def _table(convolutions: Iterable[ConvOutcome]) -> list[str]:
+    rows = list(convolutions)
+    signatures = [f"{' + '.join(c.inputs)} -> {c.output}" for c in rows]
+    wide = max((len(s) for s in signatures), default=0)
+    lines = []
+    for conv, signature in zip(rows, signatures, strict=True):
+        fused = f"  + {', '.join(conv.fused)}" if conv.fused else ""
+        assumed = "  (assumed)" if conv.evidence == "assumed" else ""
+        lines.append(f"  {signature:<{wide}}  {conv.name}{fused}{assumed}")
+    return lines
+
+
+def _layers(layers: Iterable[EngineLayer]) -> list[str]:
+    lines = []
+    for layer in layers:
+        inputs = ", ".join(str(t.precision) for t in layer.inputs) or "-"
+        outputs = ", ".join(str(t.precision) for t in layer.outputs) or "-"
+        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}")
+    return lines
+
+
+def _names(items: list[str], limit: int = 3) -> str:
+    unique = [i for i in dict.fromkeys(items) if i]
+    told = ", ".join(unique[:limit])
+    return told if len(unique) <= limit else f"{told}, ... ({len(unique)} in all)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _amount(values: int) -> str:
+    """A number of tensor elements: ``34.2 M values``."""
+    for size, unit in ((1_000_000, " M"), (1_000, " k")):
+        if values >= size:
+            return f"{values / size:.1f}{unit} values"
+    return f"{values} values"
