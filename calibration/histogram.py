@@ -54,7 +54,7 @@ def mantissa_bits(bins: int) -> int:
 
 def top_of(magnitude: float) -> int:
     """The exponent e with ``magnitude < 2**e``, as small as possible but at least MIN_TOP."""
-    return max(math.frexp(magnitude)[1], MIN_TOP)
+    return max(math.frexp(magnitude)[1], MIN_TOP) if magnitude else MIN_TOP  # frexp(0) says 0
 
 
 class MagnitudeCounter:

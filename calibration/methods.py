@@ -32,7 +32,7 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
     Args:
         stats: Of one tensor, or merged over tensors that share a scale.
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that ``percentile`` per
-            cent of the values do not exceed. ``mse``: the range with the least expected squared error. ``entropy``:
+            cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least expected squared error. ``entropy``:
             the range with the least KL divergence between the histogram and its 128-level version, searched over
             2048 bins as TensorRT's entropy calibrator does.
         percentile: From above 0 to 100.
@@ -63,10 +63,16 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
 
 
 def _percentile(stats: TensorStatistics, percentile: float) -> float:
-    """Linear between the edges of the bin in which the wanted value lies."""
+    """Linear between the edges of the bin in which the wanted value lies; the maximum where that value is zero.
+
+    A tensor that is zero but for a few values (sparse activations) would otherwise lose all of them.
+    """
     histogram = stats.histogram
     cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
-    return float(np.interp(percentile / 100.0 * stats.count, cumulative, histogram.edges))
+    rank = percentile / 100.0 * stats.count
+    if rank <= cumulative[1]:
+        return stats.absmax
+    return float(np.interp(rank, cumulative, histogram.edges))
 
 
 @overload

@@ -1,0 +1,74 @@
+"""Small networks and pictures for the calibration tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+
+def conv_net(
+    shape: tuple[int | str, ...] = (1, 3, 16, 16), dtype: int = TensorProto.FLOAT, seed: int = 0
+) -> onnx.ModelProto:
+    """images -> Conv -> SiLU (c1) -> Conv (c2) -> Relu (r2) -> Conv (out), 4 channels each."""
+    rng = np.random.default_rng(seed)
+    numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
+
+    def weight(name: str, channels: int) -> TensorProto:
+        return numpy_helper.from_array(rng.normal(0, 0.5, (4, channels, 3, 3)).astype(numpy_type), name)
+
+    pads = [1, 1, 1, 1]
+    nodes = [
+        helper.make_node("Conv", ["images", "w1"], ["a1"], "conv1", pads=pads),
+        helper.make_node("Sigmoid", ["a1"], ["s1"], "sigmoid1"),
+        helper.make_node("Mul", ["a1", "s1"], ["c1"], "mul1"),
+        helper.make_node("Conv", ["c1", "w2"], ["c2"], "conv2", pads=pads),
+        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+        helper.make_node("Conv", ["r2", "w3"], ["out"], "conv3", pads=pads),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("images", dtype, shape)],
+        [helper.make_tensor_value_info("out", dtype, None)],
+        [weight("w1", 3), weight("w2", 4), weight("w3", 4)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def run_all(model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]) -> dict[str, npt.NDArray[Any]]:
+    """Every value of the named tensors over all feeds, flat: onnxruntime without optimizations, one feed at a time."""
+    import onnxruntime
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    inputs = {v.name for v in copy.graph.input}
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in inputs)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs = [o.name for o in copy.graph.output]
+    values: dict[str, list[npt.NDArray[Any]]] = {n: [] for n in names}
+    for feed in feeds:
+        result = dict(zip(outputs, session.run(outputs, feed), strict=True)) | feed
+        for name in names:
+            values[name].append(np.asarray(result[name]).reshape(-1))
+    return {n: np.concatenate(v) for n, v in values.items()}
+
+
+def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png") -> list[Path]:
+    """Noise pictures, each a different one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for index in range(count):
+        pixels = np.random.default_rng(index).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        path = folder / f"picture{index:03d}{suffix}"
+        Image.fromarray(pixels).save(path)
+        paths.append(path)
+    return paths
