@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -14,17 +14,17 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
-from qdqtool.insertion.placement import RESIDUALS, Placement, Rules, place
+from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
-from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale, positive
+from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full, save
 from qdqtool.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
 
 if TYPE_CHECKING:
-    from calibration.images import Dataset, Preprocess
+    from calibration import Preprocess
 
 HIGH_PRECISIONS = ("fp32", "fp16")
 
@@ -106,14 +106,14 @@ def _group_json(index: int, scale: GroupScale) -> Json:
 
 def insert(
     model: ModelSource | Model,
-    data: str | os.PathLike[str] | Dataset | None = None,
+    data: object = None,
     *,
     method: str = "mse",
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
     preprocess: Preprocess | None = None,
-    size: int | tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None,
     calib_cache: str | os.PathLike[str] | None = None,
     calib_table: str | os.PathLike[str] | None = None,
     target: str | Target = DEFAULT_TARGET,
@@ -132,14 +132,14 @@ def insert(
 
     Args:
         model: A float ONNX model; it is not changed.
-        data: Calibration images: a folder, a list file, npz/npy, or an opened dataset. Not needed with
-            ``calib_table``, or when ``calib_cache`` holds all that is asked for.
+        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
+            with ``calib_table``.
         method: ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
         method_for: Pairs of a regular expression on tensor names and the method for those tensors.
         percentile: For ``percentile``, in percent of the absolute values.
         max_images: Use at most so many samples, spread evenly.
         preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
-        size: Height and width (or one number for both) of inputs whose dimensions are dynamic, in pixels.
+        size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
         calib_cache: File to keep statistics in, so that another run needs no inference.
         calib_table: A TensorRT calibration table to take the ranges from, instead of data.
         target: Which TensorRT to place for, see ``qdqtool predict --help``.
@@ -172,7 +172,10 @@ def insert(
         if value not in choices:
             raise QdqtoolError(f"{option} {value}: choose one of {', '.join(choices)}")
     chosen = target_named(target)
-    source, proto, notes, warnings = _float_model(model, chosen, weights, high_precision)
+    loaded = load_full(model)
+    source = loaded.path
+    proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
+                                          weights, high_precision)
     work = index_of(proto, source)
     rules = Rules(head, residual, _residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
     placement = place(work, rules)
@@ -187,8 +190,10 @@ def insert(
     else:
         from qdqtool.insertion.calibrate import collect_for
 
-        options = {"max_images": max_images, "preprocess": preprocess, "size": size, "cache": calib_cache}
-        statistics, calibration = collect_for(work, data, groups, progress=progress, **options)
+        statistics, calibration = collect_for(
+            _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
+            preprocess=preprocess, size=size, cache=calib_cache, progress=progress,
+        )  # fmt: skip
         found = []
         for group in groups:
             scale, said = choose_scale(group, statistics, methods)
@@ -208,10 +213,9 @@ def insert(
 
 
 def _float_model(
-    model: ModelSource | Model, target: Target, weights: str, high_precision: str
-) -> tuple[str, onnx.ModelProto, list[str], list[str]]:
-    """Path, a prepared model that may be edited, notes and warnings."""
-    loaded = load_full(model)
+    loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
+) -> tuple[onnx.ModelProto, list[str], list[str]]:
+    """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
     where = loaded.path or "model"
     if is_quantized(loaded):
         raise ModelError(
@@ -219,7 +223,7 @@ def _float_model(
             "or 'qdqtool predict' this one"
         )
     proto = loaded.proto
-    if isinstance(model, onnx.ModelProto | Model):  # somebody else's: leave it alone
+    if not ours:
         proto = onnx.ModelProto()
         proto.CopyFrom(loaded.proto)
     notes: list[str] = []
@@ -238,19 +242,23 @@ def _float_model(
         warnings.append(f"{target.name} cannot read int8 weights; use --weights float for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     notes.extend(prepare(proto, opset=opset, path=loaded.path))
-    return loaded.path, proto, notes, warnings
+    return proto, notes, warnings
+
+
+def _identified(work: Model, loaded: Model, notes: Sequence[str]) -> Model:
+    """The prepared model with a hash by which a calibration cache knows it again."""
+    return Model(work.proto, work.path, sha256="" if notes else loaded.sha256)
 
 
 def _residual_default(target: Target) -> str:
-    """What to do with an Add behind Conv and activation (C2f's SiLU), where evidence differs between versions.
+    """What to do with an Add behind Conv and activation (C2f's SiLU), where published evidence differs.
 
-    With both inputs quantized the Add runs alone, INT8 in and out, and no conversion stays: seen on TensorRT 8.4 with a
-    YOLOv8. Where Conv, SiLU and Add become one layer, the skip input alone is enough. TensorRT-RTX writes float from
-    every convolution and fuses pointwise work anyway, so that a Q/DQ there only costs accuracy.
+    With both inputs quantized the Add is an INT8 layer of its own, INT8 in and out, and no conversion stays: seen on
+    TensorRT 8.4 with a YOLOv8. With the skip alone quantized, every such Add leaves two conversions wherever Conv, SiLU
+    and Add do not become one layer, which nobody has shown. TensorRT-RTX writes float from every convolution and fuses
+    pointwise work anyway, so that a Q/DQ there only costs accuracy.
     """
-    if target.is_rtx:
-        return "none"
-    return "skip" if target.residual_through_activation else "both"
+    return "none" if target.is_rtx else "both"
 
 
 def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:

@@ -1,96 +1,48 @@
-"""Between placement and the calibration package: which tensors to look at, with which inputs."""
+"""Between placement and the calibration package: which tensors to look at, and what to report of it."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import onnx
-from onnx import helper
-
-from qdqtool.errors import DataError, ModelError
+from qdqtool.errors import DataError
 from qdqtool.graph import Model
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, positive
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
-    from calibration.images import Dataset, InputSpec, Preprocess
-    from calibration.statistics import Statistics
-
-Size = int | tuple[int, int] | None
-
-
-def input_specs(model: Model) -> list[InputSpec]:
-    """The model's inputs as calibration needs them: name, shape (None for an open dimension), numpy type.
-
-    Raises:
-        ModelError: An input is not a tensor of a known type.
-    """
-    from calibration.images import InputSpec
-
-    specs = []
-    for value in model.proto.graph.input:
-        if value.name not in model.inputs:
-            continue
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or not tensor.elem_type:
-            raise ModelError(f"{model.path or 'model'}: input '{value.name}' has no known shape or type")
-        shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
-        try:
-            dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-        except (KeyError, ValueError):
-            name = onnx.TensorProto.DataType.Name(tensor.elem_type)
-            raise ModelError(f"{model.path or 'model'}: input '{value.name}' is of type {name}") from None
-        specs.append(InputSpec(value.name, shape, dtype))
-    return specs
-
-
-def image_size(model: Model, size: Size) -> tuple[int, int] | None:
-    """Height and width in pixels for open dimensions: what the user says, else ``imgsz`` from the metadata.
-
-    Raises:
-        DataError: ``size`` is not positive.
-    """
-    if size is None:
-        try:
-            size = json.loads(model.metadata.get("imgsz", "null"))
-        except ValueError:
-            return None
-    pair = [size, size] if isinstance(size, int) else list(size or ())
-    if not pair:
-        return None
-    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
-        raise DataError(f"image size {size} is not one or two positive numbers")
-    return pair[0], pair[1]
+    from calibration import Preprocess, Statistics
+    from qdqtool.insertion.api import Insertion
 
 
 def collect_for(
     model: Model,
-    data: str | os.PathLike[str] | Dataset | None,
+    data: object,
     groups: Sequence[ScaleGroup],
     *,
     max_images: int,
     preprocess: Preprocess | None,
-    size: Size,
+    size: tuple[int, int] | None,
     cache: str | os.PathLike[str] | None,
     progress: bool,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 
     Raises:
+        ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import collect
-    from calibration.images import Preprocess, open_data
+    from calibration import Preprocess, collect
 
     if data is None:
         raise DataError("no calibration data; give a folder of images (--calib) or a TensorRT table (--calib-table)")
-    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), max_images, image_size(model, size))
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
-    statistics = collect(model.proto, dataset, tensors, cache=cache, progress=progress)
+    statistics = collect(
+        model, data, tensors, cache=cache, progress=progress, preprocess=preprocess or Preprocess(),
+        max_images=max_images, size=size,
+    )  # fmt: skip
     report: Json = {
         "images": statistics.images,
         "data": str(data) if isinstance(data, str | os.PathLike) else "",
@@ -122,3 +74,15 @@ def scales_from_table(path: str | os.PathLike[str], groups: Sequence[ScaleGroup]
         members = tuple(Member(t, s * LEVELS, 0.0) for t, s in known.items() if t in group.sources)
         result.append(GroupScale(group, scale, "table", members))
     return result
+
+
+def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> None:
+    """Writes the activation scales as a TensorRT calibration table (``IInt8Calibrator::readCalibrationCache``).
+
+    Raises:
+        QdqtoolError: The file cannot be written.
+    """
+    from calibration.cache import write_tensorrt_cache
+
+    scales = {q.tensor: q.scale for q in insertion.activations if not isinstance(q.scale, list)}
+    write_tensorrt_cache(path, scales)

@@ -34,8 +34,8 @@ _SMALL = 16  # elements; in constants up to this size a value that FP16 rounds t
 def to_half(proto: onnx.ModelProto) -> int:
     """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
 
-    What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell pixel
-    coordinates above 512 closer than half a pixel apart.
+    What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell
+    pixel coordinates above 512 closer than half a pixel apart.
 
     Args:
         proto: Opset 19 or newer.

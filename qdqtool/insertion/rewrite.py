@@ -94,9 +94,8 @@ class _Writer:
         node, name = site.node, site.tensor
         value = self.model.constant(name)
         assert value is not None
-        scale = weight_scale(value, site.axis)
-        half = value.dtype == np.float16
-        if half:
+        scale: npt.NDArray[Any] = weight_scale(value, site.axis)
+        if value.dtype == np.float16:
             scale = round_up_to_half(scale)
         base = self._base(node, "_weight_quantizer")
         scale_name = self._constant(f"{base}/scale", scale)
@@ -115,13 +114,13 @@ class _Writer:
         return made
 
     def _pair(
-        self, base: str, tensor: str, scale: str, zero: str, attributes: dict[str, int] | None = None
+        self, base: str, tensor: str, scale: str, zero: str, attributes: dict[str, Any] | None = None
     ) -> list[onnx.NodeProto]:
         q = self._node("QuantizeLinear", base, [tensor, scale, zero], attributes or {})
         dq = self._node("DequantizeLinear", base, [q.output[0], scale, zero], attributes or {})
         return [q, dq]
 
-    def _node(self, op: str, base: str, inputs: list[str], attributes: dict[str, int]) -> onnx.NodeProto:
+    def _node(self, op: str, base: str, inputs: list[str], attributes: dict[str, Any]) -> onnx.NodeProto:
         name = f"{base}/{op}"
         self.taken.update((name, f"{name}_output_0"))
         return helper.make_node(op, inputs, [f"{name}_output_0"], name=name, **attributes)
@@ -183,7 +182,8 @@ def quantize(value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None)
     shaped = scale.astype(np.float32)
     if axis is not None:
         shaped = shaped.reshape([-1 if i == axis else 1 for i in range(value.ndim)])
-    return np.clip(np.rint(value.astype(np.float32) / shaped), -128, 127).astype(np.int8)
+    codes: npt.NDArray[np.int8] = np.clip(np.rint(value.astype(np.float32) / shaped), -128, 127).astype(np.int8)
+    return codes
 
 
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:

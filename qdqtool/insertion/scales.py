@@ -124,9 +124,10 @@ def choose_scale(
     for tensor in group.sources:
         seen = statistics[tensor]
         if seen.nonfinite:
+            total = seen.nonfinite + seen.count
             raise DataError(
-                f"tensor '{tensor}': {seen.nonfinite} of {seen.nonfinite + seen.count} values are NaN or infinite on the "
-                "calibration data; check the model and the preprocessing, or leave its readers float with --exclude"
+                f"tensor '{tensor}': {seen.nonfinite} of {total} values are NaN or infinite on the calibration data; "
+                "check the model and the preprocessing, or leave its readers float with --exclude"
             )
         if seen.absmax > 0.0:
             own[tensor] = amax_of(seen, method, percentile=choice.percentile)

@@ -45,7 +45,7 @@ def commuting_inputs(node: Node) -> tuple[str, ...]:
 def activation_input(model: Model, node: Node) -> str | None:
     """The tensor that an activation works on: ``x`` of ``Relu(x)`` or of ``Mul(x, Sigmoid(x))``; None for others."""
     if node.op in ACTIVATIONS:
-        return node.input(0)
+        return str(node.input(0))
     if node.op == "Mul" and len(node.inputs) == 2:
         for gate, data in (node.inputs, node.inputs[::-1]):
             producer = model.producer(gate)

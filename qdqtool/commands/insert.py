@@ -1,0 +1,162 @@
+"""``qdqtool insert``: a calibrated Q/DQ model from a float model and a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
+
+
+@click.command("insert")
+@click.argument("model", type=click.Path())
+@click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
+              help="Folder of images, text file of paths, npz or npy.")
+@click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
+@click.option("--target", default=None, help=f"{_TARGETS}. [default: trt8.5]")
+@click.option("--method", type=click.Choice(["mse", "percentile", "entropy", "max"]), default="mse", show_default=True,
+              help="How an activation's range is chosen.")
+@click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors.")
+@click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile.")
+@click.option("--max-images", type=click.IntRange(1), default=512, show_default=True, help="Spread over the whole set.")
+@click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True)
+@click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open.")
+@click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red.")
+@click.option("--scale", type=float, default=None, help="Factor for pixel values. [default: 1/255]")
+@click.option("--mean", default=None, metavar="R,G,B", help="Subtracted after --scale.")
+@click.option("--std", default=None, metavar="R,G,B", help="Divided by after --mean.")
+@click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
+              help="Keep statistics there; resume and reuse them.")
+@click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
+              help="Take ranges from a TensorRT calibration table.")
+@click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
+              help="Write a TensorRT calibration table as well.")
+@click.option("--head", type=click.Choice(["box", "float", "none"]), default="box", show_default=True,
+              help="Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing.")
+@click.option("--residual", type=click.Choice(["auto", "skip", "both", "none"]), default="auto", show_default=True,
+              help="Inputs of a residual Add to quantize.")
+@click.option("--no-unify", is_flag=True, help="Let tensors tied by Concat and the like have scales of their own.")
+@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float.")
+@click.option("--include", multiple=True, metavar="REGEX", help="Quantize these although a preset would not.")
+@click.option("--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float.")
+@click.option("--weights", type=click.Choice(["float", "int8"]), default="float", show_default=True,
+              help="Store weights as float with Q and DQ, or as int8 with DQ alone.")
+@click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
+              help="Type of what stays float.")
+@click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
+@click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
+    percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
+    mean: str | None, std: str | None, calib_cache: str | None, calib_table: str | None, write_table: str | None,
+    head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
+    exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
+) -> int:
+    """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
+
+    Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
+    """
+    if calib is None and calib_table is None:
+        raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
+    path = output or _default_output(model)
+    for written, option in ((path, "-o"), (write_table, "--write-table")):
+        if written is not None:
+            _check_folder(written, option, model)
+    methods = [_method(text) for text in method_for]
+    sizes = _size(size)
+    means, stds = _channels(mean, "--mean"), _channels(std, "--std")
+    from calibration.images import Preprocess
+    from qdqtool.insertion.api import insert
+    from qdqtool.insertion.calibrate import write_table as save_table
+    from qdqtool.render.insertion_text import render
+    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.trt.targets import DEFAULT_TARGET
+
+    result = insert(
+        model,
+        calib,
+        method=method,
+        method_for=methods,
+        percentile=percentile,
+        max_images=max_images,
+        preprocess=Preprocess(
+            resize=resize,
+            bgr=bgr,
+            scale=1.0 / 255.0 if scale is None else scale,
+            mean=means or (0.0, 0.0, 0.0),
+            std=stds or (1.0, 1.0, 1.0),
+        ),
+        size=sizes,
+        calib_cache=calib_cache,
+        calib_table=calib_table,
+        target=target or DEFAULT_TARGET,
+        head=head,
+        residual=residual,
+        unify=not no_unify,
+        exclude=exclude,
+        include=include,
+        exclude_op=exclude_op,
+        weights=weights,
+        high_precision=high_precision,
+        predict=not no_predict,
+        progress=True,
+    )
+    result.save(path)
+    if write_table is not None:
+        save_table(result, write_table)
+    if form == "json":
+        emit(to_json(result.as_json()), None)
+        return 0
+    text = render(result, terminal_width(), everything=everything)
+    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}", None)
+    return 0
+
+
+def _default_output(model: str) -> str:
+    name = Path(model).name
+    for ending in (".gz", ".onnx"):
+        name = name.removesuffix(ending)
+    return str(Path(model).with_name(f"{name}_qdq.onnx"))
+
+
+def _check_folder(path: str, option: str, model: str) -> None:
+    """Says before the work, not after it, that a result could not be written."""
+    from qdqtool.errors import QdqtoolError
+    from qdqtool.files import same_file
+
+    if not Path(path).parent.is_dir():
+        raise QdqtoolError(f"{option} {path}: the folder {Path(path).parent} does not exist; create it first")
+    if Path(path).is_dir():
+        raise QdqtoolError(f"{option} {path}: is a folder; give a file name")
+    if same_file(path, model):
+        raise QdqtoolError(f"{option} {path}: is the input; choose another name")
+
+
+def _method(text: str) -> tuple[str, str]:
+    pattern, equals, method = text.rpartition("=")
+    if not equals or not pattern or not method:
+        raise click.BadParameter(f"'{text}' is not REGEX=METHOD", param_hint="--method-for")
+    return pattern, method
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
+        raise click.BadParameter(f"'{text}' is neither a number nor HEIGHTxWIDTH", param_hint="--size")
+    return int(parts[0]), int(parts[-1])
+
+
+def _channels(text: str | None, option: str) -> tuple[float, float, float] | None:
+    if text is None:
+        return None
+    try:
+        values = [float(v) for v in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise click.BadParameter(f"'{text}' is neither a number nor three with commas between", param_hint=option)
+    return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])
