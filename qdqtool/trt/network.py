@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from qdqtool.qdq import QuantParams
+from qdqtool.qdq import QuantParams, precision_of
 from qdqtool.types import Precision
 
 CONSTANT = "CONSTANT"
@@ -47,9 +47,10 @@ class Tensor:
         is_output: Whether it is a network output.
         elem_type: ONNX element type of the float graph.
         shape: Dimensions where known.
+        view_of: The tensor in whose memory it lies, once a slice or concatenation was eliminated.
     """
 
-    __slots__ = ("consumers", "elem_type", "is_output", "name", "producer", "shape", "source")
+    __slots__ = ("consumers", "elem_type", "is_output", "name", "producer", "shape", "source", "view_of")
 
     def __init__(self, name: str, source: str = "", elem_type: int = 0) -> None:
         self.name = name
@@ -59,9 +60,18 @@ class Tensor:
         self.is_output = False
         self.elem_type = elem_type
         self.shape: tuple[int | None, ...] | None = None
+        self.view_of: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name}>"
+
+    @property
+    def memory(self) -> Tensor:
+        """The tensor that the engine names for it: itself, or the one it is a view of."""
+        tensor, steps = self, 0
+        while tensor.view_of is not None and steps < 1000:
+            tensor, steps = tensor.view_of, steps + 1
+        return tensor
 
     def only_reader(self) -> Layer | None:
         """The single layer that reads the tensor; None when several do, none does, or it is a network output."""
@@ -168,9 +178,8 @@ class Network:
     def order(self) -> None:
         """Removes dead layers and ranks the rest as the optimizer visits them.
 
-        Depth first from the outputs, the later-listed input of a layer before the earlier one, a layer after its
-        inputs: which Q survives a merge and which of two convolutions takes an Add follow from it in every log
-        seen (yolo-resnet18-orin-trt8502, resnet18-qat-rtx2000-trt8510, yolov8-orin-trt8412-excerpts).
+        Depth first from the outputs, a layer after its inputs. TensorRT's own order differs between passes and is
+        not known in full; the outcomes do not depend on it, only the order of the lines in the trace does.
         """
         rank = 0
         done: set[int] = set()
@@ -307,8 +316,6 @@ class Network:
 
 def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
     """The precision of a float tensor: the ONNX type for strongly typed targets, else FLOAT."""
-    from qdqtool.qdq import precision_of
-
     found = precision_of(elem_type)
     if found.is_float:
         return found if strongly_typed else Precision.FLOAT

@@ -96,13 +96,12 @@ class Outcome:
             if layer.kind == net.COPY:
                 self.conversion_nodes.append(layer.name)
             for name, tensor in layer.attrs.get("copies", ()):
-                precision = self.precision(tensor)
-                edge = [TensorPrecision(tensor.name, precision)]
-                self.layers.append(EngineLayer(name, "Reformat", edge, list(edge)))
+                written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
+                self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
             if layer.attrs.get("eliminated"):
                 continue
-            inputs = [TensorPrecision(t.name, self.precision(t)) for t in layer.inputs]
-            outputs = [TensorPrecision(t.name, self.precision(t)) for t in layer.outputs]
+            inputs = [self._edge(t) for t in layer.inputs]
+            outputs = [self._edge(t) for t in layer.outputs]
             group = layer.attrs.get("merged")
             if group in merged:
                 merged[group].outputs.extend(outputs)
@@ -113,6 +112,9 @@ class Outcome:
             self.layers.append(entry)
             if group:
                 merged[group] = entry
+
+    def _edge(self, tensor: Tensor) -> TensorPrecision:
+        return TensorPrecision(tensor.memory.name, self.precision(tensor))
 
     # Convolutions ---------------------------------------------------------------------------------------------
 

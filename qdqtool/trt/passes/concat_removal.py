@@ -34,6 +34,7 @@ class ConcatRemoval(Pass):
                 self.unowned(kind, tensor.name, concat.out.name)
                 if kind == RETARGETING:
                     taken.add(id(tensor))
+                    tensor.view_of = concat.out
                 else:
                     copies.append((f"{tensor.name} copy", tensor))
             concat.attrs["copies"] = copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, node_name, weaken
+from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 from qdqtool.types import Evidence
 
@@ -13,16 +14,19 @@ class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale.
 
     Cases:
-        * The Q that the optimizer visits first survives; the readers of the others read it instead
-          (yolo-resnet18-orin-trt8502: 5 merges, resnet18-qat-rtx2000-trt8510: 8, yolov8-orin-trt8412-excerpts: a
-          Concat's clone into the original Q).
+        * One Q survives, the readers of the others read it instead. Of two Qs of the model it is the earlier one
+          (resnet18-qat-rtx2000-trt8510: 8 merges, resnet18-a100-qat: 3), but the later one in
+          yolo-resnet18-orin-trt8502 (5 merges), whose tail goes to Myelin, after which the network is listed anew:
+          that this is the reason is assumed. Which one survives changes names only.
+        * A Concat's clone is merged into the original Q (yolov8-orin-trt8412-excerpts).
         * Different scales: both stay (yolo-resnet18-orin-trt8502, ``layer2.1/relu_1``).
         * A scale that is not known (its data is not at hand) counts as different, and the outcome as assumed.
     """
 
     def apply(self, network: Network) -> None:
         by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
-        for q in network.of_kind(net.QUANTIZE):
+        relisted = any(map(in_myelin, network.layers.values()))
+        for q in sorted(network.of_kind(net.QUANTIZE), key=lambda q: _precedence(q, relisted)):
             by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
         for tensor, group in by_tensor.values():
             if len(group) > 1:
@@ -49,6 +53,11 @@ class HorizontalMergeQNodes(Pass):
             self.refuse(
                 kept[0], "scales-differ", tensor=tensor.source, quantizers=tuple(map(node_name, kept)), scales=scales
             )
+
+
+def _precedence(q: Layer, relisted: bool) -> tuple[bool, int]:
+    clone = bool(q.attrs.get("clone"))
+    return clone, q.id if clone or not relisted else -q.id
 
 
 def _equal(a: Layer, b: Layer) -> bool:

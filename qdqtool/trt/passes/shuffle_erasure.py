@@ -27,6 +27,8 @@ class ShuffleErasure(Pass):
             self.running(shuffle)
             self.event(REMOVING, shuffle.name)
             source, out = shuffle.data, shuffle.out
-            source.name, source.source = out.name, out.source
+            if out.is_output:
+                source.name = out.name
+            source.source = out.source
             network.retarget(out, source)
             network.remove(shuffle)

@@ -25,3 +25,4 @@ class SliceRemoval(Pass):
             view = layer.out.name
             self.unowned(ELIMINATING_SLICE, layer.name, f"{view} from {view} to {layer.data.name}")
             layer.attrs["eliminated"] = True
+            layer.out.view_of = layer.data

@@ -42,7 +42,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         clone.quant = q.quant
         clone.nodes = list(q.nodes)
         clone.rank = (concat.rank[0] - 0.5, position)
-        clone.attrs = dict(q.attrs)
+        clone.attrs = dict(q.attrs, clone=True)
         out = Tensor(f"{concat.name}_{source.name}_clone_{position}", source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)

@@ -1,0 +1,32 @@
+"""The published builds that the simulator answers to: graphs and truth tables of tests/data/evidence."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from qdqtool.modelfile import load
+from qdqtool.trt.predict import predict
+from qdqtool.types import Event, Prediction
+
+HOME = Path(__file__).parents[1] / "data" / "evidence"
+CASES = sorted(p.parent.name for p in HOME.glob("*/truth.json"))
+WITH_TRACE = sorted(p.parent.name for p in HOME.glob("*/trace.json.gz"))
+
+
+def truth(case: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((HOME / case / "truth.json").read_text())
+    return loaded
+
+
+def built_trace(case: str) -> list[Event]:
+    with gzip.open(HOME / case / "trace.json.gz", "rt") as file:
+        return [Event(*row) for row in json.load(file)]
+
+
+@functools.cache
+def prediction(case: str) -> Prediction:
+    return predict(load(HOME / case / "model.onnx.gz"), target=truth(case)["target"], advice=False)
