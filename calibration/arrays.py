@@ -144,7 +144,7 @@ class StackedSource(Source):
         first = self.load(0)  # the shapes are checked before any work is done
         self.single_rows = all(first[i.name].ndim == len(arrays[i.name].shape) for i in inputs)
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         return len(next(iter(self.arrays.values())))
 
     def load(self, index: int) -> Sample:
@@ -170,7 +170,7 @@ class SampleFilesSource(Source):
         self.root = root
         self.inputs = inputs
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         return len(self.paths)
 
     def load(self, index: int) -> Sample:

@@ -84,8 +84,8 @@ class Source(ABC):
     single_rows = False
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Samples there are; -1 where that is not known before the end."""
+    def count(self) -> int | None:
+        """Samples there are; None where that is not known before the end."""
 
     @abstractmethod
     def load(self, index: int) -> Sample:
@@ -141,8 +141,8 @@ class MemorySource(Source):
         self.random_access = self.samples is not None
         self.used = False
 
-    def __len__(self) -> int:
-        return -1 if self.samples is None else len(self.samples)
+    def count(self) -> int | None:
+        return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
         if self.samples is None:
@@ -232,8 +232,8 @@ class Dataset:
         self.skipped: list[tuple[str, str]] = []
         self.max_images = max_images
         self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
-        known = len(source)
-        self.indices = spread(known, max_images) if known >= 0 else None
+        known = source.count()
+        self.indices = None if known is None else spread(known, max_images)
         self._lock = threading.Lock()
         self._exhausted = False
         self._fingerprint: str | None = None

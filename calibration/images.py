@@ -166,7 +166,7 @@ class ImageSource(Source):
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         return len(self.paths)
 
     @property

@@ -32,9 +32,9 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
     Args:
         stats: Of one tensor, or merged over tensors that share a scale.
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that ``percentile`` per
-            cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least expected squared error. ``entropy``:
-            the range with the least KL divergence between the histogram and its 128-level version, searched over
-            2048 bins as TensorRT's entropy calibrator does.
+            cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least
+            expected squared error. ``entropy``: the range with the least KL divergence between the histogram and its
+            128-level version, searched over 2048 bins as TensorRT's entropy calibrator does.
         percentile: From above 0 to 100.
 
     Returns:
