@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.types import Precision
 
@@ -13,7 +14,8 @@ _RTX_LINES = "Number of target compute capabilities"
 
 
 def judge(build: Build) -> None:
-    """Fills ``missing``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``."""
+    """Fills ``missing``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
+    _mark_qdq(build)
     build.precision_flags = _precision_flags(build)
     build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
     build.version_hint = _version_hint(build)
@@ -47,6 +49,15 @@ def judge(build: Build) -> None:
         missing.append(END)
     build.missing = missing
     build.complete = bool(build.layers) and not build.names_only and not cut
+
+
+def _mark_qdq(build: Build) -> None:
+    """Sets the origin of Q and DQ layers where the listing does not tell it and the rest of the log does."""
+    copied = {e.subject for e in build.trace if e.pass_name == "QDQToCopy"}
+    nodes = {n.name for n in build.parse.nodes if n.op in ("QuantizeLinear", "DequantizeLinear") and n.name}
+    for layer in build.layers:
+        if not layer.origin and (layer.name in copied or (nodes and base_name(layer.name) in nodes)):
+            layer.origin = "QDQ"
 
 
 def _ended(build: Build) -> bool:

@@ -67,7 +67,7 @@ def precision_of(text: str) -> Precision:
 def vector_of(text: str) -> int:
     """Channels per element of the layout that a format description names."""
     lower = text[:200].lower()
-    return next((width for words, width in _VECTOR_WORDS.items() if words in lower), 1)
+    return next((width for words, width in _VECTOR_WORDS.items() if lower.startswith(words)), 1)
 
 
 def parse_dims(text: str) -> tuple[Shape, int]:

@@ -16,7 +16,7 @@ from qdqtool.buildlog.sections import Sections
 from qdqtool.buildlog.types import Build
 
 _TIMING = re.compile(
-    rb"(?:\[[^\]]{1,24}\] ){0,3}(?:VERBOSE: )?"
+    rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,24}\] ){0,5}(?:VERBOSE: )?"
     rb"(?:(?P<tactic>Tactic(?: Name)?: )|(?P<fastest>Fastest Tactic: )|(?P<runner>-{13,15} Timing Runner: )"
     rb"|(?P<reformat>\*{15} Autotuning Reformat: )|(?P<format>\*{15} Autotuning )|(?P<cost>={15} Computing )"
     rb"|(?P<chose>>{13,15} Chose Runner Type: )|(?P<average>Average on \d)"
@@ -59,6 +59,10 @@ class LogReader:
                     tactics.timed += 1
                     if self._tuned is not None:
                         self._tuned.tactics += 1
+                elif b"\x1b" in line:
+                    line = prefix.clean(line)
+                    match = timing(line)
+                    self._timing(kind or "", line, match.end() if match else 0)
                 else:
                     self._timing(kind or "", line, match.end())
             elif _SET_TACTIC in line:

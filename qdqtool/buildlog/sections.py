@@ -132,6 +132,8 @@ class Sections:
         block = self.block
         if block == "profile":
             return text.startswith("===") is False and read_profile_row(self.build, text)
+        if text.startswith("&&&&"):
+            return self._close()
         if block == "bindings" and not level:
             if self._keep(text) and len(self.build.bindings) < 10_000:
                 self.build.bindings.append(text)

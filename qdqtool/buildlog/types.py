@@ -23,7 +23,7 @@ from qdqtool.buildlog.records import (
 )
 from qdqtool.types import Event, Precision, TensorPrecision
 
-REFORMAT_TYPES = frozenset({"Reformat", "NoOp", "Copy", "Cast"})
+REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
 CONVERSION = "conversion"
 REFORMAT = "reformat"
 CONVOLUTION = "convolution"

@@ -1,0 +1,174 @@
+"""One engine layer, from each spelling."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.buildlog.layers import (
+    layer_from_fields,
+    onnx_names,
+    parse_dims,
+    parse_engine_line,
+    parse_info_line,
+    precision_of,
+    vector_of,
+)
+from qdqtool.types import Precision
+
+
+@pytest.mark.parametrize(("text", "precision", "vector"), [
+    ("Thirty-two wide channel vectorized row major Int8 format", Precision.INT8, 32),
+    ("Four wide channel vectorized row major Int8 format", Precision.INT8, 4),
+    ("Row major Int8 format", Precision.INT8, 1),
+    ("Row major linear FP32", Precision.FP32, 1),
+    ("Row major linear FP16 format", Precision.FP16, 1),
+    ("Channel major FP16 format where channel % 8 == 0", Precision.FP16, 1),
+    ("Two wide channel vectorized row major FP16 format", Precision.FP16, 2),
+    ("Row major linear BOOL", Precision.BOOL, 1),
+    ("Row major linear Int32", Precision.INT32, 1),
+    ("Half", Precision.FP16, 1), ("Float", Precision.FP32, 1), ("INT8", Precision.INT8, 1),
+    ("FP8", Precision.FP8, 1), ("BFloat16", Precision.BF16, 1), ("", Precision.UNKNOWN, 1), ("wide",
+    Precision.UNKNOWN, 1),
+])
+def test_formats(text: str, precision: Precision, vector: int) -> None:
+    assert (precision_of(text), vector_of(text)) == (precision, vector)
+
+
+def test_dimensions() -> None:
+    assert parse_dims("1,64:32,552,968") == ((1, 64, 552, 968), 32)
+    assert parse_dims("1,3,-17,-18") == ((1, 3, None, None), 1)
+    assert parse_dims("") == ((), 1)
+    assert parse_dims("9" * 30) == ((None,), 1)
+
+
+def test_engine_line_8_0() -> None:
+    layer = parse_engine_line(
+        "Layer(CaskConvolution): layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42, Tactic: "
+        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]", 7
+    )
+    assert layer is not None
+    assert (layer.type, layer.tactic, layer.line) == ("CaskConvolution", "4871133328510103657", 7)
+    assert layer.name == "layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42"
+    assert [(t.tensor, t.precision) for t in layer.inputs] == [("284", Precision.INT8), ("270", Precision.FP32)]
+    assert (layer.outputs[0].tensor, layer.outputs[0].precision) == ("305", Precision.FP16)
+    assert layer.outputs[0].shape == (1, 64, None, None)
+    assert layer.outputs[0].elements is None
+
+
+def test_engine_line_8_5_with_brackets_and_commas_in_names() -> None:
+    layer = parse_engine_line(
+        "Layer(PointWiseV2): PWN((Unnamed Layer* 1) [Constant], b), Tactic: 0x1c, PWN(a, b)_out (Float[1,8:4,2,2]), "
+        "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])"
+    )
+    assert layer is not None
+    assert layer.name == "PWN((Unnamed Layer* 1) [Constant], b)"
+    assert [(t.tensor, t.precision, t.vector) for t in layer.inputs] == [
+        ("PWN(a, b)_out", Precision.FP32, 4), ("(Unnamed Layer* 718) [NMS]_1_output", Precision.INT32, 1),
+    ]
+    assert [(t.tensor, t.shape, t.vector) for t in layer.outputs] == [("c[0]", (1, 8, 2, 2), 32)]
+
+
+def test_engine_line_without_inputs_outputs_or_tactic() -> None:
+    constant = parse_engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
+    assert constant is not None
+    assert constant.inputs == []
+    assert [t.tensor for t in constant.outputs] == ["out"]
+    end = parse_engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
+    assert end is not None
+    assert ([t.tensor for t in end.inputs], end.outputs) == (["x"], [])
+    cut = parse_engine_line("Layer(CaskConvolution): conv + re")
+    assert cut is not None
+    assert (cut.name, cut.inputs) == ("conv + re", [])
+    assert parse_engine_line("Layer: conv") is None
+
+
+def test_info_line_of_8_with_brackets_in_names() -> None:
+    layer = parse_info_line(
+        "Name: fc + (Unnamed Layer* 355) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: Reformatted "
+        "Input Tensor 0 "
+        "to fc + (Unnamed Layer* 355) [Shuffle], Location: Device, Dimensions: [1,512,1,1], Format/Datatype: Four wide "
+        "channel vectorized row major Int8 format }, { Name: r, Location: Device, Dimensions: [1,5], "
+        "Format/Datatype: Row "
+        "major linear FP16 format }], Outputs: [ { Name: o, Location: Device, Dimensions: [1,1000,1,1], "
+        "Format/Datatype: "
+        'Row major linear FP32 }], ParameterType: Convolution, Kernel: [1,1], Weights: {"Type": "Int8", '
+        '"Count": 512000}, '
+        "ConvXAsActInputIdx: -1, Activation: NONE, TacticValue: 0x9"
+    )
+    assert layer is not None
+    assert layer.name == "fc + (Unnamed Layer* 355) [Shuffle]"
+    assert [t.tensor for t in layer.inputs] == ["Reformatted Input Tensor 0 to fc + (Unnamed Layer* 355) "
+    "[Shuffle]", "r"]
+    assert [(t.precision, t.vector, t.shape) for t in layer.inputs] == [
+        (Precision.INT8, 4, (1, 512, 1, 1)), (Precision.FP16, 1, (1, 5)),
+    ]
+    assert layer.outputs[0].precision == Precision.FP32
+    assert layer.extras["Weights"] == {"Type": "Int8", "Count": 512000}
+    assert (layer.extras["ConvXAsActInputIdx"], layer.extras["Activation"]) == (-1, "NONE")
+    assert layer.is_convolution
+
+
+def test_info_line_of_rtx() -> None:
+    layer = parse_info_line(
+        "Name: cv1_myl0_1, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,32,8,8], Strides: "
+        "[2048,1,256,32], "
+        "StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel major format }], Constants: [ { Name: "
+        "w, Dimensions: "
+        "[64,32,1,1], Strides: [32,1,32,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel "
+        "major format }], "
+        "Outputs: [ { Name: b, Dimensions: [1,64,8,8], Strides: [4096,1,512,64], StrideOrder: [3,0,2,1], "
+        "Datatype: Float, "
+        "Format: (NHWC) Channel major format }], TacticName: t, StreamId: 0, Metadata: [ONNX Layer: "
+        "cv1]\x1f[ONNX Layer: cv1/b]"
+    )
+    assert layer is not None
+    assert (layer.input_precision, layer.output_precision) == (Precision.INT8, Precision.FP32)
+    assert [(t.tensor, t.shape) for t in layer.constants] == [("w", (64, 32, 1, 1))]
+    assert layer.inputs[0].format == "(NHWC) Channel major format"
+    assert layer.onnx_names == ["cv1", "cv1/b"]
+    assert layer.fused().components == ["cv1"]
+
+
+def test_info_line_with_nothing_inside() -> None:
+    layer = parse_info_line("Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
+    assert layer is not None
+    assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
+    assert parse_info_line("Name: x, IOMode: Input") is None
+
+
+def test_json_fields_of_both_kinds() -> None:
+    old = layer_from_fields({
+        "Name": "QuantizeLinear_2", "LayerType": "Reformat", "Origin": "QDQ",
+        "Inputs": [{"Name": "x", "Dimensions": [1, 3, -1, 4], "Format/Datatype": "Row major linear FP32"}],
+        "Outputs": [{"Name": "y", "Dimensions": [1, 3, 4, 4], "Format/Datatype": "Row major Int8 format"}],
+    })
+    assert (old.kind, old.is_qdq, old.inputs[0].shape) == ("conversion", True, (1, 3, None, 4))
+    new = layer_from_fields({
+        "Name": "c", "LayerType": "CaskConvolution", "Metadata": "[ONNX Layer: /c/Conv]",
+        "Inputs": [{"Name": "x", "Dimensions": [1], "Datatype": "Int8", "Format": "(Linear) Row major linear format"}],
+    })
+    assert (new.input_precision, new.onnx_names) == (Precision.INT8, ["/c/Conv"])
+    odd = layer_from_fields({"Name": None, "LayerType": 5, "Inputs": "?", "Outputs": [3, None], "Metadata": ["x"]})
+    assert (odd.name, odd.type, odd.inputs, len(odd.outputs)) == ("", "5", [], 2)
+
+
+def test_conversions_and_reformats_are_told_apart() -> None:
+    def reformat(name: str, source: str, target: str) -> str:
+        return layer_from_fields({
+            "Name": name, "LayerType": "Reformat", "Inputs": [{"Name": "a", "Dimensions": [1],
+            "Format/Datatype": source}],
+            "Outputs": [{"Name": "b", "Dimensions": [1], "Format/Datatype": target}],
+        }).kind
+
+    copy = "Reformatting CopyNode for Input Tensor 0 to c"
+    four, wide = "Four wide channel vectorized row major Int8 format", "Thirty-two wide channel vectorized "
+    "row major Int8 format"
+    assert reformat(copy, four, wide) == "reformat"
+    assert reformat(copy, "Row major linear FP32", wide) == "conversion"
+    assert reformat("x copy", wide, wide) == "reformat"
+
+
+def test_metadata_separators() -> None:
+    for joint in ("", "\x1e", "\x1f", " "):
+        assert onnx_names(joint.join(("[ONNX Layer: a]", "[ONNX Layer: /b[0]/Conv]"))) == ["a", "/b[0]/Conv"]
+    assert onnx_names("") == []

@@ -1,0 +1,305 @@
+"""Reading a build: the whole log, its spellings, its damage."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import re
+from pathlib import Path
+
+import pytest
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
+from qdqtool.types import Event, Precision
+from tests.buildlog import samples
+
+
+def read(text: str | bytes) -> Build:
+    return read_build(io.BytesIO(text.encode() if isinstance(text, str) else text))
+
+
+LOG = samples.trtexec_log()
+
+
+def facts(build: Build) -> tuple[object, ...]:
+    """What a build says apart from where it came from."""
+    for node in build.parse.nodes:
+        node.line = 0
+    return (
+        build.tensorrt, build.device, [e.event for e in build.trace], [(m.what, m.layers) for m in build.milestones],
+        [(x.name, x.type, x.tactic, x.inputs, x.outputs) for x in build.layers], build.profile, build.performance,
+        build.parse, build.tactics.timed, build.missing, build.complete, build.options,
+    )
+
+
+def test_header() -> None:
+    build = read(LOG)
+    assert (build.source, build.tensorrt, build.device) == ("trtexec-log", "8.5.2", "Orin")
+    assert build.gpu == {"Selected Device": "Orin", "SMs": "4"}
+    assert build.flags == {"onnx": "net_qdq.onnx", "int8": "", "verbose": "", "dumpProfile": ""}
+    assert build.precision_flags == {"fp32", "int8"}
+    assert build.options["Build"] == {"Precision": "FP32+INT8", "Sparsity": "Disabled"}
+    assert build.options["Model"]["Model"] == "net_qdq.onnx"
+    assert build.passed is True
+    assert build.complete
+    assert build.missing == []
+
+
+def test_parse_section() -> None:
+    parse = read(LOG).parse
+    assert [(n.name, n.op) for n in parse.nodes][-2:] == [("conv", "Conv"), ("relu", "Relu")]
+    conv = parse.nodes[4]
+    assert [t and (t.name, t.shape, t.dtype) for t in conv.inputs] == [
+        ("dq0_out", (1, 3, 8, 8), "FLOAT"), ("wdq_out", (16, 3, 3, 3), "FLOAT"), None,
+    ]
+    assert parse.initializers == ["w", "s"]
+    assert [(t.name, t.shape, t.dtype) for t in parse.inputs] == [("images", (1, 3, 8, 8), "FLOAT")]
+    assert parse.outputs == ["out"]
+    assert parse.layers == {"q0": "q0"}
+
+
+def test_trace_with_line_numbers() -> None:
+    build = read(LOG)
+    lines = LOG.splitlines()
+    assert build.trace[0].event == Event("ConstQDQInitializersFusion", "Running", "q0")
+    assert build.trace[1].event == Event("ConstQDQInitializersFusion", "Removing", "s")
+    for event in build.trace:
+        assert event.subject in lines[event.line - 1]
+    assert [m.layers for m in build.milestones] == [9, 9, 3, 2, 3]
+    assert build.milestone("After tensor merging") == 3
+
+
+def test_layers_and_their_kinds() -> None:
+    build = read(LOG)
+    q, conv, out = build.layers
+    assert (q.kind, conv.kind, out.kind) == ("conversion", "convolution", "reformat")
+    assert q.is_qdq
+    assert not out.is_qdq
+    assert (q.input_precision, q.output_precision) == (Precision.FP32, Precision.INT8)
+    assert (q.outputs[0].shape, q.outputs[0].vector) == ((1, 3, 8, 8), 4)
+    assert conv.tactic == "0x0000000000000012"
+    assert LOG.splitlines()[conv.line - 1].startswith("Layer(CaskConvolution)")
+    assert [x.name for x in build.conversions] == ["q0"]
+    assert len(build.layout_reformats) == 1
+
+
+def test_tuning_memory_profile_performance() -> None:
+    build = read(LOG)
+    assert build.tactics.timed == 3
+    assert build.tactics.chosen == {"CaskConvolution": 1}
+    tuned = build.tactics.layers["w + wq + conv"]
+    assert (tuned.tactics, tuned.best_ms, tuned.seconds, tuned.runner) == (2, 0.25, 1.0, "CaskConvolution")
+    assert build.tactics.reformats["<in> -> y"].best_ms == 0.125
+    assert (build.memory.activation, build.memory.host_persistent) == (4096, 512)
+    assert (build.memory.device_persistent, build.memory.scratch) == (256, 128)
+    assert build.profile == {"q0": 0.0125, "w + wq + conv + relu": 0.05}
+    assert (build.iterations, build.profile_total_ms) == (781, 0.0625)
+    assert build.profile_rows[1].median_ms == 0.0499
+    assert build.performance["Throughput"] == {"value": 424.281}
+    assert build.performance["Latency"]["percentile(99%)"] == 4.25
+    assert build.performance["Total Host Walltime"] == {"value": 3.5}
+    assert build.seconds["Engine generation"] == 5.5
+    assert [(r.tensor, r.source, r.target) for r in build.reformats] == [("out", "Float(16,1:4)", "Float(16,1)")]
+    assert [m.text for m in build.warnings] == ["Calibrator won't be used in explicit precision mode."]
+    assert build.lines.unexplained == 0
+
+
+def _python(text: str) -> str:
+    return re.sub(r"(\[[^\]]+\]) \[([VIW])\] \[TRT\] ", r"\1 [TRT] [\2] ", text)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"(?m)^\[\d[^\]]+\] ", "", text)
+
+
+def _coloured(text: str) -> str:
+    return re.sub(r"(?m)^(\[.*)$", "\x1b[33m\\1\x1b[0m", text)
+
+
+SPELLINGS = {
+    "windows": lambda t: t.replace("\n", "\r\n"),
+    "python": _python,
+    "coloured": _coloured,
+    "utf16": lambda t: b"\xff\xfe" + t.encode("utf-16-le"),
+    "utf16-be": lambda t: b"\xfe\xff" + t.encode("utf-16-be"),
+    "utf8-bom": lambda t: b"\xef\xbb\xbf" + t.encode(),
+    "gzip": lambda t: gzip.compress(t.encode()),
+    "xz": lambda t: lzma.compress(t.encode()),
+    "no last line end": lambda t: t.rstrip("\n"),
+    "invalid bytes between": lambda t: t.encode().replace(b"\n", b"\n\xff\xfe\x80\x00 noise\n", 1),
+    "other program's words in front": lambda t: t.replace("[10/31/2025-17:53:30] [V] [TRT] Original",
+                                                          "download: 41%[10/31/2025-17:53:30] [V] [TRT] Original"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_reads_the_same(spelling: str) -> None:
+    assert facts(read(SPELLINGS[spelling](LOG))) == facts(read(LOG))
+
+
+def test_logs_without_timestamps_lose_only_the_tuning_times() -> None:
+    build = read(_bare(LOG))
+    assert facts(build) == facts(read(LOG))
+    assert build.tactics.layers["w + wq + conv"].seconds == 0
+
+
+@pytest.mark.parametrize("prefix", ["[TensorRT] VERBOSE: ", "[V] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ",
+                                    "[2022-12-30 12:38:57 VERBOSE] ", "  [V] "])
+def test_other_frontends(prefix: str) -> None:
+    text = "".join(f"{prefix}{line}\n" for line in (
+        "Original: 5 layers", "Running: EltReluFusion on Add_1", "EltReluFusion: Fusing Add_1 with Relu_2",
+        "Graph construction and optimization completed in 1.5 seconds.", "Engine Layer Information:",
+        "Layer(PoolingTiled): Pool_1, Tactic: 7405838, a[Float(6,28,28)] -> b[Float(6,14,14)]",
+    ))
+    build = read(text)
+    assert build.source == "log"
+    assert [e.event for e in build.trace] == [
+        Event("EltReluFusion", "Running", "Add_1"), Event("EltReluFusion", "Fusing", "Add_1", "Relu_2"),
+    ]
+    assert build.layers[0].outputs[0].shape == (6, 14, 14)
+
+
+def test_a_line_printed_into_another_is_read_on_its_own() -> None:
+    text = LOG.replace("Original: 9 layers\n", "Original: 9 layers" + samples.stamped("V", "Removing x") + "\n")
+    build = read(text)
+    assert build.milestone("Original") == 9
+    assert "x" in [e.subject for e in build.trace]
+
+
+def test_cut_at_the_end() -> None:
+    lines = LOG.splitlines(keepends=True)
+    middle = next(i for i, line in enumerate(lines) if "Running: QuantizeDoubleInputNodes" in line)
+    build = read("".join(lines[:middle]))
+    assert build.missing == ["optimizer passes (cut off)", "engine listing", "end of the log"]
+    assert not build.complete
+    inside = next(i for i, line in enumerate(lines) if line.startswith("Layer(CaskConvolution)"))
+    build = read("".join(lines[: inside + 1]))
+    assert build.missing == ["engine listing (cut off: 2 of 3 layers)", "end of the log"]
+    assert not build.complete
+    parsing = next(i for i, line in enumerate(lines) if "Parsing node: relu" in line)
+    assert read("".join(lines[:parsing])).missing[0] == "parse section (cut off after node 5)"
+
+
+def test_cut_at_the_beginning() -> None:
+    lines = LOG.splitlines(keepends=True)
+    late = next(i for i, line in enumerate(lines) if "ConstWeightsQuantizeFusion: Fusing" in line)
+    build = read("".join(lines[late:]))
+    assert build.missing == ["parse section", "optimizer passes (the beginning)"]
+    assert not build.complete
+    assert len(build.layers) == 3
+
+
+def test_cut_inside_a_line_or_a_compressed_file() -> None:
+    assert read(LOG[: LOG.index("Layer(CaskConvolution)") + 30]).layers[0].name == "q0"
+    packed = gzip.compress(LOG.encode() * 50)
+    assert read(packed[: len(packed) // 2]).tensorrt == "8.5.2"
+
+
+def test_two_builds_in_one_log() -> None:
+    build = read(LOG + LOG.replace("w + wq + conv + relu, Tactic", "w + wq + conv + relu2, Tactic"))
+    assert build.builds == 2
+    assert [e.event for e in build.trace] == [e.event for e in read(LOG).trace]
+    assert [x.name for x in build.layers][1] == "w + wq + conv + relu2"
+
+
+def test_banner_versions() -> None:
+    for digits, version in (("8502", "8.5.2"), ("8510", "8.5.10"), ("8203", "8.2.3"), ("8601", "8.6.1"),
+                            ("101303", "10.13.3"), ("100001", "10.0.1"), ("110000", "11.0.0")):
+        build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v{digits}] [b9] # trtexec --onnx=a.onnx --best\n")
+        assert build.tensorrt == version
+        assert build.flags == {"onnx": "a.onnx", "best": ""}
+
+
+def test_a_failed_build_keeps_its_errors_with_their_lines() -> None:
+    text = LOG.splitlines()[0] + "\n" + samples.stamped("E", "2: [ltWrapper.cpp] Could not find any implementation for "
+                                                        "node w + conv.") + "\n and more about it\n"
+    build = read(text + samples.BANNER.format("FAILED") + "\n")
+    assert build.passed is False
+    assert [(m.line, m.text.split("\n")[1]) for m in build.errors] == [(2, " and more about it")]
+
+
+def test_profile_with_the_name_last() -> None:
+    text = "".join(samples.stamped("I", line) + "\n" for line in (
+        "=== Profile (1434 iterations ) ===", "   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+        "     486.12       0.3390       0.3389      21.0   {ForeignNode[771 + (Unnamed Layer* 1) [Shuffle]...gather]}",
+        "      84.73       0.0591       0.0594       3.7   Conv_237 + Relu_238",
+        "    1707.30       5.8873       5.8619     100.0   Total",
+    ))
+    build = read(text)
+    assert build.profile == {"{ForeignNode[771 + (Unnamed Layer* 1) [Shuffle]...gather]}": 0.339,
+                             "Conv_237 + Relu_238": 0.0591}
+    assert build.profile_total_ms == 5.8873
+
+
+INFO = (
+    "Name: w + wq + conv + relu, LayerType: CaskConvolution, Inputs: [ { Name: q0_out, Location: Device, Dimensions: "
+    "[1,3,8,8], Format/Datatype: Four wide channel vectorized row major Int8 format }], Outputs: [ { Name: out, "
+    "Location: Device, Dimensions: [1,16,4,4], Format/Datatype: Row major linear FP32 }], ParameterType: Convolution, "
+    'Kernel: [3,3], Stride: [2,2], Groups: 1, Weights: {"Type": "Int8", "Count": 432}, Activation: RELU, '
+    'TacticName: sm80, '
+    "TacticValue: 0x12"
+)
+
+
+def test_dumped_layer_information_adds_attributes_to_the_listing() -> None:
+    lines = LOG.splitlines()
+    detailed = "\n".join([*lines[:-1], samples.stamped("I", "Layer Information:"), samples.stamped("V", "Layers:"),
+                          INFO.replace("w + wq + conv + relu,", "q0,"), INFO, INFO.replace("w + wq", "x"), "",
+                          "Bindings:", "images", "out", lines[-1]])
+    build = read(detailed)
+    assert build.listing == "layer-info"
+    conv = build.layer("w + wq + conv + relu")
+    assert (conv.extras["Kernel"], conv.extras["Weights"]) == ([3, 3], {"Type": "Int8", "Count": 432})
+    assert detailed.splitlines()[conv.line - 1].startswith("Layer(CaskConvolution)")
+    assert conv.inputs[0].vector == 4
+    assert build.bindings == ["images", "out"]
+    assert build.passed is True
+
+
+def test_layer_information_alone() -> None:
+    build = read("Layers:\n" + INFO + "\n\nBindings:\nimages\nout\n")
+    assert (build.source, build.complete, build.bindings) == ("layer-info", True, ["images", "out"])
+
+
+def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text(LOG)
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps([{"count": 2}, {"name": "q0", "timeMs": 1.0, "averageMs": 0.5, "percentage": 100}]))
+    build = read_build(profile, log)
+    assert build.source == "trtexec-log"
+    assert len(build.trace) == len(read(LOG).trace)
+    assert build.profile == {"q0": 0.5}
+    assert build.files == [str(profile), str(log)]
+    assert build.complete
+
+
+def test_files_of_two_builds_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "layers.json"
+    other.write_text(json.dumps({"Layers": ["a", "b", "c"], "Bindings": []}))
+    log = tmp_path / "build.log"
+    log.write_text(LOG)
+    with pytest.raises(BuildLogError, match="different builds: 0 of 3 layer names"):
+        read_build(log, other)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "is empty"), (b"  \n\n", "is empty"), (b"hello\nworld\n", "no line of TensorRT"),
+    (b"\x00\x01\x02binary\x00", "binary"), (b"\x1f\x8bnot gzip at all", "damaged"), (b'{"a": 1}', "without 'Layers'"),
+    (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "no list"), (b'{"Layers": [5]}', "layer 0"),
+])
+def test_what_is_no_build_is_refused_in_one_line(content: bytes, words: str) -> None:
+    with pytest.raises(BuildLogError, match=words) as caught:
+        read(content)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(BuildLogError, match="no such file"):
+        read_build(tmp_path / "none.log")
+    with pytest.raises(BuildLogError, match="is a folder"):
+        read_build(tmp_path)
