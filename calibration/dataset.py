@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,66 +114,6 @@ class Source(ABC):
 
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
         """Called before each pass."""
-
-
-def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
-    """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
-    named = {name: np.asarray(array) for name, array in arrays.items()}
-    by_input = {i.name: named[i.name] for i in inputs if i.name in named}
-    lengths = {len(a) for a in by_input.values() if a.ndim}
-    stacked = len(by_input) == len(inputs) and all(
-        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None) for i in inputs
-    )
-    if not stacked or len(lengths) != 1:
-        return [named]
-    return [{name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())]
-
-
-class MemorySource(Source):
-    """Dictionaries of arrays from any iterable; a list can be gone through again, a generator once."""
-
-    def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
-        self.inputs = inputs
-        self.samples: Sequence[object] | None = source if isinstance(source, Sequence) else None
-        self.iterable = source
-        self.iterator: Iterator[object] | None = None
-        self.repeatable = not isinstance(source, Iterator)
-        self.random_access = self.samples is not None
-        self.used = False
-
-    def count(self) -> int | None:
-        return None if self.samples is None else len(self.samples)
-
-    def restart(self) -> None:
-        if self.samples is None:
-            if self.used and not self.repeatable:
-                raise DataError("the calibration data was a one-time iterator and is used up; give a list")
-            self.iterator = iter(self.iterable)
-            self.used = True
-
-    def load(self, index: int) -> Sample:
-        if self.samples is not None:
-            sample = self.samples[index]
-        else:
-            assert self.iterator is not None
-            try:
-                sample = next(self.iterator)
-            except StopIteration:
-                raise IndexError(index) from None
-        if not isinstance(sample, Mapping):
-            raise DataError(f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to array")
-        return fit_all(sample, self.inputs, f"calibration sample {index}")
-
-    def digest(self, index: int) -> bytes:
-        if self.samples is None:
-            return b""
-        sample = self.samples[index]
-        digest = hashlib.blake2b(digest_size=16)
-        for name, array in sorted(sample.items()) if isinstance(sample, Mapping) else ():
-            value = np.ascontiguousarray(array)
-            digest.update(f"{name}{value.dtype}{value.shape}".encode())
-            digest.update(value.reshape(-1).view(np.uint8).data)
-        return digest.digest()
 
 
 def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from calibration.arrays import ARRAY_SUFFIXES, array_file_source, sample_files_source
-from calibration.dataset import Array, Dataset, InputSpec, MemorySource, Source, file_digest, rows_of
+from calibration.dataset import Array, Dataset, InputSpec, Source, file_digest
+from calibration.memory import MemorySource, rows_of
 from qdqtool.errors import DataError
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "open_data", "prepare"]

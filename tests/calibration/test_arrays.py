@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from calibration.dataset import InputSpec
@@ -80,7 +83,7 @@ def test_arrays_in_memory() -> None:
 class Reader:
     """Something that can be gone through again but has no length."""
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
         return iter([{"images": row} for row in STACK])
 
 
@@ -90,7 +93,7 @@ def test_an_iterable_without_length_can_be_used_again() -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    def file(name: str, **arrays: np.ndarray) -> Path:  # type: ignore[type-arg]
+    def file(name: str, **arrays: npt.NDArray[Any]) -> Path:
         np.savez(tmp_path / name, allow_pickle=True, **arrays)
         return tmp_path / name
 
