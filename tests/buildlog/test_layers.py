@@ -161,8 +161,8 @@ def test_conversions_and_reformats_are_told_apart() -> None:
         }).kind
 
     copy = "Reformatting CopyNode for Input Tensor 0 to c"
-    four, wide = "Four wide channel vectorized row major Int8 format", "Thirty-two wide channel vectorized "
-    "row major Int8 format"
+    four = "Four wide channel vectorized row major Int8 format"
+    wide = "Thirty-two wide channel vectorized row major Int8 format"
     assert reformat(copy, four, wide) == "reformat"
     assert reformat(copy, "Row major linear FP32", wide) == "conversion"
     assert reformat("x copy", wide, wide) == "reformat"
