@@ -10,10 +10,11 @@ from qdqtool.types import Evidence
 TRIGGERS = frozenset(
     {
         "ArgMax", "ArgMin", "Compress", "CumSum", "Einsum", "Expand", "Gather", "GatherElements", "GatherND", "If",
-        "LayerNormalization", "Loop", "NonMaxSuppression", "NonZero", "OneHot", "Range", "RoiAlign", "Scan",
+        "LayerNormalization", "Loop", "NonZero", "OneHot", "Range", "RoiAlign", "Scan",
         "ScatterElements", "ScatterND", "Tile", "TopK", "Unique", "Where",
     }
 )
+_OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
 _KEPT_OUT = (
     net.CONVOLUTION,
     net.DECONVOLUTION,
@@ -65,7 +66,11 @@ class MyelinOptimization(Pass):
                 if producer is not None and producer.id not in reaches:
                     reaches.add(producer.id)
                     stack.append(producer)
-        return {i: layer for i, layer in network.layers.items() if i not in reaches and layer.kind not in _KEPT_OUT}
+        return {
+            i: layer
+            for i, layer in network.layers.items()
+            if i not in reaches and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
+        }
 
 
 def _neighbours(layer: Layer) -> list[Layer]:

@@ -1,0 +1,70 @@
+"""qdqtool verify."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from qdqtool.types import Verification
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
+@click.option("--target", help="Predict for this target instead of the build's own version.")
+@click.option(
+    "--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), help="Build MODEL here, then compare."
+)
+@click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
+@click.option("--from-log", "from_log", is_flag=True, help="No model at hand: rebuild the graph from the log itself.")
+@click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the answer to a file.")
+def command(
+    files: tuple[str, ...],
+    target: str | None,
+    builder: str | None,
+    sm: str | None,
+    from_log: bool,
+    allow_partial: bool,
+    form: str,
+    output: str | None,
+) -> int:
+    """Hold the prediction against a real TensorRT build.
+
+    MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a profile, or several
+    files of the same build; - is standard input. With --builder the model is built on this machine first, with
+    --from-log there is no MODEL.
+
+    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build tells only a part.
+    """
+    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.verify_text import render_verification
+    from qdqtool.verification.api import exit_code
+
+    result = _run(files, target, builder, sm, from_log)
+    emit(to_json(result.as_json()) if form == "json" else render_verification(result, terminal_width()), output)
+    return exit_code(result, allow_partial)
+
+
+def _run(
+    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, from_log: bool
+) -> Verification:
+    from qdqtool.verification.api import verify
+
+    if from_log:
+        if builder or not files:
+            raise click.UsageError("--from-log takes the files of one build and no --builder")
+        from qdqtool.verification.from_log import verify_from_log
+
+        return verify_from_log(*files, target=target)
+    if builder:
+        if len(files) != 1:
+            raise click.UsageError("--builder takes one MODEL and no BUILD")
+        from qdqtool.verification.built_here import verify_with_builder
+
+        return verify_with_builder(files[0], builder, sm=sm, target=target)
+    if len(files) < 2:
+        raise click.UsageError("give MODEL and at least one BUILD, or --from-log BUILD, or --builder")
+    return verify(files[0], *files[1:], target=target)

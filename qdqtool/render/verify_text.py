@@ -1,0 +1,70 @@
+"""A verification as text."""
+
+from __future__ import annotations
+
+from qdqtool.render.output import wrap
+from qdqtool.types import Mismatch, Verification
+
+_KINDS = {
+    "convolution": "Convolutions",
+    "conversion": "Conversions",
+    "layer": "Engine layers",
+    "trace": "Pass lines",
+    "build": "Build",
+}
+_SHOWN = 10
+
+
+def verdict(result: Verification) -> str:
+    """Agreement in one line."""
+    conv, trace, conversions = result.convolutions, result.trace, result.conversions
+    parts = [f"{conv['agree']} of {conv['total']} convolutions agree"]
+    if conv["unknown"]:
+        parts[0] += f", {conv['unknown']} unknown"
+    if conversions["built"] is not None and conversions["predicted"] is not None:
+        parts.append(f"{conversions['predicted']} conversions predicted, {conversions['built']} built")
+    if trace["built"]:
+        parts.append(f"{trace['agree']} of {trace['built']} pass lines agree ({trace['predicted']} predicted)")
+    return "; ".join(parts)
+
+
+def render_verification(result: Verification, width: int = 80) -> str:
+    """The whole answer: verdict, what was compared, then each mismatch."""
+    lines = wrap(verdict(result), 2, width, first="")
+    build = result.build
+    version = f"TensorRT {build['tensorrt']}" if build.get("tensorrt") else "TensorRT, version not told"
+    device = f" on {build['device']}" if build.get("device") else ""
+    target = result.prediction.target if result.prediction else ""
+    lines += wrap(f"Build: {version}{device} ({build['source']}); predicted for {target}.", 2, width, first="")
+    if result.prediction is not None:
+        lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")
+    if not result.complete or build.get("missing"):
+        missing = ", ".join(build.get("missing") or ["not told"])
+        word = "Incomplete build" if not result.complete else "Not in the files given"
+        lines += wrap(f"{word}: {missing}.", 2, width, first="")
+    layers = result.layers
+    if layers["total"]:
+        text = f"Engine layers: {layers['agree']} of {layers['total']} have the predicted name and types."
+        lines += wrap(text, 2, width, first="")
+    for note in result.notes:
+        lines += wrap(f"Note: {note}.", 2, width, first="")
+    for kind, title in _KINDS.items():
+        found = [m for m in result.mismatches if m.kind == kind]
+        if found:
+            lines += ["", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}"]
+            for mismatch in found[:_SHOWN]:
+                lines += _mismatch(mismatch, width)
+            if len(found) > _SHOWN:
+                lines.append(f"  ... and {len(found) - _SHOWN} more (all in --format json)")
+    unknown = result.convolutions.get("unknown_names") or []
+    if unknown:
+        lines += ["", "Not told by the build:"]
+        lines += [f"  {name}" for name in unknown[:_SHOWN]]
+        if len(unknown) > _SHOWN:
+            lines.append(f"  ... and {len(unknown) - _SHOWN} more")
+    return "\n".join(lines) + "\n"
+
+
+def _mismatch(mismatch: Mismatch, width: int) -> list[str]:
+    place = f"line {mismatch.line}: " if mismatch.line else ""
+    return [*wrap(mismatch.name, 4, width, first="  "), *wrap(f"{place}{mismatch.why}", 4, width)]

@@ -1,0 +1,164 @@
+"""``qdqtool.verify``: a prediction held against a real build."""
+
+from __future__ import annotations
+
+import os
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
+from qdqtool.types import Event, Mismatch, Precision, Prediction, Verification
+from qdqtool.verification.convolutions import compare_convolutions
+from qdqtool.verification.lines import MOST, compare_conversions, compare_layers, compare_trace, inconsistent_tensors
+from qdqtool.verification.mapping import Mapper, common_names
+
+BuildSource = str | os.PathLike[str]
+FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
+
+
+def verify(
+    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None
+) -> Verification:
+    """Predicts for the build's own TensorRT version and holds the prediction against the build.
+
+    Args:
+        model: The Q/DQ model that was built.
+        builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build; ``-`` is
+            standard input.
+        target: Overrides the target that the build's version chooses.
+
+    Returns:
+        Agreement in counts and every mismatch; what the build does not tell is unknown, never agreement.
+
+    Raises:
+        ModelError: The model cannot be read.
+        BuildLogError: The build cannot be read, or is of another model.
+    """
+    build = _build(builds)
+    index = load(model)
+    chosen, notes = choose_target(build, target)
+    check_same_model(index, build)
+    prediction = predict(index, chosen)
+    result = compare(index, prediction, build)
+    result.notes[:0] = notes
+    return result
+
+
+def _build(builds: tuple[BuildSource | Build, ...]) -> Build:
+    if not builds:
+        raise BuildLogError("no build given: name a trtexec log or a layer JSON")
+    if len(builds) == 1 and isinstance(builds[0], Build):
+        return builds[0]
+    return read_build(*(b for b in builds if not isinstance(b, Build)))
+
+
+def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[str]]:
+    """The target to predict for, and what to tell the user about the choice."""
+    if target is not None:
+        return target_named(target), []
+    if build.is_rtx:
+        return TARGETS["rtx1.7"], []
+    version = build.tensorrt or build.version_hint
+    if version is None:
+        return TARGETS[DEFAULT_TARGET], [f"the build does not tell its version; predicted for {DEFAULT_TARGET}"]
+    chosen = target_of_version(version)
+    notes = []
+    if build.tensorrt is None:
+        notes.append(f"the build does not tell its version; its spelling is that of {version}, taken as {chosen.name}")
+    return chosen, notes
+
+
+def check_same_model(model: Model, build: Build) -> None:
+    """Refuses a build of another model.
+
+    Raises:
+        BuildLogError: The build names few of the model's convolutions.
+    """
+    found, wanted = common_names(model, build)
+    spoken = len(build.layers) + len(build.trace) + len(build.parse.nodes)
+    if not spoken:
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'build'}: holds no engine layers and no optimizer lines; "
+            "build again with --verbose --profilingVerbosity=detailed"
+        )
+    if wanted and found < FEW * wanted and not _all_in_myelin(build):
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions; "
+            f"it is a build of another model than {model.path or 'the one given'}"
+        )
+
+
+def _all_in_myelin(build: Build) -> bool:
+    return bool(build.layers) and all(layer.type == "Myelin" for layer in build.layers) and not build.trace
+
+
+def compare(
+    model: Model,
+    prediction: Prediction,
+    build: Build,
+    unsure_convolutions: tuple[str, ...] = (),
+    unsure_events: tuple[Event, ...] = (),
+) -> Verification:
+    """Compares a prediction with a build, part by part.
+
+    Args:
+        model: The model predicted.
+        prediction: Its prediction.
+        build: The build.
+        unsure_convolutions: Convolutions that are unknown whatever the build says.
+        unsure_events: Pass lines that are left out.
+    """
+    mapper = Mapper(model, build)
+    ended = not any(m.startswith("optimizer passes") for m in build.missing)
+    convolutions = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
+    layers = compare_layers(prediction, build, mapper, {m.built.get("layer") for m in convolutions.mismatches})
+    layers.mismatches.extend(inconsistent_tensors(model, build))
+    trace = compare_trace(prediction, build, ended, unsure_events)
+    conversions = compare_conversions(prediction, build, ended)
+    notes: list[str] = []
+    mismatches: list[Mismatch] = list(convolutions.mismatches)
+    for part in (conversions, layers, trace):
+        if unsure_convolutions and part is not trace:
+            continue  # unknown scales decide over conversions and layer names as well
+        mismatches.extend(part.mismatches[:MOST])
+        if len(part.mismatches) > MOST:
+            notes.append(f"{len(part.mismatches) - MOST} more mismatches of kind '{part.mismatches[0].kind}'")
+    notes.extend(flag_notes(build))
+    return Verification(
+        build=build.as_json(),
+        convolutions=convolutions.as_json(),
+        layers={"total": layers.built, "agree": layers.agree},
+        trace=trace.as_json(),
+        conversions={"predicted": conversions.predicted, "built": conversions.built},
+        mismatches=mismatches,
+        prediction=prediction,
+        notes=notes,
+    )
+
+
+def flag_notes(build: Build) -> list[str]:
+    """What the command line, not the placement, costs."""
+    flags = build.precision_flags
+    floats = {
+        t.precision
+        for layer in build.layers
+        if layer.is_convolution
+        for t in (*layer.inputs[:2], *layer.outputs[:1])
+        if t.precision.is_float
+    }
+    if floats == {Precision.FP32} and flags and not flags & {"fp16", "best", "stronglyTyped", "bf16"}:
+        return ["the float remainder runs in FP32 because --fp16 was not given: a matter of flags, not of placement"]
+    return []
+
+
+def exit_code(result: Verification, allow_partial: bool = False) -> int:
+    """0 everything agrees, 1 a mismatch, 2 nothing contradicts but the build is incomplete or leaves something open."""
+    if result.mismatches:
+        return 1
+    if allow_partial or (result.complete and not result.convolutions["unknown"]):
+        return 0
+    return 2

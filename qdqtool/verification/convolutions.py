@@ -1,0 +1,228 @@
+"""Convolution by convolution: the prediction held against the engine listing and the pass lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.graph import Model, Node
+from qdqtool.qdq import is_qdq
+from qdqtool.types import ConvOutcome, Mismatch, Precision, Prediction
+from qdqtool.verification.mapping import Mapper
+
+FUSING_INTO = "fusing"
+DOUBLE = "QuantizeDoubleInputNodes"
+CONTRADICTS = "the log contradicts itself"
+_SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in the layer's name
+
+
+@dataclass
+class BuiltConv:
+    """What a build says of one convolution; None where it does not tell."""
+
+    precision: Precision | None = None
+    inputs: list[Precision] | None = None
+    output: Precision | None = None
+    fused: list[str] | None = None
+    layer: str = ""
+    line: int = 0
+    contradiction: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "precision": None if self.precision is None else str(self.precision),
+            "inputs": None if self.inputs is None else [str(p) for p in self.inputs],
+            "output": None if self.output is None else str(self.output),
+            "fused": self.fused,
+            "layer": self.layer,
+        }
+
+
+@dataclass
+class ConvComparison:
+    """The counts of one comparison and its mismatches.
+
+    Attributes:
+        total: Convolutions predicted.
+        agree: Those that the build confirms.
+        unknown: Those of which the build does not tell enough.
+        unknown_names: Their names.
+        mismatches: One for each of the rest.
+    """
+
+    total: int = 0
+    agree: int = 0
+    unknown: int = 0
+    unknown_names: list[str] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"total": self.total, "agree": self.agree, "unknown": self.unknown, "unknown_names": self.unknown_names}
+
+
+@dataclass
+class PassLines:
+    """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing."""
+
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+
+
+def pass_lines(build: Build, mapper: Mapper) -> PassLines:
+    """Reads the ``QuantizeDoubleInputNodes: fusing`` lines: node name to line number, input side and output side."""
+    found = PassLines(complete=any("epilogue" in heading for heading, _ in build.headings))
+    for event in build.trace:
+        if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
+            continue
+        components = event.object.split(" + ")
+        node = next((n for n in map(mapper.node, [event.object, *components]) if n is not None), None)
+        if node is not None:
+            side = found.inputs if event.subject.startswith("(") else found.outputs
+            side.setdefault(node.name, event.line)
+    return found
+
+
+def compare_convolutions(
+    model: Model, prediction: Prediction, build: Build, mapper: Mapper, uncertain: Iterable[str] = ()
+) -> ConvComparison:
+    """Compares every convolution: data type, residual input, output, absorbed Add and MaxPool.
+
+    Args:
+        model: The model predicted.
+        prediction: Its prediction.
+        build: The build.
+        mapper: The names of both.
+        uncertain: Convolutions whose prediction rests on scales that are not known: always unknown.
+    """
+    lines = pass_lines(build, mapper)
+    skip = set(uncertain)
+    result = ConvComparison(total=len(prediction.convolutions))
+    for conv in prediction.convolutions:
+        node = model.node(conv.name)
+        built = _built(node, conv, build, mapper, lines)
+        why = "" if conv.name in skip else _difference(model, conv, built)
+        if why:
+            result.mismatches.append(
+                Mismatch("convolution", conv.name, _said(conv), built.as_json(), why + _rule(prediction, conv),
+                         built.line or None)
+            )
+        elif conv.name in skip or built.precision is None or built.output is None:
+            result.unknown += 1
+            result.unknown_names.append(conv.name)
+        else:
+            result.agree += 1
+    return result
+
+
+def _said(conv: ConvOutcome) -> dict[str, Any]:
+    data = conv.as_json()
+    return {key: data[key] for key in ("precision", "inputs", "output", "fused", "layer", "evidence")}
+
+
+def _built(node: Node, conv: ConvOutcome, build: Build, mapper: Mapper, lines: PassLines) -> BuiltConv:
+    place = mapper.layer_of(node) if not build.names_only else None
+    built = BuiltConv() if place is None else _from_layer(node, conv, mapper, *place)
+    in_line, out_line = lines.inputs.get(node.name), lines.outputs.get(node.name)
+    built.line = built.line or in_line or out_line or 0
+    if built.precision is not None:
+        _check_against_lines(built, lines, in_line, out_line)
+        return built
+    if place is None and (in_line or lines.complete):
+        quantized = in_line is not None
+        built.precision = Precision.INT8 if quantized else Precision.FLOAT
+        built.inputs = None
+        if quantized:
+            built.output = Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
+        else:
+            built.output = Precision.FLOAT
+    return built
+
+
+def _check_against_lines(built: BuiltConv, lines: PassLines, in_line: int | None, out_line: int | None) -> None:
+    """The engine listing outranks the pass lines, but a log that says both things is not to be trusted."""
+    if built.precision is None:
+        return
+    if in_line is not None and built.precision.is_float:
+        built.contradiction = f"{CONTRADICTS}: line {in_line} quantizes it, the engine lists a float input"
+    elif out_line is not None and built.output is not None and built.output.is_float:
+        built.contradiction = f"{CONTRADICTS}: line {out_line} quantizes the output, the engine lists float"
+    elif in_line is None and lines.complete and built.precision == Precision.INT8 and lines.inputs:
+        built.contradiction = f"{CONTRADICTS}: the engine lists INT8, no pass line quantizes it"
+
+
+def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int) -> BuiltConv:
+    nodes = mapper.nodes(layer)
+    merged = " || " in layer.name and len(layer.outputs) > 1
+    output = layer.outputs[min(place, len(layer.outputs) - 1)].precision if layer.outputs else Precision.UNKNOWN
+    precisions = [t.precision for t in layer.inputs]
+    data = precisions[0] if precisions else Precision.UNKNOWN
+    absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
+    takes_residual = not merged and len(precisions) > 1 and any(n.op == "Add" for n in nodes)
+    inputs = precisions[:2] if takes_residual or len(conv.inputs) > 1 else precisions[:1]
+    known = data != Precision.UNKNOWN
+    return BuiltConv(
+        precision=data if known else None,
+        inputs=inputs if known and Precision.UNKNOWN not in inputs else None,
+        output=output if output != Precision.UNKNOWN else None,
+        fused=absorbed,
+        layer=layer.name,
+        line=layer.line,
+    )
+
+
+def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> str:
+    """What differs, in words; an empty string when nothing that the build tells does."""
+    if built.contradiction:
+        return built.contradiction
+    if built.precision is not None and not _agrees(conv.precision, built.precision):
+        return f"predicted {_word(conv.precision)}, built {_word(built.precision)}"
+    if built.output is not None and not _agrees(conv.output, built.output):
+        return f"predicted {_word(conv.output)} output, built {_word(built.output)} output"
+    if built.inputs is not None:
+        if len(built.inputs) != len(conv.inputs):
+            more = "takes a residual input" if len(conv.inputs) > len(built.inputs) else "takes no residual input"
+            return f"predicted that it {more}, built otherwise"
+        for mine, theirs in zip(conv.inputs[1:], built.inputs[1:], strict=True):
+            if not _agrees(mine, theirs):
+                return f"predicted {_word(mine)} residual, built {_word(theirs)} residual"
+    if built.fused is not None and built.layer and " || " not in built.layer:
+        return _fusion_difference(model, conv, built.fused)
+    return ""
+
+
+def _agrees(predicted: Precision, built: Precision) -> bool:
+    return predicted.agrees(built) or (predicted == Precision.FLOAT and built.is_float)
+
+
+def _fusion_difference(model: Model, conv: ConvOutcome, built: list[str]) -> str:
+    for name in conv.fused:
+        if name not in built and _op(model, name) in _SHOWN:
+            return f"predicted that it absorbs {name}, the engine's layer does not"
+    for name in built:
+        if name not in conv.fused and _op(model, name) in _SHOWN:
+            return f"the engine's layer absorbs {name}, which was not predicted"
+    return ""
+
+
+def _op(model: Model, name: str) -> str:
+    try:
+        return model.node(name).op
+    except KeyError:
+        return ""
+
+
+def _word(precision: Precision) -> str:
+    return "float" if precision == Precision.FLOAT else str(precision)
+
+
+def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
+    """By which rule the prediction came about."""
+    refusal = next((r for r in prediction.refusals if r.node == conv.name), None)
+    if refusal is not None:
+        return f" (predicted by {refusal.pass_name}: {refusal.reason})"
+    name = conv.layer or conv.name
+    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in e.object]
+    return f" (predicted by {fired[0]})" if fired else f" (predicted as layer {name})"

@@ -1,0 +1,180 @@
+"""Pass line by pass line, layer by layer, conversion by conversion."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
+from qdqtool.graph import Model
+from qdqtool.qdq import precision_of
+from qdqtool.trt.trace import render
+from qdqtool.types import Event, Mismatch, Precision, Prediction, TensorPrecision
+from qdqtool.verification.mapping import Mapper
+
+#: Passes that speak of Q/DQ and of what they are fused into. Left out: those that only prepare names of constants and
+#: shuffles, memory planning (slice, concatenation), and the merging of layers, which names no pass.
+QDQ_PASSES = frozenset(
+    {
+        "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion",
+        "ConstWeightsQuantizeFusion", "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion",
+        "ConvScaleFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion", "HorizontalMergeQNodes",
+        "MatMulToConvTransform", "PointWiseFusion", "QConvScaleFusion", "QDQToCopy", "QuantizeConvWithResidualAdd",
+        "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion", "ScaleActivationFusion",
+        "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ",
+    }
+)
+_NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
+MOST = 50  # mismatches of one kind listed; the counts tell the rest
+
+
+@dataclass
+class LineComparison:
+    """Counts of one comparison: what was predicted, what was built, what both say."""
+
+    predicted: int | None = None
+    built: int | None = None
+    agree: int | None = None
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"predicted": self.predicted, "built": self.built, "agree": self.agree}
+
+
+def compare_trace(
+    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
+) -> LineComparison:
+    """Holds the simulated pass lines against the logged ones, as multisets.
+
+    Args:
+        prediction: The prediction.
+        build: The build.
+        ended: Whether the log holds the passes to their end; otherwise a predicted line that is not there says nothing.
+        uncertain: Predicted events that rest on scales that are not known: left out on both sides.
+    """
+    unsure = set(uncertain)
+    logged = [e for e in build.trace if e.pass_name in QDQ_PASSES]
+    mine = Counter(e for e in prediction.trace if e.pass_name in QDQ_PASSES and e not in unsure)
+    theirs = Counter(e.event for e in logged if e.event not in unsure)
+    result = LineComparison(mine.total(), theirs.total() if logged else None)
+    if not logged:
+        return result
+    result.agree = (mine & theirs).total()
+    extra, missing = theirs - mine, mine - theirs
+    first = next((e for e in logged if extra.get(e.event)), None)
+    for event in logged:
+        if extra.get(event.event, 0) > 0:
+            extra[event.event] -= 1
+            why = "first line at which prediction and log part" if event is first else "logged, not predicted"
+            result.mismatches.append(Mismatch("trace", render(event.event), {}, event.as_json(), why, event.line))
+    if ended:
+        for event in prediction.trace:
+            if missing.get(event, 0) > 0:
+                missing[event] -= 1
+                why = "predicted, not logged"
+                result.mismatches.append(Mismatch("trace", render(event), event.as_json(), {}, why))
+    return result
+
+
+def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> LineComparison:
+    """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
+    result = LineComparison(prediction.conversions)
+    if build.layers and not build.names_only and _whole_listing(build):
+        names = [layer.name for layer in build.layers if layer.is_qdq]
+    elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
+        names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
+    else:
+        return result
+    result.built = len(names)
+    if prediction.conversions is None:
+        return result
+    mine = Counter(map(_conversion_key, prediction.conversion_nodes))
+    theirs = Counter(map(_conversion_key, names))
+    result.agree = (mine & theirs).total()
+    places = {_conversion_key(layer.name): layer.line for layer in build.layers}
+    for name in (theirs - mine).elements():
+        result.mismatches.append(
+            Mismatch("conversion", name, {}, {"name": name}, "stays in the engine, not predicted", places.get(name))
+        )
+    for name in (mine - theirs).elements():
+        why = "predicted to stay, the engine has none"
+        result.mismatches.append(Mismatch("conversion", name, {"name": name}, {}, why))
+    return result
+
+
+def _conversion_key(name: str) -> str:
+    return name.removesuffix("_quantize_scale_node")
+
+
+def _whole_listing(build: Build) -> bool:
+    return not any(m.startswith("engine listing") for m in build.missing)
+
+
+def compare_layers(
+    prediction: Prediction, build: Build, mapper: Mapper, reported: Collection[str | None] = ()
+) -> LineComparison:
+    """Compares engine layers by name and, where both tell, by the data types at their edges.
+
+    Args:
+        prediction: The prediction.
+        build: The build.
+        mapper: The names of both.
+        reported: Layers whose convolution is a mismatch already.
+    """
+    listed = [layer for layer in mapper.layers if layer.type or build.names_only]
+    predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
+    result = LineComparison(len(predicted), len(listed) if listed else None)
+    if not listed or prediction.conversions is None:
+        return result
+    result.agree = 0
+    for layer in listed:
+        mine = predicted.get(_layer_key(layer.name))
+        if mine is None:
+            continue
+        why = _edge_difference("input", mine.inputs, layer.inputs)
+        why = why or _edge_difference("output", mine.outputs, layer.outputs)
+        if not why:
+            result.agree += 1
+        elif layer.name not in reported:
+            result.mismatches.append(Mismatch("layer", layer.name, mine.as_json(), layer.as_json(), why, layer.line))
+    return result
+
+
+def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
+    """Tensors that the listing gives two data types, or another one than the network's input or output can have."""
+    seen: dict[str, tuple[Precision, BuiltLayer]] = {}
+    found: list[Mismatch] = []
+    for layer in build.layers:
+        for tensor in (*layer.inputs, *layer.outputs):
+            precision = tensor.precision
+            if precision == Precision.UNKNOWN:
+                continue
+            before, where = seen.setdefault(tensor.tensor, (precision, layer))
+            if before != precision:
+                why = f"the log contradicts itself: {before} in line {where.line}, {precision} in line {layer.line}"
+                found.append(Mismatch("layer", tensor.tensor, {}, layer.as_json(), why, layer.line))
+    for name in (*model.inputs, *model.outputs):
+        expected = precision_of(model.elem_type(name))
+        if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
+            built, where = seen[name]
+            why = f"the model's {name} is {expected}, the engine lists {built}"
+            found.append(Mismatch("layer", name, {"precision": str(expected)}, where.as_json(), why, where.line))
+    return found
+
+
+def _layer_key(name: str) -> str:
+    """The parser appends a number to some names (``/NonMaxSuppression_246``); ONNX names of the kind are kept."""
+    plain = name.removesuffix("_quantize_scale_node")
+    match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
+    return match[1] if match else plain
+
+
+def _edge_difference(side: str, predicted: list[TensorPrecision], built: list[BuiltTensor]) -> str:
+    for mine, theirs in zip(predicted, built, strict=False):
+        plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
+        if plain and not mine.precision.agrees(theirs.precision):
+            return f"predicted {mine.precision} {side}, built {theirs.precision} {side}"
+    return ""

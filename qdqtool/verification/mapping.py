@@ -1,0 +1,96 @@
+"""From engine layers back to ONNX nodes."""
+
+from __future__ import annotations
+
+import re
+
+from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.graph import Model, Node
+from qdqtool.trt.outcome import OPERATORS
+
+_PLAIN = re.compile(r"[^A-Za-z0-9_/]")
+_ASIDE = ("TrainStation", "Constant", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
+
+
+def trt_name(node: Node) -> str:
+    """The name that TensorRT's parser gives to a node's layer."""
+    return node.proto.name or f"node_of_{node.output}"
+
+
+class Mapper:
+    """Finds the engine layer of a node, and the nodes of an engine layer.
+
+    Attributes:
+        known: Every name of the model that a fused layer name may hold.
+        layers: Engine layers that compute something: layout reformats, constants and host layers left out.
+    """
+
+    def __init__(self, model: Model, build: Build) -> None:
+        self._model = model
+        self.known = frozenset(
+            {trt_name(n) for n in model.nodes}
+            | set(model.initializers)
+            | {o for n in model.nodes if n.op == "Constant" for o in n.outputs}
+        )
+        self._by_name = {trt_name(n): n for n in model.nodes}
+        self._by_plain = {_PLAIN.sub("_", name): n for name, n in self._by_name.items()}
+        self.layers = [layer for layer in build.layers if not is_aside(layer)]
+        self._of_node: dict[str, list[tuple[BuiltLayer, int]]] = {}
+        for layer in self.layers:
+            for place, nodes in enumerate(self._groups(layer)):
+                for node in nodes:
+                    self._of_node.setdefault(node.name, []).append((layer, place))
+
+    def node(self, name: str) -> Node | None:
+        """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
+        found = self._by_name.get(name) or self._by_name.get(base_name(name))
+        return found or self._by_plain.get(_PLAIN.sub("_", name))
+
+    def nodes(self, layer: BuiltLayer) -> list[Node]:
+        """The ONNX nodes that a layer stands for, in the order of its name."""
+        return [n for group in self._groups(layer) for n in group]
+
+    def _groups(self, layer: BuiltLayer) -> list[list[Node]]:
+        """The nodes of each layer merged with ``||``; one group otherwise."""
+        if layer.onnx_names:
+            return [[n for n in map(self.node, layer.onnx_names) if n is not None]]
+        fused = parts(layer.name, self.known)
+        if fused.kind == "foreign":
+            return []
+        return [[n for n in map(self.node, group) if n is not None] for group in fused.alternatives]
+
+    def layer_of(self, node: Node) -> tuple[BuiltLayer, int] | None:
+        """The layer that computes a convolution, and its place among merged ones; None where none or several may."""
+        found = self._of_node.get(node.name, [])
+        if len(found) > 1:
+            computing = [f for f in found if f[0].is_convolution or f[0].type.lower() in ("gemm", "matmul")]
+            found = computing or found
+        return found[0] if len(found) == 1 else None
+
+
+def is_aside(layer: BuiltLayer) -> bool:
+    """A layer that no prediction speaks of: layout reformats, constants, shape and host layers, Myelin blocks."""
+    if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
+        return True
+    return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")
+
+
+def common_names(model: Model, build: Build) -> tuple[int, int]:
+    """How many of the model's convolutions the build names, and how many there are.
+
+    Models without a convolution are counted by all their nodes.
+    """
+    wanted = [n for n in model.nodes if n.op in OPERATORS] or list(model.nodes)
+    said: set[str] = {n.name for n in build.parse.nodes}
+    said.update(o for n in build.parse.nodes if not n.name for o in (f"node_of_{t.name}" for t in n.outputs))
+    known = frozenset(trt_name(n) for n in wanted)
+    for layer in build.layers:
+        said.update(layer.onnx_names)
+        said.update(parts(layer.name, known).bases)
+    for event in build.trace:
+        said.update(parts(event.subject, known).bases)
+        said.update(parts(event.object, known).bases)
+    plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
+    found = sum(trt_name(n) in said or _PLAIN.sub("_", trt_name(n)) in plain for n in wanted)
+    return found, len(wanted)
