@@ -1,0 +1,186 @@
+"""One page's worth of facts about a build, as the JSON that ``qdqtool log`` prints and its text is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from qdqtool.buildlog.errors_table import lookup
+from qdqtool.buildlog.rerun import rerun_commands
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.errors import BuildLogError
+from qdqtool.trt import trace
+from qdqtool.types import TOOL_VERSION, Json
+
+LOG_SCHEMA = "qdqtool/log/1"
+SLOWEST = 8
+
+
+def summarize(build: Build) -> Json:
+    """The facts of a build, in the order of the page; a missing fact is None or an empty list."""
+    return {
+        "schema": LOG_SCHEMA,
+        "tool": TOOL_VERSION,
+        "build": build.as_json(),
+        "passed": build.passed,
+        "gpu": dict(build.gpu),
+        "command": build.command or None,
+        "precision": sorted(build.precision_flags),
+        "float_remainder_fp32": _fp32_remainder(build),
+        "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
+                  "opset": build.parse.opset or None, "producer": build.parse.producer or None,
+                  "nodes": len(build.parse.nodes) or None},
+        "milestones": [{"what": m.what, "layers": m.layers, "line": m.line} for m in build.milestones],
+        "passes": passes(build),
+        "engine": _engine(build),
+        "conversions": [_edge(layer) for layer in build.conversions],
+        "reformats": [_edge(layer) for layer in build.layout_reformats],
+        "merged": build.merged,
+        "tuning": _tuning(build),
+        "seconds": dict(build.seconds),
+        "memory": _memory(build),
+        "performance": {name: dict(values) for name, values in build.performance.items()},
+        "profile": _profile(build),
+        "messages": [_message(m.level, m.text, m.line, m.count) for m in build.messages],
+        "names_only": build.names_only,
+        "rerun": rerun_commands(build) if build.names_only else {},
+        "notes": list(build.notes),
+        "lines": {"total": build.lines.total, "timing": build.lines.timing, "unexplained": build.lines.unexplained},
+    }
+
+
+def passes(build: Build) -> list[Json]:
+    """What each optimizer pass printed: name, number of ``Running`` lines, the other lines by kind, first line."""
+    table: dict[str, Json] = {}
+    for event in build.trace:
+        row = table.setdefault(
+            event.pass_name, {"pass": event.pass_name, "running": 0, "events": Counter(), "line": event.line}
+        )
+        if event.kind == trace.RUNNING:
+            row["running"] += 1
+        else:
+            row["events"][event.kind] += 1
+    return [{**row, "events": dict(row["events"])} for row in table.values()]
+
+
+def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
+    """The log lines of one pass: line number and TensorRT's wording.
+
+    Args:
+        build: The build.
+        name: The pass; case does not matter, and its beginning is enough where that is unique.
+
+    Raises:
+        BuildLogError: No pass of that name printed anything.
+    """
+    names = list(dict.fromkeys(e.pass_name for e in build.trace))
+    wanted = name.lower()
+    exact = [n for n in names if n.lower() == wanted]
+    found = exact or [n for n in names if n and n.lower().startswith(wanted)]
+    if len(found) != 1:
+        listed = ", ".join(sorted(n for n in found or names if n)) or "none: the log has no optimizer lines"
+        problem = "more than one" if found else "no such"
+        raise BuildLogError(f"--pass {name}: {problem} pass in this log; it has {listed}")
+    return [(e.line, trace.render(e.event)) for e in build.trace if e.pass_name == found[0]]
+
+
+def signature(layer: BuiltLayer) -> str:
+    """``INT8, FP32 -> FP32``: what goes in and what comes out."""
+    inputs = ", ".join(str(t.precision) for t in layer.inputs) or "?"
+    return f"{inputs} -> {', '.join(str(t.precision) for t in layer.outputs) or '?'}"
+
+
+def _fp32_remainder(build: Build) -> bool:
+    """Whether the builder was told INT8 and no 16-bit float: what is not INT8 then runs in FP32."""
+    flags = build.precision_flags
+    return "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"}
+
+
+def _engine(build: Build) -> Json | None:
+    if not build.layers:
+        return None
+    convolutions = [layer for layer in build.layers if layer.is_convolution]
+    return {
+        "layers": len(build.layers),
+        "listing": build.listing,
+        "types": dict(Counter(layer.type or "unknown" for layer in build.layers).most_common()),
+        "convolutions": len(convolutions),
+        "signatures": dict(Counter(signature(layer) for layer in convolutions).most_common()),
+        "bindings": list(build.bindings),
+    }
+
+
+def _edge(layer: BuiltLayer) -> Json:
+    tensor = next(iter([*layer.inputs, *layer.outputs]), None)
+    return {
+        "name": layer.name,
+        "from": str(layer.input_precision),
+        "to": str(layer.output_precision),
+        "shape": list(tensor.shape) if tensor is not None and tensor.shape is not None else None,
+        "qdq": layer.is_qdq,
+        "line": layer.line,
+    }
+
+
+def _tuning(build: Build) -> Json:
+    tactics = build.tactics
+    slowest = sorted(tactics.layers.values(), key=lambda t: (-t.seconds, -t.tactics, t.name))[:SLOWEST]
+    reformats = [t for t in tactics.reformats.values() if t.best_ms is not None]
+    reformats.sort(key=lambda t: (-(t.best_ms or 0.0), t.name))
+    return {
+        "tactics": tactics.timed,
+        "combinations": tactics.combinations,
+        "reformats": tactics.reformat_timings,
+        "without_tactics": tactics.skipped,
+        "layers": len(tactics.layers),
+        "chosen": dict(tactics.chosen.most_common()),
+        "added_reformats": len(build.reformats),
+        "slowest": [
+            {"name": t.name, "seconds": t.seconds, "tactics": t.tactics, "best_ms": t.best_ms, "runner": t.runner}
+            for t in slowest
+        ],
+        "slowest_reformats": [{"name": t.name, "best_ms": t.best_ms} for t in reformats[:3]],
+    }
+
+
+def _memory(build: Build) -> Json:
+    memory = build.memory
+    return {
+        "host_persistent": memory.host_persistent,
+        "device_persistent": memory.device_persistent,
+        "scratch": memory.scratch,
+        "activation": memory.activation,
+        "weights": memory.weights,
+        "engine_mib": memory.engine_mib,
+        "peak_cpu_mib": memory.peak_cpu_mib,
+        "peak_gpu_mib": memory.peak_gpu_mib,
+    }
+
+
+def _profile(build: Build) -> Json | None:
+    if not build.profile_rows:
+        return None
+    total = build.profile_total_ms or sum(row.average_ms for row in build.profile_rows)
+    rows = sorted(build.profile_rows, key=lambda row: -row.average_ms)[:SLOWEST]
+    return {
+        "iterations": build.iterations,
+        "total_ms": total,
+        "layers": len(build.profile_rows),
+        "slowest": [
+            {"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows
+        ],
+    }
+
+
+def _message(level: str, text: str, line: int, count: int) -> dict[str, Any]:
+    known = lookup(text)
+    return {
+        "level": "error" if level == "E" else "warning",
+        "text": text,
+        "line": line,
+        "count": count,
+        "known": known.id if known else None,
+        "severity": known.severity if known else None,
+        "cause": known.cause if known else None,
+        "fix": known.fix if known else None,
+    }

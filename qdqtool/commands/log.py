@@ -1,0 +1,54 @@
+"""``qdqtool log``: one page about a TensorRT build, instead of scrolling through its log."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("log")
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--pass", "pass_name", default=None, metavar="NAME", help="Print the lines of one optimizer pass.")
+@click.option("--all", "everything", is_flag=True, help="List every conversion, reformat and merge.")
+@click.option("--to-onnx", default=None, type=click.Path(), metavar="FILE",
+              help="Write the ONNX graph that the parse section tells (no weights).")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+def command(
+    files: tuple[str, ...], pass_name: str | None, everything: bool, to_onnx: str | None, form: str, output: str | None
+) -> int:
+    """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
+
+    A log may be compressed (gzip, xz) or come from standard input (-), and may be cut off.
+
+    Exit codes: 0 done, 2 bad input.
+    """
+    from qdqtool.buildlog.read import read_build
+    from qdqtool.buildlog.summary import lines_of_pass, summarize
+    from qdqtool.errors import QdqtoolError
+    from qdqtool.files import same_file
+    from qdqtool.render.log_text import pass_lines, render
+    from qdqtool.render.output import emit, terminal_width, to_json
+
+    for target in (output, to_onnx):
+        if target and any(same_file(target, file) for file in files):
+            raise QdqtoolError(f"{target}: is one of the files read; choose another output name")
+    build = read_build(*files)
+    if to_onnx:
+        from qdqtool.buildlog.to_onnx import graph_from_log
+        from qdqtool.modelfile import save
+
+        model, unknown = graph_from_log(build)
+        save(model, to_onnx)
+        rows = {"schema": "qdqtool/log-graph/1", "output": to_onnx, "nodes": len(model.graph.node), "unknown": unknown}
+        text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:\n"
+        emit(to_json(rows) if form == "json" else text + "".join(f"  {line}\n" for line in unknown), output)
+        return 0
+    if pass_name is not None:
+        rows_of_pass = lines_of_pass(build, pass_name)
+        listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
+        emit(to_json(listed) if form == "json" else pass_lines(rows_of_pass), output)
+        return 0
+    facts = summarize(build)
+    width = 100 if output else terminal_width()
+    emit(to_json(facts) if form == "json" else render(facts, width, everything=everything), output)
+    return 0
