@@ -1,0 +1,55 @@
+"""Real builds: hands a model to a TensorRT on this machine and says what it made of every convolution.
+
+:func:`build` is the only entry; ``tensorrt-rtx`` needs no GPU, ``tensorrt`` and ``trtexec`` do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqtool.errors import BuilderError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from qdqtool.builders.result import BuildResult
+
+BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
+TIMEOUT = 1800.0  # seconds; classic TensorRT times tactics for minutes on a Jetson
+
+
+def build(
+    model: str | os.PathLike[str],
+    builder: str = "tensorrt-rtx",
+    output: str | os.PathLike[str] | None = None,
+    sm: Sequence[int] | None = None,
+    timeout: float = TIMEOUT,
+    keep_engine: bool = False,
+    shapes: dict[str, Sequence[Sequence[int]]] | None = None,
+) -> BuildResult:
+    """Builds a model and reads the build.
+
+    Args:
+        model: Path of an ONNX model; it is not changed.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        output: Folder for ``build.log``, ``layers.json`` and the engine; made when missing. None keeps nothing on disk.
+        sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only; default 86).
+        timeout: Seconds after which the build is stopped.
+        keep_engine: Whether to write ``engine.plan`` into ``output``.
+        shapes: Input name to its minimum, preferred and maximum shape, for inputs with run-time dimensions.
+
+    Returns:
+        What came out. A model that the compiler refuses, or that crashes it, is an answer and not an error.
+
+    Raises:
+        BuilderError: The builder is unknown, not installed, or cannot run here.
+        ModelError: The model cannot be read.
+    """
+    if builder not in BUILDERS:
+        raise BuilderError(f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}")
+    if timeout <= 0:
+        raise BuilderError(f"time limit {timeout:g} s is not positive")
+    from qdqtool.builders.run import run_build
+
+    return run_build(model, builder, output, tuple(sm) if sm else None, timeout, keep_engine, shapes or {})

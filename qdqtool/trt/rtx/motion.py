@@ -6,12 +6,14 @@ weights and no pair of its own. Operators that are not listed turn integers into
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.trt.rtx.constants import Constants
 from qdqtool.trt.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
@@ -24,6 +26,8 @@ MOVES = frozenset({
 })
 # All data inputs need the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
+# In front of these a DQ is copied and moved on, so that they do not hold a factor back.
+_FREE = (MOVES - {"Reciprocal"}) | JOINS
 
 
 class Motion:
@@ -66,6 +70,8 @@ class Motion:
         if node.op in self._rules:
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
+            if node.op == "Reciprocal" and not self._alone(node, node.input(0), ""):
+                return self._lost("shared", node, first)
             moved = replace(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
             return self._with_axes(node, moved)
         return self._lost("operator", node, first)
@@ -107,7 +113,10 @@ class Motion:
         if dims is None:
             return self._lost("operator", node, state)
         rank = len(self.model.shape(node.output) or dims)
-        own = len(self.model.shape(node.input(1 if reverse else 0)) or dims)
+        data = node.input(1 if reverse else 0)
+        if not self._alone(node, data, other):
+            return self._lost("shared", node, state)
+        own = len(self.model.shape(data) or dims)
         axes = {a + max(rank - own, 0) for a in state.axes}
         axes.update(rank - len(dims) + i for i, d in enumerate(dims) if d != 1)
         inverted = state.inverted
@@ -121,6 +130,52 @@ class Motion:
             if math.prod(dims) == 1:
                 factor = factor / step if node.op == "Div" and not reverse else factor * step
         return replace(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
+
+    def _alone(self, node: Node, tensor: str, constant: str) -> bool:
+        """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
+
+        DQs of one tensor with one scale count as one: the compiler merges them first.
+        """
+        model = self.model
+        for same in self._equal_tensors(tensor):
+            if model.is_output(same):
+                return False
+            for reader in model.readers(same):
+                if reader is node or not self._alive(reader) or reader.op in _FREE:
+                    continue
+                if reader.op != node.op or not constant:
+                    return False
+                value, other = self.constants.value(constant), [self.constants.value(t) for t in reader.inputs]
+                if not any(v is not None and value is not None and np.array_equal(v, value) for v in other):
+                    return False
+        return True
+
+    def _equal_tensors(self, tensor: str) -> list[str]:
+        maker = self.model.producer(tensor)
+        if maker is None or not qdq.is_dq(maker):
+            return [tensor]
+        scale = self.constants.value(maker.input(1))
+        same = [tensor]
+        for reader in self.model.readers(maker.input(0)):
+            if reader is not maker and qdq.is_dq(reader) and scale is not None:
+                other = self.constants.value(reader.input(1))
+                if other is not None and np.array_equal(other, scale):
+                    same.append(reader.output)
+        return same
+
+    def _alive(self, node: Node) -> bool:
+        return node.index in self._live
+
+    @functools.cached_property
+    def _live(self) -> set[int]:
+        """Nodes that an output depends on."""
+        found: set[int] = set()
+        for node in reversed(self.model.ordered):
+            for tensor in filter(None, node.outputs):
+                readers = self.model.readers(tensor)
+                if self.model.is_output(tensor) or any(r.index in found for r in readers):
+                    found.add(node.index)
+        return found
 
     def _pad(self, node: Node, state: Dequantized) -> State:
         """Zeros around height and width join the convolution behind; cutting and repeating edges are moves."""

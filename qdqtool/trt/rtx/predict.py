@@ -13,7 +13,7 @@ from qdqtool.trt.rtx import reasons
 from qdqtool.trt.rtx.constants import Constants
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import OPERATORS, Verdict, judge
-from qdqtool.trt.rtx.refusals import CRASH, refusals
+from qdqtool.trt.rtx.refusals import CRASH, half_shape1, refusals
 from qdqtool.trt.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 from qdqtool.types import ConvOutcome, Evidence, Finding, ModelInfo, Precision, Prediction, Severity
 
@@ -38,6 +38,8 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
                             target_evidence="rules from builds with TensorRT-RTX 1.7.1.116")
     prediction.findings = list(refusals(model, walk.constants, walk.types, walk.states, sm))
     for node in model.nodes:
+        if node.op == "Conv":
+            prediction.findings.extend(half_shape1(model, walk.types, walk.states, node))
         if node.op in OPERATORS:
             outcome, finding = _outcome(model, walk, node, sm)
             if outcome is None:
@@ -151,8 +153,9 @@ def _outcome(
     if not floating.is_float:
         floating = Precision.FP32
     precision = verdict.precision or floating
-    # An INT8 convolution writes float32 even in a half model; an INT8 gemm writes the model's type.
-    output = Precision.FP32 if verdict.precision and node.op == "Conv" else floating
+    # An INT8 convolution with scales by channel writes float32 even in a half model; one scale joins the product.
+    by_channel = isinstance(right, Dequantized) and not right.scalar
+    output = Precision.FP32 if verdict.precision and node.op == "Conv" and by_channel else floating
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
                           [precision], output, evidence=Evidence.SEEN)
     return outcome, reasons.finding(node, verdict)

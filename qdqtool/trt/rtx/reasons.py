@@ -22,6 +22,9 @@ _TEXTS: dict[str, tuple[str, Severity, str, str]] = {
     "operator": (
         "IN-BLOCKED", Severity.WARNING, "{conv}: {node} ({op}) stands between {dq} and it, and TensorRT-RTX computes "
         "{op} in float.", "Put Q/DQ behind {node}, directly in front of {conv}."),
+    "shared": (
+        "IN-BLOCKED", Severity.WARNING, "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because "
+        "other nodes read the same tensor.", "Put Q/DQ behind {node}, directly in front of {conv}."),
     "join-float": (
         "IN-BLOCKED", Severity.WARNING, "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
         "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale."),
@@ -80,7 +83,7 @@ def finding(conv: Node, verdict: Verdict) -> Finding | None:
         "op": verdict.node.op if verdict.node else "",
         "dq": verdict.dq.name if verdict.dq else "the DQ",
     }
-    blame = verdict.node if reason in ("operator", "join-float", "join-scale", "pad") else None
+    blame = verdict.node if reason in ("operator", "shared", "join-float", "join-scale", "pad") else None
     place = blame.name if blame else conv.name
     return Finding(code, severity, place, prefix + message.format(**words), fix.format(**words), Evidence.SEEN,
                    target=TARGET)

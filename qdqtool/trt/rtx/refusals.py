@@ -15,6 +15,7 @@ from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import QuantParams
 from qdqtool.trt.rtx.constants import Constants
+from qdqtool.trt.rtx.operands import judge
 from qdqtool.trt.rtx.state import WIDTH, Dequantized, State
 from qdqtool.types import Evidence, Finding, Precision, Severity
 
@@ -229,6 +230,25 @@ def _convolution(types: dict[str, int], states: dict[str, State], node: Node) ->
             and not left.axes):
         yield _error(REFUSED, node.name, f"{node.name}: int8 input with int4 weights; \"CHECK(dtype == W.type()) "
                      "failed\".", "Quantize the weights to int8.")
+
+
+def half_shape1(model: Model, types: dict[str, int], states: dict[str, State], node: Node) -> Iterator[Finding]:
+    """An INT8 Conv of float16 whose weights have one scale of shape [1]: the compiler fails on it.
+
+    One scale for one output channel is fine, and so is float32.
+    """
+    left, right = states.get(node.input(0)), states.get(node.input(1))
+    if not isinstance(left, Dequantized) or not isinstance(right, Dequantized) or right.scalar or right.axes:
+        return
+    shape = model.shape(node.input(1))
+    if types.get(node.input(0)) == onnx.TensorProto.FLOAT16 and shape is not None and shape[0] != 1:
+        if judge(model, node, left, right).precision == Precision.INT8:
+            yield _error(
+                "SCALE-SHAPE1", node.name,
+                f"{node.name}: float16 weights with one scale of shape [1] ({right.dq.name}); \"MyelinCheckException: "
+                "const_ppg.cpp: CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed\".",
+                "Give the weights a scalar scale (shape []), or one for each output channel.",
+            )
 
 
 def _hardware(model: Model, sm: tuple[int, ...]) -> Iterator[Finding]:

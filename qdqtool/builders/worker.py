@@ -1,13 +1,16 @@
-"""The child process that talks to TensorRT-RTX: reads one request a line from stdin, writes one answer a line.
+"""The child process that talks to a TensorRT: reads one request a line from stdin, writes one answer a line.
 
-Run as a file, so that nothing of qdqtool, onnx or numpy is imported beside the compiler. A crash of the compiler ends
-this process and nobody else; the parent reads the signal and the log written so far.
+Run as a file (``worker.py tensorrt_rtx`` or ``worker.py tensorrt``), so that nothing of qdqtool, onnx or numpy is
+imported beside the compiler. A crash of the compiler ends this process and nobody else; the parent reads the signal
+and the log written so far.
 
-Request:  {"model", "log", "sm": [86], "engine": path or null, "profiles": {"x": [min, opt, max]}}
-Answer:   {"status": "built"|"refused", "stage": "parse"|"build", "errors": [text], "seconds",
-          "engine_bytes", "version"}
+Request:  {"model", "log", "sm": [86], "engine": path or null, "layers": path or null,
+           "profiles": {"x": [min, opt, max]}}
+Answer:   {"status": "built"|"refused"|"unavailable", "stage": "parse"|"build", "errors": [text], "seconds",
+           "engine_bytes", "version", "message"}
 """
 
+import importlib
 import json
 import os
 import sys
@@ -28,8 +31,8 @@ def _logger(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             level = int(getattr(severity, "value", severity))
-            stamp = time.strftime("%m/%d/%Y-%H:%M:%S")
             if self.file is not None:
+                stamp = time.strftime("%m/%d/%Y-%H:%M:%S")
                 self.file.write(f"[{stamp}] [{SEVERITY[level]}] [TRT] {message}\n")
                 if level <= 1:
                     self.file.flush()
@@ -39,7 +42,30 @@ def _logger(trt: Any) -> Any:
     return Logger()
 
 
-def _add_profile(trt: Any, builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
+def _network_flags(trt: Any, rtx: bool) -> int:
+    """Strongly typed for TensorRT-RTX, which knows nothing else; explicit batch for versions that still ask."""
+    flags = trt.NetworkDefinitionCreationFlag
+    if rtx:
+        return 1 << int(flags.STRONGLY_TYPED)
+    if int(trt.__version__.split(".")[0]) < 10:
+        return 1 << int(flags.EXPLICIT_BATCH)
+    return 0
+
+
+def _configure(trt: Any, config: Any, request: dict[str, Any], rtx: bool) -> None:
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if rtx:
+        config.num_compute_capabilities = len(request["sm"])
+        for index, capability in enumerate(request["sm"]):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
+        return
+    for name in ("INT8", "FP16"):  # TensorRT 11 has neither: the ONNX types decide
+        flag = getattr(trt.BuilderFlag, name, None)
+        if flag is not None:
+            config.set_flag(flag)
+
+
+def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
     """One optimization profile for the inputs that have run-time dimensions."""
     wanted = [network.get_input(i) for i in range(network.num_inputs)]
     dynamic = [t for t in wanted if any(d < 0 for d in t.shape)]
@@ -59,26 +85,36 @@ def _default_profile(shape: tuple[int, ...]) -> list[list[int]]:
     return [low, best, best]
 
 
-def _build(trt: Any, logger: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
+    """The layer listing of an engine; needs the GPU that classic TensorRT builds on anyway."""
+    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[str, Any]:
     start = time.perf_counter()
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    try:
+        builder = trt.Builder(logger)
+    except (TypeError, RuntimeError) as error:
+        return {"status": "unavailable", "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})"}
+    network = builder.create_network(_network_flags(trt, rtx))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request["model"]):
         texts = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         return {"status": "refused", "stage": "parse", "errors": texts + logger.errors}
     config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    config.num_compute_capabilities = len(request["sm"])
-    for index, capability in enumerate(request["sm"]):
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
-    _add_profile(trt, builder, network, config, request.get("profiles") or {})
+    _configure(trt, config, request, rtx)
+    _add_profile(builder, network, config, request.get("profiles") or {})
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         return {"status": "refused", "stage": "build", "errors": list(logger.errors)}
     if request.get("engine"):
         with open(request["engine"], "wb") as file:
             file.write(plan)
+    if request.get("layers"):
+        _inspect(trt, logger, plan, request["layers"])
     return {"status": "built", "stage": "build", "errors": list(logger.errors), "engine_bytes": plan.nbytes,
             "seconds": time.perf_counter() - start}
 
@@ -86,14 +122,19 @@ def _build(trt: Any, logger: Any, request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the compiler prints by itself must not land among the answers
-    import tensorrt_rtx as trt
-
+    package = sys.argv[1]
+    try:
+        trt = importlib.import_module(package)
+    except (ImportError, OSError) as error:
+        answers.write(json.dumps({"status": "unavailable", "message": f"{package} cannot be loaded: {error}"}) + "\n")
+        return
+    rtx = package == "tensorrt_rtx"
     logger = _logger(trt)
     for line in sys.stdin:
         request = json.loads(line)
         logger.errors = []
         with open(request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16) as logger.file:
-            answer = _build(trt, logger, request)
+            answer = _build(trt, logger, request, rtx)
         logger.file = None
         answer["version"] = trt.__version__
         answers.write(json.dumps(answer) + "\n")

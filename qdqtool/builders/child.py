@@ -1,0 +1,144 @@
+"""The compiler's process: requests in, answers out, a time limit on each, and a crash that stays its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qdqtool.errors import BuilderError
+
+WORKER = Path(__file__).parent / "worker.py"
+_INSTALL = {
+    "tensorrt_rtx":
+        "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
+    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or use --builder tensorrt-rtx",
+}
+
+
+def is_installed(package: str) -> bool:
+    """Whether a compiler's Python package is there; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class Child:
+    """A worker process for one compiler; started when first used, and again after a crash.
+
+    Args:
+        package: ``tensorrt_rtx`` or ``tensorrt``.
+    """
+
+    def __init__(self, package: str = "tensorrt_rtx") -> None:
+        if not is_installed(package):
+            raise BuilderError(_INSTALL.get(package, f"the package {package} is not installed"))
+        self._package = package
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Sends one request and waits for its answer.
+
+        Args:
+            request: See the worker's docstring.
+            timeout: Seconds, the start of the process included.
+
+        Returns:
+            The worker's answer; ``{"status": "crashed", "signal"}`` when it died, ``{"status": "timeout"}`` when it
+            was stopped.
+
+        Raises:
+            BuilderError: The worker could not start the compiler.
+        """
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        deadline = time.monotonic() + timeout
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, deadline)
+        except BrokenPipeError:
+            line = b""
+        except BaseException:
+            self._stop(process)
+            raise
+        if line is None:
+            self._stop(process)
+            return {"status": "timeout"}
+        if not line:
+            return self._died(process)
+        answer: dict[str, Any] = json.loads(line)
+        if answer.get("status") == "unavailable":
+            self.close()
+            raise BuilderError(str(answer.get("message", "the compiler cannot run here")))
+        return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), self._package], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL)
+        return self._process
+
+    def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        """One line of the worker; empty when it ended, None when the time is over."""
+        assert process.stdout is not None
+        data = b""
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                return None
+            piece = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+            if not piece:
+                return b""
+            data += piece
+        return data
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        self.close()
+
+    def _died(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        code = process.wait()
+        self.close()
+        if code >= 0:
+            return {"status": "crashed", "message": f"the compiler's process ended with code {code}"}
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "unknown"
+        return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}

@@ -1,0 +1,181 @@
+"""Runs one build from the model's file to its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qdqtool import modelfile
+from qdqtool.builders import trtexec
+from qdqtool.builders.child import Child
+from qdqtool.builders.names import log_names, with_log_names
+from qdqtool.builders.plan import built_nodes, inspector_json
+from qdqtool.builders.result import BuildResult
+from qdqtool.errors import BuilderError, BuildLogError
+from qdqtool.files import write_text
+from qdqtool.graph import Model
+
+DEFAULT_SM = (86,)
+# What ComputeCapability of TensorRT-RTX 1.7.1 has.
+RTX_TARGETS = (75, 80, 86, 89, 120, 121)
+Shapes = dict[str, Sequence[Sequence[int]]]
+
+
+def run_build(
+    source: str | os.PathLike[str], builder: str, output: str | os.PathLike[str] | None, sm: tuple[int, ...] | None,
+    timeout: float, keep_engine: bool, shapes: Shapes,
+) -> BuildResult:
+    """See :func:`qdqtool.builders.build`."""
+    if sm and builder != "tensorrt-rtx":
+        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
+    for capability in sm or ():
+        if capability not in RTX_TARGETS:
+            raise BuilderError(
+                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows SM{', SM'.join(map(str, RTX_TARGETS))}")
+    if keep_engine and output is None:
+        raise BuilderError("an engine needs a folder to be kept in")
+    model = modelfile.load(source)
+    folder = _folder(output)
+    with tempfile.TemporaryDirectory(prefix="qdqtool-build-") as temporary:
+        work = Path(temporary)
+        names = log_names(model)
+        path = with_log_names(model, names, work)
+        if builder == "trtexec":
+            result = _with_trtexec(path, work, timeout, keep_engine, shapes)
+        else:
+            package = "tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt"
+            with Child(package) as child:
+                result = build_with(child, path, work, builder, sm or DEFAULT_SM, timeout, keep_engine, shapes)
+        read_layers(model, names, work, result)
+        if folder is not None:
+            _keep(model, names, work, folder, result)
+    return result
+
+
+def _folder(output: str | os.PathLike[str] | None) -> Path | None:
+    if output is None:
+        return None
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    return folder
+
+
+def build_with(
+    child: Child, path: Path, work: Path, builder: str, sm: tuple[int, ...], timeout: float, keep_engine: bool = False,
+    shapes: Shapes | None = None,
+) -> BuildResult:
+    """One build in a running child; leaves ``build.log`` (and ``engine.plan``, ``inspector.json``) in ``work``.
+
+    Raises:
+        BuilderError: The compiler cannot run here.
+    """
+    rtx = builder == "tensorrt-rtx"
+    request = {
+        "model": str(path.resolve()),
+        "log": str(work / "build.log"),
+        "sm": list(sm) if rtx else [],
+        "engine": str(work / "engine.plan") if keep_engine else None,
+        "layers": None if rtx else str(work / "inspector.json"),
+        "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
+    }
+    start = time.monotonic()
+    answer = child.ask(request, timeout)
+    errors = [str(e) for e in answer.get("errors", [])]
+    result = BuildResult(builder, str(answer["status"]), str(answer.get("version", "")), sm if rtx else (),
+                         errors=errors, seconds=time.monotonic() - start)
+    if result.status == "timeout":
+        result.message = f"stopped after {timeout:g} s"
+    elif result.status == "crashed":
+        result.message = str(answer.get("message", ""))
+    elif result.status == "refused":
+        result.message = first_words(errors)
+    return result
+
+
+def first_words(errors: Sequence[str]) -> str:
+    """The telling line of a refusal: what the parser or the builder asserts, without the lines around it."""
+    lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()]
+    for line in lines:
+        # TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.
+        if "CUDA driver version is insufficient" in line or line.startswith("Invalid Node") or line == "false":
+            continue
+        if line.startswith("Node name:") or (line.startswith("ModelImporter.cpp") and "ERROR" not in line):
+            continue
+        return line
+    return lines[0] if lines else "the compiler gave no reason"
+
+
+def _with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes) -> BuildResult:
+    program = trtexec.find()
+    engine = work / "engine.plan" if keep_engine else None
+    chosen = trtexec.flags(trtexec.help_of(program), path.resolve(), work / "inspector.json", engine, shapes)
+    log = work / "build.log"
+    done = trtexec.run([program, *chosen], log, timeout)
+    data = log.read_bytes()
+    result = BuildResult("trtexec", "built", trtexec.version_of(data), seconds=done.seconds)
+    if done.code is None:
+        result.status, result.message = "timeout", f"stopped after {timeout:g} s"
+    elif done.code < 0:
+        result.status, result.message = "crashed", f"trtexec died of signal {-done.code}"
+    elif done.code > 0:
+        lines = data.decode("utf-8", "replace").splitlines()
+        result.errors = [line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line]
+        result.status, result.message = "refused", first_words(result.errors)
+    return result
+
+
+def read_layers(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
+    """Reads the log (and the layer JSON, where there is one) and fills in ``build`` and ``nodes``."""
+    from qdqtool.buildlog.read import read_build
+
+    sources = [p for p in (work / "build.log", work / "inspector.json") if p.exists() and p.stat().st_size]
+    try:
+        result.build = read_build(*map(str, sources)) if sources else None
+    except BuildLogError as error:
+        if result.status == "built":
+            raise BuildLogError(f"the build's own log cannot be read: {error}") from error
+    build = result.build
+    if build is None:
+        return
+    if not build.tensorrt and result.version:
+        build.tensorrt = result.version
+    if result.builder == "tensorrt-rtx":
+        build.is_rtx = True
+    back = {names[n.index]: n.name for n in model.nodes if names[n.index] != n.name}
+    if result.status == "built":
+        result.nodes = built_nodes(model, build.layers, names)
+    if back:
+        for layer in build.layers:
+            layer.onnx_names = [back.get(n, n) for n in layer.onnx_names]
+
+
+def _keep(model: Model, names: dict[int, str], work: Path, folder: Path, result: BuildResult) -> None:
+    """Moves what is to be kept into the user's folder."""
+    log = work / "build.log"
+    if log.exists():
+        result.log_path = _move(log, folder / "build.log")
+    if result.build is not None and result.status == "built":
+        result.layers_path = folder / "layers.json"
+        back = {names[n.index]: n.name for n in model.nodes}
+        table: dict[str, Any] = inspector_json(result.build.layers, result.build.bindings, back)
+        table["nodes"] = [n.as_json() for n in result.nodes]
+        write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
+    if (work / "engine.plan").exists():
+        result.engine_path = _move(work / "engine.plan", folder / "engine.plan")
+
+
+def _move(source: Path, target: Path) -> Path:
+    try:
+        shutil.move(source, target)
+    except OSError as error:
+        raise BuilderError(f"{target}: cannot be written: {error.strerror or error}") from error
+    return target

@@ -1,0 +1,91 @@
+"""`qdqtool build`: build a model with a TensorRT found on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from qdqtool.errors import BuilderError
+
+if TYPE_CHECKING:
+    from qdqtool.builders.result import BuildResult
+
+
+@click.command()
+@click.argument("model")
+@click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), default="tensorrt-rtx",
+              show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
+@click.option("--sm", multiple=True, metavar="CC", help="Compute capability, as 86 (tensorrt-rtx; may be repeated).")
+@click.option("-o", "--output", metavar="DIR", help="Folder for build.log, layers.json and the engine.")
+@click.option("--engine", is_flag=True, help="Keep the engine (engine.plan).")
+@click.option("--shapes", multiple=True, metavar="INPUT:MIN,OPT,MAX",
+              help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.")
+@click.option("--timeout", type=float, default=1800.0, show_default=True, help="Seconds until the build is stopped.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    model: str, builder: str, sm: tuple[str, ...], output: str | None, engine: bool, shapes: tuple[str, ...],
+    timeout: float, form: str,
+) -> int:
+    """Build MODEL and say in which type each convolution runs.
+
+    A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
+    """
+    from qdqtool import builders
+
+    if builder == "tensorrt-rtx":
+        from qdqtool.builders.child import is_installed
+        from qdqtool.builders.licence import tell_once
+
+        if is_installed("tensorrt_rtx"):
+            tell_once()
+    result = builders.build(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
+                            dict(_shapes(s) for s in shapes))
+    if form == "json":
+        import json
+
+        click.echo(json.dumps(result.as_json(), indent=1))
+    else:
+        click.echo(_text(result, model))
+    return 0 if result.status == "built" else 1
+
+
+def _capability(text: str) -> int:
+    digits = text.upper().removeprefix("SM").replace(".", "")
+    if not digits.isdecimal():
+        raise BuilderError(f"--sm {text}: give a compute capability such as 86")
+    return int(digits)
+
+
+def _shapes(text: str) -> tuple[str, list[list[int]]]:
+    name, _, rest = text.rpartition(":")
+    try:
+        shapes = [[int(d) for d in part.split("x")] for part in rest.split(",")]
+    except ValueError:
+        shapes = []
+    if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
+        raise BuilderError(f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)")
+    return name, shapes * 3 if len(shapes) == 1 else shapes
+
+
+def _text(result: BuildResult, model: str) -> str:
+    version = f" {result.version}" if result.version else ""
+    where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
+    head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
+    if result.status != "built":
+        return "\n".join([head, f"{result.status}: {result.message}", *_files(result)])
+    lines = [head]
+    int8 = sum(n.precision == "INT8" for n in result.nodes)
+    lines.append(f"{int8} of {len(result.nodes)} convolutions in INT8")
+    width = min(max((len(n.name) for n in result.nodes), default=4), 44)
+    for node in result.nodes:
+        name = node.name if len(node.name) <= width else "..." + node.name[3 - width:]
+        gone = node.precision == "UNKNOWN"
+        what = "no layer of its own" if gone else f"{node.precision:<5} writes {node.output}"
+        lines.append(f"  {name:<{width}}  {node.op:<13} {what}")
+    return "\n".join([*lines, *_files(result)])
+
+
+def _files(result: BuildResult) -> list[str]:
+    paths = (("log", result.log_path), ("layers", result.layers_path), ("engine", result.engine_path))
+    return [f"{what}: {path}" for what, path in paths if path is not None]

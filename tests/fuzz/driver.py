@@ -1,0 +1,85 @@
+"""Builds random networks, predicts them, and holds one against the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from qdqtool import modelfile
+from qdqtool.builders.child import Child
+from qdqtool.builders.compare import compare, status_agrees
+from qdqtool.builders.names import log_names
+from qdqtool.builders.result import BuildResult
+from qdqtool.builders.run import build_with, read_layers
+from qdqtool.trt.rtx.predict import predict_rtx, status_of
+
+TIMEOUT = 60.0
+SM = (86,)
+
+
+@dataclass
+class Answer:
+    """One network.
+
+    Attributes:
+        convolutions: Convolutions that both sides speak of (1 for a wrong status).
+        wrong: (name, predicted, built) of each that disagrees; the name is empty for the status.
+        absent: Convolutions without a layer of their own.
+        status: What the compiler made of the model.
+    """
+
+    convolutions: int
+    wrong: list[tuple[str, str, str]] = field(default_factory=list)
+    absent: int = 0
+    status: str = "built"
+
+
+class Lab:
+    """Compiles models in one child process, which is replaced when it dies."""
+
+    def __init__(self) -> None:
+        self.child = Child()
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-")
+        self.work = Path(self._folder.name)
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.close()
+        self._folder.cleanup()
+
+    def build(self, proto: onnx.ModelProto) -> BuildResult:
+        """Builds a model with TensorRT-RTX for SM86."""
+        path = self.work / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        (self.work / "build.log").unlink(missing_ok=True)
+        result = build_with(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
+        model = modelfile.load(proto)
+        read_layers(model, log_names(model), self.work, result)
+        return result
+
+    def answer(self, proto: onnx.ModelProto) -> Answer:
+        """Predicts and builds."""
+        model = modelfile.load(proto)
+        prediction = predict_rtx(model)
+        result = self.build(proto)
+        if not status_agrees(prediction, result):
+            return Answer(1, [("", status_of(prediction), f"{result.status}: {result.message}")], 0, result.status)
+        if result.status != "built":
+            return Answer(1, [], 0, result.status)
+        pairs = compare(prediction, result)
+        told = [p for p in pairs if p.built is not None]
+        wrong = [(p.predicted.name, str(p.predicted.precision), f"{p.built.precision} writing {p.built.output}")
+                 for p in told if p.built is not None and not p.same_precision]
+        return Answer(len(told), wrong, len(pairs) - len(told), "built")
+
+
+def run(seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab) -> Iterator[tuple[int, Answer]]:
+    """Yields the answer for each seed."""
+    for seed in seeds:
+        yield seed, lab.answer(make(seed))
