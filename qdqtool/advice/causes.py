@@ -57,7 +57,8 @@ def of_convolution(view: View, conv: Node) -> Cause:
             values=view.values(edge.tensor),
         )
     found = uses(view, edge.tensor)
-    if edge.activation is None and len(found) == 1 and found[0].kind == "add" and not found[0].path:
+    takes_add = edge.activation is None or view.add_behind_activation
+    if takes_add and len(found) == 1 and found[0].kind == "add" and not found[0].path:
         assert found[0].node is not None
         return _fused_add(view, conv, edge, found[0].node)
     return of_tensor(view, edge.tensor, conv, edge, found)
@@ -93,7 +94,7 @@ def _after_add(view: View, add: Node) -> str:
 
 
 def _skip_fix(view: View, tensor: str, add: Node) -> str:
-    q = _quantizer_of(view, tensor)
+    q = quantizer_of(view, tensor)
     if q is not None:
         return (
             f"Let {add.name} read '{tensor}' through {q.name} and its DequantizeLinear (scale "
@@ -102,7 +103,7 @@ def _skip_fix(view: View, tensor: str, add: Node) -> str:
     return f"Put Q/DQ on '{tensor}' in front of {add.name}; its scale needs calibration."
 
 
-def _quantizer_of(view: View, tensor: str) -> Node | None:
+def quantizer_of(view: View, tensor: str) -> Node | None:
     """A per-tensor Q that already reads a tensor, directly or behind the MaxPool or other commuting node above it."""
     for use in uses(view, tensor):
         if use.kind == "q" and use.node is not None and not use.path and not view.params(use.node).per_channel:

@@ -15,7 +15,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 def collect(model: Model, prediction: Prediction) -> list[Finding]:
     """See :func:`qdqtool.advice.advise`."""
-    view = View(model)
+    view = View(model, prediction.target)
     report = Report(prediction.target)
     static.run(view, report)
     outcomes = {c.index: c for c in prediction.convolutions}

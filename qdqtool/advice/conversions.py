@@ -75,7 +75,7 @@ def _converted(view: View, q: Node, part: int | None) -> str:
     """The tensor that a Q converts; for its copy in front of a Concat, that input of the Concat."""
     maker = view.model.producer(q.input(0))
     if part is not None and maker is not None and maker.op in JOINS and part < len(maker.inputs):
-        return maker.inputs[part]
+        return str(maker.inputs[part])
     return q.input(0)
 
 

@@ -19,7 +19,7 @@ def check(model: Model, target: str) -> list[Finding]:
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
     """
     report = Report(target)
-    run(View(model), report)
+    run(View(model, target), report)
     return report.findings
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qdqtool import qdq
 from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
 from qdqtool.advice.report import Report, number, scalar
@@ -40,7 +42,7 @@ def _inside_activation(view: View, report: Report, conv: Node) -> None:
             values=view.values(edge.tensor),
         )
         return
-    gate = _quantized_gate(view, edge.tensor)
+    gate = quantized_gate(view, [edge.tensor])
     if gate is not None:
         sigmoid, q = gate
         report.add(
@@ -49,9 +51,14 @@ def _inside_activation(view: View, report: Report, conv: Node) -> None:
         )
 
 
-def _quantized_gate(view: View, tensor: str) -> tuple[Node, Node] | None:
-    """The Sigmoid of a SiLU and the Q between it and the Mul."""
-    readers = view.model.readers(tensor)
+def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
+    """The Sigmoid of a SiLU and the Q between it and the Mul.
+
+    Args:
+        view: The model.
+        tensors: The tensor that SiLU is made of, under each name that it has (behind several DQs).
+    """
+    readers = [n for t in tensors for n in view.model.readers(t)]
     for gate in readers:
         if gate.op not in ("Sigmoid", "HardSigmoid"):
             continue
@@ -64,43 +71,59 @@ def _quantized_gate(view: View, tensor: str) -> tuple[Node, Node] | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class BothSides:
+    """A residual Add with Q/DQ on both inputs, which could have joined ``conv``.
+
+    Attributes:
+        conv: The convolution behind ``q``.
+        q: The quantizer on the convolution's side.
+        dq: Its DequantizeLinear, which the Add alone reads.
+        other: The DequantizeLinear on the residual side.
+    """
+
+    conv: Node
+    q: Node
+    dq: Node
+    other: Node
+
+
+def both_sides(view: View, add: Node) -> BothSides | None:
+    """Q/DQ on both inputs of a residual Add, one of them alone behind a convolution; None otherwise.
+
+    Where an activation stands between convolution and Add, the Add is a layer of its own on most targets, and both
+    pairs let it run in INT8: that is no defect.
+    """
+    sides = [qdq.source_of_dq(view.model, t) for t in add.inputs]
+    for position, side in enumerate(sides):
+        other = sides[1 - position]
+        if side is None or other is None or side[1] is None:
+            continue
+        dq, q = side[0], side[1]
+        conv = layer_of(view, q.input(0))
+        if conv is None or len(view.model.readers(q.input(0))) != 1 or len(view.model.readers(q.output)) != 1:
+            continue
+        if len(view.model.readers(dq.output)) != 1 or view.model.is_output(q.input(0)):
+            continue
+        edge = boundary(view, conv)
+        if edge.tensor == q.input(0) and (edge.activation is None or view.add_behind_activation):
+            return BothSides(conv, q, dq, other[0])
+    return None
+
+
 def _both_inputs(view: View, report: Report, add: Node, quantized: set[int]) -> None:
     """A pair on the convolution's side of a residual Add, where the Add could have joined the convolution."""
-    sides = [qdq.source_of_dq(view.model, t) for t in add.inputs]
-    if any(s is None for s in sides):
+    found = both_sides(view, add)
+    if found is None or found.conv.index not in quantized:
         return
-    for side in sides:
-        assert side is not None
-        q = side[1]
-        if q is None or q.input(0) in view.constants:
-            continue
-        conv = layer_of(view, q.input(0))
-        if conv is None or conv.index not in quantized or len(view.model.readers(q.input(0))) != 1:
-            continue
-        if boundary(view, conv).tensor != q.input(0) or _reads_only(view, q, add) is None:
-            continue
-        if boundary(view, conv).activation is not None:
-            continue  # the Add is a layer of its own anyway, and both pairs let it run in INT8
-        other = next(s for s in sides if s is not side)
-        assert other is not None
-        scales = " and ".join(number(scalar(view.params(s[0]))) for s in (side, other))
-        report.add(
-            "ADD-BOTH", add.name,
-            f"{add.name} has Q/DQ on both inputs (scales {scales}): {conv.name} takes {q.name}, so the Add is a layer "
-            "of its own.",
-            f"Remove {q.name} and its DequantizeLinear: qdqtool fix --only ADD-BOTH.",
-            [conv.name], view.values(q.input(0)),
-        )
-        return
-
-
-def _reads_only(view: View, q: Node, add: Node) -> Node | None:
-    """The one DQ of a Q, when the Add alone reads it."""
-    dqs = view.model.readers(q.output)
-    if len(dqs) != 1 or not qdq.is_dq(dqs[0]):
-        return None
-    readers = view.model.readers(dqs[0].output)
-    return dqs[0] if len(readers) == 1 and readers[0] is add else None
+    scales = " and ".join(number(scalar(view.params(n))) for n in (found.q, found.other))
+    report.add(
+        "ADD-BOTH", add.name,
+        f"{add.name} has Q/DQ on both inputs (scales {scales}): {found.conv.name} takes {found.q.name}, so the Add is "
+        "a layer of its own.",
+        f"Remove {found.q.name} and its DequantizeLinear: qdqtool fix --only ADD-BOTH.",
+        [found.conv.name], view.values(found.q.input(0)),
+    )
 
 
 def _behind_pad(view: View, report: Report, conv: Node) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import QuantParams
+from qdqtool.trt.targets import TARGETS
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
@@ -47,8 +48,10 @@ class Weights:
 class View:
     """A model with what several checks need, computed once."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, target: str = "") -> None:
         self.model = model
+        #: Whether a convolution takes an Add behind its activation, too (Conv + SiLU + Add).
+        self.add_behind_activation = target in TARGETS and TARGETS[target].residual_through_activation
         self._params: dict[int, QuantParams] = {}
 
     def params(self, node: Node) -> QuantParams:

@@ -1,0 +1,65 @@
+"""``qdqtool fix``: the fixes of a Q/DQ model that need no new data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qdqtool.errors import QdqtoolError
+
+
+@click.command("fix")
+@click.argument("model", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the fixed model.")
+@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--only", multiple=True, metavar="CODE", help="Fix these findings only (HEAD-QUANT has to be asked for).")
+@click.option("--inputs", type=click.Path(), default=None, help="npz with an array for each input; random without it.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    model: str, output: str, target: str | None, only: tuple[str, ...], inputs: str | None, form: str
+) -> int:
+    """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
+
+    Every fix is tried: it is kept only if the prediction gets better and the outputs in onnxruntime stay as near to
+    those of the float network as they were. What was tried and not kept is told with the reason.
+
+    Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
+    """
+    from qdqtool.files import same_file
+    from qdqtool.fixing.api import fix
+    from qdqtool.modelfile import save
+    from qdqtool.render.fix_text import render
+    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.trt.targets import DEFAULT_TARGET
+
+    if same_file(model, output):
+        raise QdqtoolError(f"{output}: is the input; choose another output name")
+    fixed = fix(model, target or DEFAULT_TARGET, only, _arrays(inputs) if inputs else None)
+    save(fixed.proto, output, source=model)
+    if form == "json":
+        emit(to_json({**fixed.as_json(), "output": output}), None)
+    else:
+        emit(render(fixed, output, terminal_width()), None)
+    return 1 if any(f.severity == "error" for f in fixed.after.findings) else 0
+
+
+def _arrays(path: str) -> dict[str, Any]:
+    """The arrays of an npz file.
+
+    Raises:
+        DataError: The file is missing, is no npz, or holds pickled objects.
+    """
+    import zipfile
+
+    import numpy as np
+
+    from qdqtool.errors import DataError
+
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in data.files}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not an npz file of plain arrays ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,350 @@
+"""``fix``: applies the fixes that need no new data, each predicted and run before it is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import onnx
+
+from qdqtool.advice import codes
+from qdqtool.advice.view import View
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
+from qdqtool.fixing.editor import Editor
+from qdqtool.fixing.site import Site, Step
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load_full
+from qdqtool.qdq import is_quantized
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
+
+FIX_SCHEMA = "qdqtool/fix/1"
+
+# Rounding of the last float bit can flip an integer step here and there.
+_EXACT = 1.1
+# One scale for several tensors costs the smaller ones a part of their resolution.
+_SHARED = 1.5
+# uint8 to int8 costs up to one bit, which is twice the noise.
+_ONE_BIT = 2.5
+_MOST_SITES = 64  # tried one by one when all together are refused
+
+STEPS = (
+    Step(("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), quantizers.zero_points, _ONE_BIT),
+    Step(("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
+    Step(("SCALE-SHAPE1", "ACT-PER-CHANNEL"), quantizers.scalars, _ONE_BIT),
+    Step(("BIAS-DQ",), weights.biases, _EXACT),
+    Step(("W-NONCONST",), weights.computed, _EXACT),
+    Step(("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
+    Step(("W-SHARED",), weights.shared, _EXACT),
+    Step(("BN-UNFOLDED",), batchnorm.parameters, _EXACT),
+    Step(("CT-BN",), batchnorm.transposed, _EXACT),
+    Step(("W-NO-DQ",), weights.bare, _ONE_BIT),
+    Step(("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT, default=False),
+    Step(("SILU-INNER-Q", "ACT-INNER-Q"), pairs.inside_activations, _EXACT),
+    Step(("ADD-BOTH",), pairs.convolution_side, _EXACT),
+    Step(("PAD-SPLIT",), pairs.behind_pads, _EXACT),
+    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
+    Step(unify.CODES, unify.scales, _SHARED),
+)
+_WHOLE: tuple[tuple[str, str, Callable[[Model, Target], onnx.ModelProto | None]], ...] = (
+    ("SCALE-FP16", "the model is float32", floats.to_float),
+    ("FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
+)
+FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for c, _, _ in _WHOLE)
+
+
+@dataclass(slots=True)
+class Change:
+    """A fix that was tried.
+
+    Attributes:
+        code: The finding code.
+        node: Where.
+        what: What was done, or would have been.
+        why_not: Why it was not kept; empty for one that was.
+    """
+
+    code: str
+    node: str
+    what: str
+    why_not: str = ""
+
+    def as_json(self) -> Json:
+        return {"code": self.code, "node": self.node, "what": self.what, "why_not": self.why_not}
+
+
+@dataclass(slots=True)
+class Fixed:
+    """The result of :func:`fix`.
+
+    Attributes:
+        proto: The fixed model; the one given where nothing was kept.
+        before: Prediction of the model given.
+        after: Prediction of the fixed one.
+        applied: What was kept.
+        refused: What was tried and not kept, and why.
+        noise_before: Distance of the outputs from the float network's, relative, of the model given.
+        noise_after: The same of the fixed one.
+        notes: What else the user should know.
+    """
+
+    proto: onnx.ModelProto
+    before: Prediction
+    after: Prediction
+    applied: list[Change] = field(default_factory=list)
+    refused: list[Change] = field(default_factory=list)
+    noise_before: float | None = None
+    noise_after: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> Json:
+        return {
+            "schema": FIX_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.before.model.as_json(),
+            "target": self.before.target,
+            "applied": [c.as_json() for c in self.applied],
+            "refused": [c.as_json() for c in self.refused],
+            "before": {"summary": self.before.summary(), "findings": dict(self.before.findings_by_code())},
+            "after": {"summary": self.after.summary(), "findings": dict(self.after.findings_by_code())},
+            "noise": {"before": self.noise_before, "after": self.noise_after},
+            "notes": list(self.notes),
+        }
+
+
+def fix(
+    source: ModelSource | Model,
+    target: str | Target = DEFAULT_TARGET,
+    only: Sequence[str] = (),
+    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> Fixed:
+    """Applies the fixes of a Q/DQ model that need no calibration.
+
+    A fix is kept only if the prediction gets better (more INT8, fewer conversions, fewer errors, or the finding gone
+    with nothing lost) and the network's outputs in onnxruntime stay as near to those of the float network as they
+    were: exactly, up to rounding, for rewrites that keep the numbers, and within the coarser step where scales are
+    shared or a bit is given up.
+
+    Args:
+        source: The model; all its weights must be at hand.
+        target: As for ``predict``.
+        only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
+            is quantized and have to be asked for.
+        inputs: Arrays by input name to run the model with; random ones without it.
+
+    Raises:
+        ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
+        QdqtoolError: A code in ``only`` is unknown or has no automatic fix.
+        DataError: The inputs do not fit.
+    """
+    chosen = target_named(target)
+    wanted = _wanted(only)
+    model = load_full(source)
+    if not is_quantized(model):
+        raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
+    work = _Work(model, chosen, inputs)
+    for step in STEPS:
+        if wanted & set(step.codes) or (not only and step.default):
+            work.try_step(step, wanted if only else set(step.codes))
+    work.try_together()
+    for code, what, convert in _WHOLE:
+        if not only or code in wanted:
+            work.try_whole(code, what, convert)
+    return work.result()
+
+
+def _wanted(only: Sequence[str]) -> set[str]:
+    wanted: set[str] = set()
+    for text in only:
+        entry = codes.find(text)
+        if entry is None:
+            near = ", ".join(codes.similar(text)) or "see 'qdqtool explain --list'"
+            raise QdqtoolError(f"no finding has the code '{text}'; nearest: {near}")
+        if entry.code not in FIXABLE:
+            raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
+        wanted.add(entry.code)
+    return wanted
+
+
+class _Work:
+    """The model as it stands, and what is known about it."""
+
+    def __init__(self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None) -> None:
+        self.model = model
+        self.given = model
+        self.target = target
+        self.before = self.prediction = predict(model, target)
+        self.applied: list[Change] = []
+        self.refused: list[Change] = []
+        self.notes: list[str] = []
+        self._given = inputs
+        self._arrays: compare.Arrays = {}
+        self._reference: compare.Arrays | None = None
+        self._noise: compare.Noise | None = None
+        self._first_noise: compare.Noise | None = None
+        self._cannot_run = ""
+        self._body = False
+        self._left: list[tuple[Step, set[str]]] = []
+
+    def result(self) -> Fixed:
+        return Fixed(
+            self.model.proto, self.before, self.prediction, self.applied, self.refused,
+            self._first_noise.relative if self._first_noise is not None else None,
+            self._noise.relative if self._noise is not None else None, self.notes,
+        )
+
+    def try_step(self, step: Step, wanted: set[str]) -> None:
+        """Tries all places of a step together, then one by one where that is refused."""
+        sites = [s for s in step.find(View(self.model, self.target.name), self.target.name) if s.code in wanted]
+        if not sites:
+            return
+        why_not = self._attempt(sites, step)
+        if not why_not:
+            return
+        self._left.append((step, wanted))
+        if len(sites) == 1 or len(sites) > _MOST_SITES:
+            self.refused += [Change(s.code, s.node, s.what, why_not) for s in sites]
+            return
+        tried: set[tuple[str, str]] = set()
+        while True:  # places are looked for again after each change, for the indices of nodes move
+            left = [s for s in step.find(View(self.model, self.target.name), self.target.name)
+                    if s.code in wanted and (s.code, s.node) not in tried]
+            if not left:
+                return
+            site = left[0]
+            tried.add((site.code, site.node))
+            why_not = self._attempt([site], step)
+            if why_not:
+                self.refused.append(Change(site.code, site.node, site.what, why_not))
+
+    def _attempt(self, sites: list[Site], step: Step) -> str:
+        editor = Editor(self.model)
+        for site in sites:
+            site.apply(editor)
+        changes = [Change(s.code, s.node, s.what) for s in sites]
+        return self._judge(editor.finish(), changes, set(step.codes), step.noise)
+
+    def try_together(self) -> None:
+        """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
+        if len(self._left) < 2:
+            return
+        model, changes, factor = self.model, [], 1.0
+        tried: set[str] = set()
+        for step, wanted in self._left:
+            view = View(model, self.target.name)
+            sites = [s for s in step.find(view, self.target.name) if s.code in wanted]
+            editor = Editor(model)
+            for site in sites:
+                site.apply(editor)
+            if sites:
+                model = Model(editor.finish(), self.model.path)
+                changes += [Change(s.code, s.node, s.what) for s in sites]
+                tried.update(step.codes)
+                factor = max(factor, step.noise)
+        if changes and not self._judge(model.proto, changes, tried, factor):
+            kept = {(c.code, c.node) for c in changes}
+            self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
+
+    def try_whole(self, code: str, what: str, convert: Callable[[Model, Target], onnx.ModelProto | None]) -> None:
+        """Tries a rewrite of the whole model."""
+        if not any(f.code == code for f in self.prediction.findings):
+            return
+        change = Change(code, "", what)
+        try:
+            proto = convert(self.model, self.target)
+        except ModelError as error:
+            self.refused.append(Change(code, "", what, str(error)))
+            return
+        if proto is None:
+            return
+        why_not = self._judge(proto, [change], {code}, _EXACT)
+        if why_not:
+            self.refused.append(Change(code, "", what, why_not))
+
+    def _judge(self, proto: onnx.ModelProto, changes: list[Change], tried: set[str], factor: float) -> str:
+        """Keeps a changed model if it is better and computes the same; else says why not."""
+        candidate = Model(proto, self.model.path)
+        prediction = predict(candidate, self.target)
+        why_not = _no_better(self.prediction, prediction, tried)
+        if why_not:
+            return why_not
+        why_not, noise = self._runs_as_well(candidate, factor)
+        if why_not:
+            return why_not
+        self.model, self.prediction, self._noise = candidate, prediction, noise
+        self.applied += changes
+        return ""
+
+    def _runs_as_well(self, candidate: Model, factor: float) -> tuple[str, compare.Noise | None]:
+        self._prepare()
+        if self._reference is None or self._noise is None:
+            return f"onnxruntime cannot run the model, so its outputs cannot be compared: {self._cannot_run}", None
+        try:
+            proto, _ = compare.runnable(candidate, self._body)
+            noise = compare.noise(compare.run(proto, self._arrays), self._reference)
+        except compare.RunError as error:
+            return f"onnxruntime cannot run the result: {error}", None
+        if not compare.within(self._noise, noise, factor):
+            return (
+                f"the outputs' distance from the float network would grow from {self._noise.relative:.2%} to "
+                f"{noise.relative:.2%}"
+            ), None
+        return "", noise
+
+    def _prepare(self) -> None:
+        """Runs the model given and its float network, once; up to its last convolutions where the whole cannot run."""
+        if self._reference is not None or self._cannot_run:
+            return
+        for self._body in (False, True):
+            try:
+                self._run_given()
+            except compare.RunError as error:
+                self._cannot_run = self._cannot_run or str(error)
+            else:
+                self._cannot_run = ""
+                return
+
+    def _run_given(self) -> None:
+        proto, cut = compare.runnable(self.given, self._body)
+        part = Model(proto, self.given.path, sha256="part") if cut else self.given
+        self._arrays = (compare.random_inputs(part) if self._given is None
+                        else compare.check_inputs(part, self._given))
+        reference = compare.run(compare.float_model(part), self._arrays)
+        self._noise = self._first_noise = compare.noise(compare.run(proto, self._arrays), reference)
+        self._reference = reference
+        if self._body:
+            self.notes.append("onnxruntime cannot run the whole model: outputs were compared behind its last "
+                              "convolutions")
+        elif cut:
+            self.notes.append(f"outputs were compared in front of {', '.join(cut[:3])}, which onnxruntime does not "
+                              "have")
+
+
+def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:
+    """Why a prediction is not better; empty where it is."""
+    one, two = before.summary(), after.summary()
+    errors = [sum(f.severity == Severity.ERROR for f in p.findings) for p in (before, after)]
+    if errors[1] > errors[0]:
+        new = Counter(f.code for f in after.findings if f.severity == Severity.ERROR)
+        new -= Counter(f.code for f in before.findings if f.severity == Severity.ERROR)
+        return f"it would bring errors ({', '.join(new)})"
+    if errors[1] < errors[0]:
+        return ""
+    asked = tried & {"HEAD-QUANT", "HEAD-CONCAT"}
+    for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 in and out")):
+        if two[key] < one[key] and not asked:
+            return f"there would be {two[key]} {what} instead of {one[key]}"
+    if (two["conversions"] or 0) > (one["conversions"] or 0):
+        return f"there would be {two['conversions']} conversions instead of {one['conversions']}"
+    if two["int8"] > one["int8"] or two["int8_to_int8"] > one["int8_to_int8"]:
+        return ""
+    if (two["conversions"] or 0) < (one["conversions"] or 0):
+        return ""
+    if sum(f.code in tried for f in after.findings) < sum(f.code in tried for f in before.findings):
+        return ""
+    return "the prediction would not get better"

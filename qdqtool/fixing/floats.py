@@ -1,0 +1,34 @@
+"""Fixes of float types: FP16 for the float part on strongly typed targets, float32 scales for TensorRT 8."""
+
+from __future__ import annotations
+
+import onnx
+
+from qdqtool.graph import Model
+from qdqtool.insertion import halfprecision
+from qdqtool.insertion.prepare import HALF_OPSET, prepare
+from qdqtool.trt.targets import Target
+
+
+def to_half(model: Model, target: Target) -> onnx.ModelProto | None:
+    """FLOAT-FP32: the float part in FP16; None where the target chooses the width itself.
+
+    Raises:
+        ModelError: The opset cannot be raised to 19.
+    """
+    if not target.strongly_typed:
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    prepare(proto, opset=HALF_OPSET, path=model.path)
+    return proto if halfprecision.to_half(proto) else None
+
+
+def to_float(model: Model, target: Target) -> onnx.ModelProto | None:
+    """SCALE-FP16: the whole model in float32; None where the target takes float16 scales."""
+    if target.float16_scales or not halfprecision.has_half(model):
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    halfprecision.to_float(proto)
+    return proto

@@ -1,0 +1,183 @@
+"""Fixes that remove, move or add Q/DQ pairs whose scale is known already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qdqtool import qdq
+from qdqtool.advice.causes import quantizer_of
+from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
+from qdqtool.advice.static_head import last_convolutions
+from qdqtool.advice.structure import both_sides, quantized_gate
+from qdqtool.advice.view import View
+from qdqtool.fixing.editor import Editor
+from qdqtool.fixing.site import Site
+from qdqtool.graph import Node
+
+
+def _dqs(view: View, q: Node) -> list[Node]:
+    return [n for n in view.model.readers(q.output) if qdq.is_dq(n)]
+
+
+def inside_activations(view: View, target: str) -> list[Site]:
+    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
+    sites: list[Site] = []
+    for conv in view.weighted:
+        edge = boundary(view, conv)
+        if edge.inner is not None:
+            sites.append(_inner(view, edge.inner))
+        for gate, q in _gates(view, edge.tensor, edge.inner):
+            what = f"{q.name} removed from between {gate.name} and its Mul"
+            sites.append(Site("SILU-INNER-Q", q.name, what, _bypass(view, q)))
+    return sites
+
+
+def _gates(view: View, tensor: str, inner: Node | None) -> list[tuple[Node, Node]]:
+    """Quantized gates of a SiLU, of the tensor itself and behind the inner pair."""
+    tensors = [tensor]
+    if inner is not None:
+        tensors += [dq.output for dq in _dqs(view, inner)]
+    found = [quantized_gate(view, tensors)]
+    return [f for f in found if f is not None]
+
+
+def _inner(view: View, q: Node) -> Site:
+    dqs = _dqs(view, q)
+    ends = [n for dq in dqs for n in view.model.readers(dq.output)]
+    gates = [n for n in ends if n.op in ACTIVATIONS]
+    muls = [n for n in ends if n.op == "Mul"]
+    code = "SILU-INNER-Q" if muls else "ACT-INNER-Q"
+    last = muls[0] if muls else gates[0]
+    readers = view.model.readers(last.output)
+    if (readers and all(qdq.is_q(n) for n in readers)) or view.model.is_output(last.output) or not readers:
+        return Site(code, q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
+
+    def move(editor: Editor) -> None:
+        if not editor.bypass(q, dqs):
+            return
+        dq = dqs[0]
+        first = min(readers, key=lambda n: n.index)
+        integers = editor.insert(first, qdq.Q, f"{q.name}_moved", [last.output, *q.inputs[1:]], dict(q.attributes))
+        floats = editor.insert(first, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes))
+        editor.redirect(last.output, floats, readers)
+
+    return Site(code, q.name, f"{q.name} moved behind {last.name}", move)
+
+
+def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
+    dqs = _dqs(view, q)
+
+    def apply(editor: Editor) -> None:
+        editor.bypass(q, dqs)
+
+    return apply
+
+
+def convolution_side(view: View, target: str) -> list[Site]:
+    """ADD-BOTH: the pair on the convolution's side of a residual Add goes."""
+    sites: list[Site] = []
+    for add in view.model.nodes:
+        found = both_sides(view, add) if is_sum(view, add) and len(add.inputs) == 2 else None
+        if found is not None:
+            q = found.q
+            what = f"{q.name} and its DequantizeLinear removed between {found.conv.name} and {add.name}"
+            sites.append(Site("ADD-BOTH", add.name, what, _bypass(view, q)))
+    return sites
+
+
+def residuals(view: View, target: str) -> list[Site]:
+    """SKIP-FLOAT, POOL-MIXED, ADD-ACT: an Add reads its residual through the pair that the tensor has already."""
+    sites: list[Site] = []
+    for add in view.model.nodes:
+        if not is_sum(view, add) or len(add.inputs) != 2:
+            continue
+        wanted: list[tuple[int, Node]] = []
+        alone = [_is_convolution_side(view, add, t) for t in add.inputs]
+        known = True
+        for position, tensor in enumerate(add.inputs):
+            if alone[position] or qdq.source_of_dq(view.model, tensor) is not None:
+                continue
+            q = quantizer_of(view, tensor)
+            if q is None or not _dqs(view, q):
+                known = False
+            else:
+                wanted.append((position, q))
+        if not wanted or not known:
+            continue
+        code = "SKIP-FLOAT" if any(alone) else "ADD-ACT"
+
+        def apply(editor: Editor, add: Node = add, wanted: list[tuple[int, Node]] = wanted) -> None:
+            for position, q in wanted:
+                dq = _dqs(view, q)[0]
+                inputs = [q.output, *dq.inputs[1:]]
+                output = editor.insert(add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes))
+                editor.set_input(add, position, output)
+
+        told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
+        sites.append(Site(code, add.name, f"{add.name} reads {told}", apply))
+    return sites
+
+
+def _is_convolution_side(view: View, add: Node, tensor: str) -> bool:
+    """Whether an input of an Add is the bare result of a convolution that nothing else reads."""
+    conv = layer_of(view, tensor)
+    if conv is None or len(view.model.readers(tensor)) != 1 or view.model.is_output(tensor):
+        return False
+    edge = boundary(view, conv)
+    return edge.tensor == tensor and (edge.activation is None or view.add_behind_activation)
+
+
+def behind_pads(view: View, target: str) -> list[Site]:
+    """PAD-SPLIT: the pair moves in front of a Pad that pads with zeros."""
+    sites: list[Site] = []
+    for conv in view.weighted:
+        found = qdq.source_of_dq(view.model, conv.input(0))
+        if found is None or found[1] is None:
+            continue
+        dq, q = found[0], found[1]
+        pad = view.model.producer(q.input(0))
+        if pad is None or pad.op != "Pad" or not _pads_zeros(view, pad):
+            continue
+        if any(len(view.model.readers(t)) != 1 or view.model.is_output(t) for t in (pad.output, q.output, dq.output)):
+            continue
+
+        def apply(editor: Editor, conv: Node = conv, pad: Node = pad, q: Node = q, dq: Node = dq) -> None:
+            integers = editor.insert(pad, qdq.Q, f"{q.name}_moved", [pad.input(0), *q.inputs[1:]], dict(q.attributes))
+            floats = editor.insert(pad, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes))
+            editor.set_input(pad, 0, floats)
+            editor.set_input(conv, 0, pad.output)
+            editor.remove(q)
+            editor.remove(dq)
+
+        sites.append(Site("PAD-SPLIT", conv.name, f"{q.name} moved in front of {pad.name}", apply))
+    return sites
+
+
+def _pads_zeros(view: View, pad: Node) -> bool:
+    if str(pad.attributes.get("mode", "constant")) != "constant":
+        return True  # reflect and edge copy values
+    value = view.model.constant(pad.input(2)) if pad.input(2) else None
+    return not pad.input(2) or (value is not None and not value.any())
+
+
+def heads(view: View, target: str) -> list[Site]:
+    """HEAD-QUANT and HEAD-CONCAT: float last convolutions, float DFL, no pair behind them."""
+    sites: list[Site] = []
+    last = last_convolutions(view)
+    if not last:
+        return sites
+    for conv in [*last, *(c for c in view.weighted if view.is_dfl(c))]:
+        data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
+        if data is None or data[1] is None or weights.dq is None or weights.q is None or weights.after:
+            continue
+
+        def apply(editor: Editor, conv: Node = conv, x: str = data[1].input(0), w: str = weights.source) -> None:
+            editor.set_input(conv, 0, x)
+            editor.set_input(conv, 1, w)
+
+        sites.append(Site("HEAD-QUANT", conv.name, f"{conv.name} reads floats", apply))
+    for q in view.activation_qs:
+        if q.index not in view.feeds_weighted and _dqs(view, q):
+            what = f"{q.name} and its DequantizeLinear removed behind the head"
+            sites.append(Site("HEAD-CONCAT", q.name, what, _bypass(view, q)))
+    return sites

@@ -1,0 +1,181 @@
+"""Fixes of scales and zero points: symmetric int8, positive scales, scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool import qdq
+from qdqtool.advice.report import number
+from qdqtool.advice.view import View
+from qdqtool.fixing.editor import Editor
+from qdqtool.fixing.site import Site
+from qdqtool.graph import Node
+from qdqtool.qdq import QuantParams
+from qdqtool.types import Precision
+
+_LEVELS = 127.0
+Floats = npt.NDArray[np.float64]
+
+
+def zero_points(view: View, target: str) -> list[Site]:
+    """ZP-NONZERO, ZP-UINT8, DQ-3-INPUTS and ZP-VOLUME: int8 with zero points of 0, of the scale's shape."""
+    sites: list[Site] = []
+    for q, dqs in _families(view):
+        site = _family_site(view, q, dqs, target)
+        if site is not None:
+            sites.append(site)
+    return sites
+
+
+def _families(view: View) -> list[tuple[Node | None, list[Node]]]:
+    """Each Q with its DQs, and each DQ of stored integers alone."""
+    families: list[tuple[Node | None, list[Node]]] = []
+    for node in view.quantizers:
+        if qdq.is_q(node):
+            families.append((node, [n for n in view.model.readers(node.output) if qdq.is_dq(n)]))
+        elif not qdq.is_q(view.model.producer(node.input(0))):
+            families.append((None, [node]))
+    return families
+
+
+def _family_site(view: View, q: Node | None, dqs: list[Node], target: str) -> Site | None:
+    head = q or dqs[0]
+    params = view.params(head)
+    if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
+        return None
+    nodes = [n for n in (q, *dqs) if n is not None]
+    unsigned = params.precision == Precision.UINT8
+    shifted = bool(np.any(params.zero_point != 0))
+    missing = target.startswith("trt8") and any(not view.params(n).has_zero_point for n in nodes)
+    uneven = any(
+        view.params(n).has_zero_point and (z := view.params(n).zero_point) is not None and z.size != params.scale.size
+        for n in nodes
+    )
+    if not (unsigned or shifted or missing or uneven):
+        return None
+    code = "ZP-NONZERO" if shifted else "ZP-UINT8" if unsigned else "DQ-3-INPUTS" if missing else "ZP-VOLUME"
+    if unsigned or shifted:
+        scale = _symmetric(params)
+        old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
+        exact = np.array_equal(scale, params.scale)
+        what = f"{head.name}: int8, zero point 0, scale {old}" + ("" if exact else f" -> {number(float(scale[0]))}")
+    else:
+        scale = params.scale
+        what = f"{head.name}: zero point of int8 zeros"
+
+    def apply(editor: Editor) -> None:
+        if q is None and (unsigned or shifted):
+            _requantize_constant(view, editor, dqs[0], params, scale)
+        for node in nodes:
+            _set(view, editor, node, scale)
+
+    return Site(code, head.name, what, apply)
+
+
+def _symmetric(params: QuantParams) -> Floats:
+    """Scales with which int8 around 0 holds the range that the old parameters could express."""
+    assert params.scale is not None and params.zero_point is not None
+    low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
+    zero = params.zero_point if params.zero_point.size == params.scale.size else params.zero_point[:1]
+    below, above = (zero - low).astype(np.float64), (high - zero).astype(np.float64)
+    steps = np.where((below <= _LEVELS + 1) & (above <= _LEVELS), 1.0, np.maximum(below, above) / _LEVELS)
+    return np.asarray(params.scale * steps, np.float64)
+
+
+def _set(view: View, editor: Editor, node: Node, scale: Floats) -> None:
+    params = view.params(node)
+    shape = params.scale_shape if params.scale_shape is not None else scale.shape
+    if int(np.prod(shape)) != scale.size:
+        shape = scale.shape if scale.size > 1 else ()
+    editor.set_quantizer(node, scale.reshape(shape), np.zeros(shape, np.int8))
+
+
+def _requantize_constant(view: View, editor: Editor, dq: Node, params: QuantParams, scale: Floats) -> None:
+    """Stored integers, written again for zero point 0 and the new scales."""
+    stored = view.model.constant(dq.input(0))
+    if stored is None or params.scale is None or params.zero_point is None:
+        return
+    zero = _along(params.zero_point.astype(np.float64), stored.ndim, view.axis(dq))
+    real = (stored.astype(np.float64) - zero) * _along(params.scale, stored.ndim, view.axis(dq))
+    with np.errstate(all="ignore"):
+        integers = np.rint(real / _along(scale, stored.ndim, view.axis(dq)))
+    integers = np.clip(np.nan_to_num(integers), -128, 127).astype(np.int8)
+    editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
+
+
+def _along(values: npt.NDArray[np.float64], rank: int, axis: int | None) -> Floats:
+    """Values per channel, shaped to multiply a tensor of that rank along the axis."""
+    if values.size == 1:
+        return np.asarray(values.reshape(()), np.float64)
+    shape = [1] * rank
+    shape[0 if axis is None else axis] = -1
+    return values.reshape(shape)
+
+
+def positive_scales(view: View, target: str) -> list[Site]:
+    """SCALE-NONPOS: weights get the scale of their largest value, other scales their absolute value or 1."""
+    sites: list[Site] = []
+    for q, dqs in _families(view):
+        head = q or dqs[0]
+        params = view.params(head)
+        if params.scale is None or (np.all(params.scale > 0) and np.all(np.isfinite(params.scale))):
+            continue
+        sites.append(
+            Site("SCALE-NONPOS", head.name, f"{head.name}: scales made positive", _positive(view, q, dqs, params))
+        )
+    return sites
+
+
+def _positive(view: View, q: Node | None, dqs: list[Node], params: QuantParams) -> Callable[[Editor], None]:
+    assert params.scale is not None
+    old = params.scale
+    bad = ~(old > 0) | ~np.isfinite(old)
+    scale = np.where(bad, np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0), old)
+    head = q or dqs[0]
+    value = view.model.constant(head.input(0)) if q is not None else None
+    if value is not None:
+        magnitude = _channel_maximum(value, view.axis(head)) / _LEVELS
+        scale = np.where(bad, np.where(magnitude > 0, magnitude, 1.0), old)
+
+    def apply(editor: Editor) -> None:
+        if q is None:
+            stored = view.model.constant(dqs[0].input(0))
+            if stored is not None:
+                sign = _along(np.nan_to_num(np.sign(old)), stored.ndim, view.axis(dqs[0]))
+                turned = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
+                editor.set_input(dqs[0], 0, editor.constant(f"{dqs[0].input(0)}_positive", turned))
+        for node in (q, *dqs):
+            if node is not None:
+                _set(view, editor, node, np.asarray(scale, np.float64))
+
+    return apply
+
+
+def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats:
+    if axis is None:
+        return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
+    others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
+    return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
+
+
+def scalars(view: View, target: str) -> list[Site]:
+    """SCALE-SHAPE1 and ACT-PER-CHANNEL: one scalar scale for an activation."""
+    sites: list[Site] = []
+    for q, dqs in view.pairs():
+        params = view.params(q)
+        if params.scale is None or not params.scale.size or params.scale_shape == ():
+            continue
+        if params.scale.size == 1 and not target.startswith("rtx"):
+            continue
+        code = "SCALE-SHAPE1" if params.scale.size == 1 else "ACT-PER-CHANNEL"
+        scale = float(params.scale.max())
+
+        def apply(editor: Editor, q: Node = q, dqs: list[Node] = dqs, scale: float = scale) -> None:
+            for node in (q, *dqs):
+                editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
+
+        sites.append(Site(code, q.name, f"{q.name}: one scalar scale, {number(scale)}", apply))
+    return sites

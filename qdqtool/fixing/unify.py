@@ -1,0 +1,108 @@
+"""Fixes of scales that differ where TensorRT wants one: the parts of a Concat, of a Split, both sides of a pooling."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from qdqtool import qdq
+from qdqtool.advice.flow import CUTS, JOINS, commutes
+from qdqtool.advice.report import number, scalar
+from qdqtool.advice.view import View
+from qdqtool.fixing.editor import Editor
+from qdqtool.fixing.site import Site
+from qdqtool.graph import Node
+from qdqtool.types import Precision
+
+CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
+
+
+def scales(view: View, target: str) -> list[Site]:
+    """One scale, the largest, for all quantizers that are tied by commuting operators.
+
+    Tied are the tensors on both sides of a commuting operator and of a Q/DQ pair (Concat, Split, Slice, MaxPool,
+    nearest Resize ...): what TensorRT may merge into one. A chain of Concats is one group.
+    """
+    groups = _Groups(view)
+    sites: list[Site] = []
+    for members, crossed in groups.found():
+        values = [scalar(view.params(q)) for q in members]
+        known = [v for v in values if v is not None]
+        if len(known) != len(values) or len(set(known)) < 2:
+            continue
+        if any(view.params(q).precision != Precision.INT8 or _shifted(view, q) for q in members):
+            continue
+        unified = max(known)
+        code = _code(view, members, crossed)
+        where = crossed[0].name if crossed else members[0].input(0)
+        smallest = min(known)
+        bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
+        told = ", ".join(dict.fromkeys(number(v) for v in known))
+
+        def apply(editor: Editor, members: list[Node] = members, unified: float = unified) -> None:
+            for q in members:
+                for node in (q, *(n for n in view.model.readers(q.output) if qdq.is_dq(n))):
+                    shape = view.params(node).scale_shape or ()
+                    editor.set_quantizer(node, np.full(shape, unified), np.zeros(shape, np.int8))
+
+        what = f"{where}: one scale {number(unified)} instead of {told} for {len(members)} quantizers{bits}"
+        sites.append(Site(code, where, what, apply))
+    return sites
+
+
+def _shifted(view: View, q: Node) -> bool:
+    zero = view.params(q).zero_point
+    return zero is None or bool(np.any(zero != 0))
+
+
+def _code(view: View, members: list[Node], crossed: list[Node]) -> str:
+    for code, ops in (("CONCAT-SCALE", JOINS), ("SPLIT-SCALE", CUTS)):
+        if any(n.op in ops for n in crossed):
+            return code
+    if crossed:
+        return "POOL-SCALE"
+    tensors = {q.input(0) for q in members}
+    return "SIBLING-SCALE" if len(tensors) == 1 else "DOUBLE-QDQ"
+
+
+class _Groups:
+    """Union-find over tensors."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.parent: dict[str, str] = {}
+        self.crossed: list[Node] = []
+        for node in view.model.ordered:
+            if commutes(node) and node.input(0) not in view.constants:
+                sources = [t for t in node.inputs if t] if node.op in JOINS else [node.input(0)]
+                for tensor in (*sources, *(o for o in node.outputs if o)):
+                    self._join(sources[0], tensor)
+                self.crossed.append(node)
+        for q, dqs in view.pairs():
+            for dq in dqs:
+                self._join(q.input(0), dq.output)
+
+    def _find(self, tensor: str) -> str:
+        self.parent.setdefault(tensor, tensor)
+        while self.parent[tensor] != tensor:
+            self.parent[tensor] = self.parent[self.parent[tensor]]
+            tensor = self.parent[tensor]
+        return tensor
+
+    def _join(self, a: str, b: str) -> None:
+        self.parent[self._find(b)] = self._find(a)
+
+    def found(self) -> list[tuple[list[Node], list[Node]]]:
+        """Quantizers of each group, with the commuting nodes in it."""
+        members: dict[str, list[Node]] = defaultdict(list)
+        crossed: dict[str, list[Node]] = defaultdict(list)
+        for q in self.view.activation_qs:
+            members[self._find(q.input(0))].append(q)
+        for node in self.crossed:
+            crossed[self._find(node.input(0))].append(node)
+        order = (*JOINS, *CUTS)
+        return [
+            (qs, sorted(crossed[key], key=lambda n: (order.index(n.op) if n.op in order else len(order), n.index)))
+            for key, qs in members.items() if len(qs) > 1
+        ]

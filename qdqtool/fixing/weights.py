@@ -1,0 +1,199 @@
+"""Fixes of weights and biases: float biases, weights of their own, folded constants, Q/DQ on bare weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from qdqtool import qdq
+from qdqtool.advice.view import View, Weights
+from qdqtool.fixing.editor import Editor
+from qdqtool.fixing.site import Site
+from qdqtool.graph import Model, Node
+from qdqtool.insertion.scales import weight_scale
+from qdqtool.insertion.structure import weight_axis
+from qdqtool.types import Precision
+
+_Array = npt.NDArray[Any]
+_FOLD_LIMIT = 50  # nodes between a constant and a weight's Q
+
+
+def biases(view: View, target: str) -> list[Site]:
+    """BIAS-DQ: the dequantized bias as a float constant."""
+    sites: list[Site] = []
+    done: set[int] = set()
+    for dq in view.quantizers:
+        if not qdq.is_dq(dq) or not view.is_weight(dq) or dq.index in done:
+            continue
+        is_bias = all(n.op in ("Conv", "ConvTranspose", "Gemm") and n.input(2) == dq.output
+                      for n in view.model.readers(dq.output)) and bool(view.model.readers(dq.output))
+        if not is_bias and view.params(dq).precision != Precision.INT32:
+            continue
+        value = _dequantized(view, dq)
+        if value is None or view.model.is_output(dq.output):
+            continue
+        done.add(dq.index)
+
+        def apply(editor: Editor, dq: Node = dq, value: _Array = value) -> None:
+            editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value))
+            editor.remove(dq)
+
+        sites.append(Site("BIAS-DQ", dq.name, f"{dq.name}: bias stored as float", apply))
+    return sites
+
+
+def _dequantized(view: View, dq: Node) -> _Array | None:
+    """Stored integers (or floats behind a Q) as the float constant that a DQ makes of them, in the scale's type."""
+    stored = view.model.constant(dq.input(0))
+    params = view.params(dq)
+    scale = view.model.constant(dq.input(1))
+    if stored is None or scale is None or params.scale is None or params.zero_point is None:
+        return None
+    axis = view.axis(dq)
+
+    def along(values: _Array) -> _Array:
+        if values.size == 1 or axis is None:
+            return values.reshape(-1)[0] if values.size == 1 else values
+        shape = [1] * stored.ndim
+        shape[axis] = -1
+        return values.reshape(shape)
+
+    integers = stored.astype(np.int64) - along(params.zero_point)
+    return (integers.astype(np.float64) * along(params.scale)).astype(scale.dtype)
+
+
+def stored_integers(view: View, target: str) -> list[Site]:
+    """WEIGHT-PREQUANT: float weights with a Q in front of the DQ; the integers come out the same."""
+    sites: list[Site] = []
+    for conv in view.weighted:
+        weights = view.weights(conv)
+        dq = weights.dq
+        if dq is None or weights.q is not None or not weights.constant:
+            continue
+        value = _dequantized(view, dq)
+        if value is None or view.params(dq).precision != Precision.INT8:
+            continue
+
+        def apply(editor: Editor, dq: Node = dq, value: _Array = value) -> None:
+            name = editor.constant(f"{dq.input(0)}_float", value)
+            inputs = [name, *dq.inputs[1:]]
+            axis = {"axis": int(dq.attributes["axis"])} if "axis" in dq.attributes else {}
+            editor.set_input(dq, 0, editor.insert(dq, qdq.Q, f"{dq.name}_quantize", inputs, axis))
+
+        sites.append(Site("WEIGHT-PREQUANT", dq.name, f"{dq.name}: weights stored as float, with a Q", apply))
+    unique = {s.node: s for s in sites}
+    return list(unique.values())
+
+
+def shared(view: View, target: str) -> list[Site]:
+    """W-SHARED: constant, Q and DQ copied for every convolution but the first."""
+    users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
+    for conv in view.weighted:
+        weights = view.weights(conv)
+        if weights.dq is not None and weights.constant and not weights.after:
+            users[weights.source].append((conv, weights))
+    sites: list[Site] = []
+    for source, found in users.items():
+        value = view.model.constant(source) if len(found) > 1 else None
+        if value is None:
+            continue
+
+        def apply(editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value) -> None:
+            for conv, weights in found[1:]:
+                _copy(editor, conv, weights, value)
+
+        names = ", ".join(c.name for c, _ in found)
+        sites.append(Site("W-SHARED", source, f"'{source}': weights copied for each of {names}", apply))
+    return sites
+
+
+def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
+    tensor = editor.constant(f"{weights.source}_copy", value)
+    for node in (weights.q, weights.dq):
+        if node is not None:
+            inputs = [tensor, *node.inputs[1:]]
+            tensor = editor.insert(conv, node.op, f"{node.name}_copy", inputs, dict(node.attributes))
+    editor.set_input(conv, 1, tensor)
+
+
+def computed(view: View, target: str) -> list[Site]:
+    """W-NONCONST: what stands between the constant and its quantizer, computed now."""
+    sites: list[Site] = []
+    for conv in view.weighted:
+        weights = view.weights(conv)
+        first = weights.first
+        if first is None or not weights.before or len(weights.before) > _FOLD_LIMIT:
+            continue
+        value = evaluate(view.model, weights.source)
+        if value is None:
+            continue
+
+        def apply(editor: Editor, first: Node = first, source: str = weights.source, value: _Array = value) -> None:
+            editor.set_input(first, 0, editor.constant(f"{source}_folded", value))
+
+        what = f"{first.name}: {', '.join(n.op for n in weights.before)} in front of it folded into the weights"
+        sites.append(Site("W-NONCONST", conv.name, what, apply))
+    return sites
+
+
+def evaluate(model: Model, tensor: str) -> _Array | None:
+    """The value of a tensor that depends on constants only; None when it cannot be computed."""
+    value = model.constant(tensor)
+    if value is not None:
+        return value
+    nodes: dict[int, Node] = {}
+    constants: dict[str, _Array] = {}
+    stack = [tensor]
+    while stack:
+        name = stack.pop()
+        node = model.producer(name)
+        found = model.constant(name)
+        if found is not None:
+            constants[name] = found
+        elif node is None or len(nodes) > _FOLD_LIMIT:
+            return None
+        elif node.index not in nodes:
+            nodes[node.index] = node
+            stack.extend(t for t in node.inputs if t)
+    graph = onnx.helper.make_graph(
+        [nodes[i].proto for i in sorted(nodes)], "constant", [], [onnx.ValueInfoProto(name=tensor)],
+        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import)
+    try:
+        result: Any = ReferenceEvaluator(proto).run(None, {})
+    except Exception:
+        # The reference evaluator raises what its operators raise; such weights are left as they are.
+        return None
+    return np.asarray(result[0])
+
+
+def bare(view: View, target: str) -> list[Site]:
+    """W-NO-DQ: Q/DQ for the weights of a convolution whose input is quantized."""
+    sites: list[Site] = []
+    for conv in view.weighted:
+        weights = view.weights(conv)
+        if weights.dq is not None or not weights.constant or qdq.source_of_dq(view.model, conv.input(0)) is None:
+            continue
+        value = view.model.constant(weights.source)
+        if value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
+            continue
+
+        def apply(editor: Editor, conv: Node = conv, value: _Array = value) -> None:
+            axis = weight_axis(view.model, conv)
+            scale = weight_scale(value, axis).astype(value.dtype)
+            inputs = [editor.constant(f"{conv.name}/weight_scale", scale),
+                      editor.constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8))]
+            attributes = {} if axis is None else {"axis": axis}
+            q = editor.insert(conv, qdq.Q, f"{conv.name}/weight_quantizer/{qdq.Q}", [conv.input(1), *inputs],
+                              attributes)
+            dq = editor.insert(conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes)
+            editor.set_input(conv, 1, dq)
+
+        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized per output channel", apply))
+    return sites
