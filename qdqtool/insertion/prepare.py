@@ -3,6 +3,7 @@
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
 * Weights computed from constants (Identity, Cast, Transpose, Reshape) become constants, or TensorRT 8 ends with
   "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Nodes that share a name get names of their own.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
   that TensorRT computes with.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,9 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         _raise_opset(proto, opset, path)
         notes.append(f"opset raised from {before} to {opset}")
     proto.ir_version = max(proto.ir_version, _MIN_IR.get(opset, 7))
+    renamed = _rename_duplicates(proto)
+    if renamed:
+        notes.append(f"{renamed} nodes that shared a name were named after their outputs (onnxruntime wants that)")
     editor = _Editor(proto, path)
     for count, what in (
         (editor.fold_constant_weights(), "weights computed from constants were folded"),
@@ -61,6 +66,21 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
 def index_of(proto: onnx.ModelProto, path: str = "") -> Model:
     """An index over a model that is being edited (its hash is not computed)."""
     return Model(proto, path, sha256="edited")
+
+
+def _rename_duplicates(proto: onnx.ModelProto) -> int:
+    """Gives nodes that share a name the name of their first output, by which all of qdqtool calls them anyway."""
+    counts = Counter(n.name for n in proto.graph.node if n.name)
+    shared = [n for n in proto.graph.node if counts[n.name] > 1]
+    taken = set(counts)
+    for node in shared:
+        wanted = next((o for o in node.output if o), node.op_type)
+        name, number = wanted, 1
+        while name in taken:
+            name, number = f"{wanted}_{number}", number + 1
+        taken.add(name)
+        node.name = name
+    return len(shared)
 
 
 def _opset(proto: onnx.ModelProto) -> int:

@@ -50,7 +50,7 @@ def activation_input(model: Model, node: Node) -> str | None:
         for gate, data in (node.inputs, node.inputs[::-1]):
             producer = model.producer(gate)
             if producer is not None and producer.op in ("Sigmoid", "HardSigmoid") and producer.input(0) == data:
-                return data
+                return str(data)
     return None
 
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+
+from qdqtool.demo.model import yolov8n
+from qdqtool.graph import Model
+from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from tests.insertion.nets import Net
+
+
+def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
+    return [g.quantized for g in groups]
+
+
+def test_concat_ties_its_inputs_and_output() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    joined = net.op("Concat", "cat", a, b, axis=1)
+    net.output(net.conv("c", joined, 32), net.conv("d", a))
+    groups = scale_groups(net.index(), ["x", "cat.out", "a.out"])
+    assert tied(groups) == [("x",), ("cat.out", "a.out")]
+    assert set(groups[1].sources) == {"a.out", "b.out"}
+    assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
+
+
+def test_chained_concats_fall_into_one_group() -> None:
+    net = Net()
+    a, b, c = (net.op("Relu", n, net.conv(f"c{n}", "x")) for n in "abc")
+    first = net.op("Concat", "cat1", a, b, axis=1)
+    second = net.op("Concat", "cat2", b, c, axis=1)
+    net.output(net.conv("d", first, 32), net.conv("e", second, 32))
+    groups = scale_groups(net.index(), ["cat1.out", "cat2.out"])
+    assert tied(groups) == [("cat1.out", "cat2.out")]
+    assert set(groups[0].sources) == {"a.out", "b.out", "c.out"}
+
+
+def test_pools_resize_split_and_reshape_pass_the_scale_on() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pool = net.op("MaxPool", "pool", a, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    up = net.op("Resize", "up", pool, "", net.const("s", [1, 1, 1, 1]), mode="nearest")
+    halves = net.op("Split", "split", up, net.const("sizes", [8, 8], np.int64), outputs=2, axis=1)
+    net.output(net.conv("d", halves[1], 8), net.conv("e", a))
+    groups = scale_groups(net.index(), ["split.out1", "a.out"])
+    assert tied(groups) == [("split.out1", "a.out")]
+    assert groups[0].sources == ("a.out",)
+    assert not groups[0].tied
+
+
+def test_arithmetic_ends_a_group() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    linear = net.op("Resize", "lin", a, "", net.const("s", [1, 1, 2, 2]), mode="linear")
+    pool = net.op("AveragePool", "p", a, kernel_shape=[2, 2])
+    net.output(net.conv("d", linear), net.conv("e", a), net.conv("f", pool))
+    assert len(scale_groups(net.index(), ["a.out", "lin.out", "p.out"])) == 3
+
+
+def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
+    assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
+
+
+def test_without_unify_everyone_is_alone() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
+    groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
+    assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
+
+
+def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
+    """By hand from the architecture: layers 11 and 20 meet in layer 9's output, layers 14 and 17 in layer 12's."""
+    model = Model(yolov8n(64, classes=2))
+    quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
+    groups = {g.quantized[-1]: set(g.sources) for g in scale_groups(model, quantized) if g.tied}
+    act = "act/Mul_output_0"
+    assert groups["/model.20/Concat_output_0"] == {f"/model.6/cv2/{act}", f"/model.9/cv2/{act}", f"/model.19/{act}"}
+    assert groups["/model.17/Concat_output_0"] == {f"/model.4/cv2/{act}", f"/model.12/cv2/{act}", f"/model.16/{act}"}
+    sppf = next(g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized)
+    assert sppf.sources == (f"/model.9/cv1/{act}",)

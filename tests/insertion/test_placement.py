@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.insertion.placement import Placement, Rules, place
+from tests.insertion.nets import Net
+
+
+def inputs(placement: Placement) -> set[tuple[str, str, str]]:
+    """What was placed, as (tensor, reader, role)."""
+    return {(t, r.node.name, r.role) for t, readers in placement.readers.items() for r in readers}
+
+
+def reasons(placement: Placement) -> dict[str, str]:
+    return {s.node: s.reason for s in placement.skipped}
+
+
+def placed(net: Net, rules: Rules | None = None) -> Placement:
+    return place(net.index(), rules or Rules())
+
+
+def test_data_and_weights_of_a_convolution_and_nothing_else() -> None:
+    net = Net()
+    net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
+    result = placed(net)
+    assert inputs(result) == {("x", "c", "input")}
+    assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
+    assert not result.skipped
+
+
+def test_one_tensor_with_two_readers() -> None:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("a", "x"))
+    net.output(net.conv("b", relu), net.conv("c", relu))
+    result = placed(net)
+    assert [r.node.name for r in result.readers["r.out"]] == ["b", "c"]
+
+
+def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
+    """Conv, then (activation and) an Add with its own input, then what ``after`` says."""
+    net = Net()
+    stem = net.op("Relu", "stem", net.conv("c0", "x"))
+    inner = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
+    if activation == "silu":
+        inner = net.silu("s", inner)
+    out = net.op("Add", "add", inner, stem)
+    if relu:
+        out = net.op("Relu", "ra", out)
+    net.output(net.conv("c3", out) if after == "conv" else net.op("Sigmoid", "end", out))
+    return net
+
+
+def test_behind_a_bare_convolution_the_skip_alone() -> None:
+    result = placed(residual_net())
+    assert ("stem.out", "add", "residual") in inputs(result)
+    assert ("c2.out", "add", "residual") not in inputs(result)
+
+
+@pytest.mark.parametrize(
+    ("residual", "target_choice", "expected"),
+    [
+        ("auto", "both", {"stem.out", "s/Mul.out"}),
+        ("auto", "skip", {"stem.out"}),
+        ("auto", "none", set()),
+        ("skip", "both", {"stem.out"}),
+        ("both", "skip", {"stem.out", "s/Mul.out"}),
+        ("none", "both", set()),
+    ],
+)
+def test_behind_an_activation_the_choice_decides(residual: str, target_choice: str, expected: set[str]) -> None:
+    rules = Rules(residual=residual, residual_after_activation=target_choice)
+    result = placed(residual_net("silu"), rules)
+    assert {t for t, node, _ in inputs(result) if node == "add"} == expected
+    assert ("add" in reasons(result)) is (not expected)
+
+
+def test_a_bare_convolution_ignores_the_targets_choice_for_activations() -> None:
+    result = placed(residual_net(), Rules(residual_after_activation="both"))
+    assert {t for t, node, _ in inputs(result) if node == "add"} == {"stem.out"}
+
+
+def test_a_residual_whose_result_is_not_quantized_next_stays_float() -> None:
+    result = placed(residual_net(after="end"))
+    assert not any(node == "add" for _, node, _ in inputs(result))
+    assert reasons(result)["add"] == "its result is not quantized next"
+
+
+def test_the_shorter_way_is_the_skip_where_both_sides_are_convolutions() -> None:
+    for swapped in (False, True):
+        net = Net()
+        stem = net.op("Relu", "stem", net.conv("c0", "x"))
+        block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
+        down = net.conv("down", stem, kernel=1)
+        pair = (down, block) if swapped else (block, down)
+        net.output(net.conv("c3", net.op("Relu", "ra", net.op("Add", "add", *pair))))
+        result = placed(net)
+        assert {t for t, node, _ in inputs(result) if node == "add"} == {"down.out"}
+
+
+def test_a_chain_of_residuals_is_followed_to_the_end() -> None:
+    """The first Add's result is read by the second Add alone, which is quantized for the convolution behind it."""
+    net = Net()
+    stem = net.op("Relu", "stem", net.conv("c0", "x"))
+    first = net.op("Add", "add1", net.conv("c1", stem), stem)
+    second = net.op("Add", "add2", net.conv("c2", stem), first)
+    net.output(net.conv("c3", second))
+    result = placed(net)
+    skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
+    assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
+
+
+def test_a_broadcast_add_is_no_residual() -> None:
+    net = Net()
+    gap = net.op("GlobalAveragePool", "gap", "x")
+    net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
+    assert not any(node == "add" for _, node, _ in inputs(placed(net)))
+
+
+def classifier(float_reader: bool) -> Net:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", relu))
+    outputs = [net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)]
+    if float_reader:
+        outputs.append(net.op("Sigmoid", "other", relu))
+    net.output(*outputs)
+    return net
+
+
+def test_global_average_pool_between_quantized_neighbours() -> None:
+    assert ("r.out", "gap", "input") in inputs(placed(classifier(False)))
+    result = placed(classifier(True))
+    assert not any(node == "gap" for _, node, _ in inputs(result))
+    assert "float node" in reasons(result)["gap"]
+
+
+def test_gemm_axis_follows_transpose() -> None:
+    assert [(w.node.name, w.axis) for w in placed(classifier(False)).weights][-1] == ("fc", 0)
+
+
+@pytest.mark.parametrize(
+    ("cin", "cout", "kernel", "group", "first", "quantized"),
+    [
+        (16, 16, 3, 1, False, True),
+        (8, 8, 3, 1, False, False),  # neither side has 16 channels
+        (8, 8, 3, 1, True, True),  # but the first layer may
+        (3, 16, 3, 1, True, True),  # the stem of YOLOv8n
+        (16, 4, 1, 1, False, True),  # 16 in, a multiple of 8
+        (20, 10, 3, 1, False, False),  # neither side a multiple of 8
+        (16, 16, 3, 16, False, True),  # depthwise
+        (16, 16, 1, 16, False, False),  # depthwise 1x1
+        (12, 12, 3, 12, False, False),  # 12 is not a multiple of 8
+    ],
+)
+def test_small_convolutions_by_modelopts_rule(
+    cin: int, cout: int, kernel: int, group: int, first: bool, quantized: bool
+) -> None:
+    net = Net(channels=cin)
+    tensor = "x" if first else net.op("Relu", "r", "x")
+    net.output(net.conv("c", tensor, cin, cout, kernel, group=group))
+    result = placed(net)
+    assert (("c" not in reasons(result)) and bool(result.readers)) is quantized
+    forced = placed(net, Rules(include=["^c$"]))
+    assert [w.node.name for w in forced.weights] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "word"),
+    [
+        (Rules(exclude=["nothing"]), "--exclude 'nothing': matches no node"),
+        (Rules(include=["nothing"]), "--include 'nothing': matches no node"),
+        (Rules(exclude=["("]), "not a regular expression"),
+        (Rules(exclude_ops=["Gemm"]), "no such operator"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, word: str) -> None:
+    with pytest.raises(QdqtoolError) as caught:
+        placed(residual_net(), rules)
+    assert word in str(caught.value)
+
+
+def test_exclusions_are_obeyed_and_told() -> None:
+    result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
+    assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
+    assert reasons(result) == {"c1": "excluded by --exclude ^c1$", "add": "excluded by --exclude add"}
+    by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
+    assert reasons(by_op) == {"add": "excluded by --exclude-op Add"}
+
+
+def test_computed_constant_and_double_inputs_are_left_with_the_reason() -> None:
+    net = Net()
+    computed = net.conv("k", "x", kernel=1)
+    kernel = net.op("Reshape", "kr", computed, net.const("ks", [16, 16, 2, 2], np.int64))
+    w = net.const("w64", np.ones((16, 16, 1, 1)), np.float64)
+    wide = net.op("Cast", "cast", "x", to=11)
+    right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
+    net.output(net.op("Conv", "c", "x", kernel), right)
+    net.output(net.op("Conv", "d", wide, w), dtype=11)
+    found = reasons(placed(net))
+    assert "computed" in found["c"]
+    assert "double" in found["d"]
+    assert "3 dimensions" in found["m3"]
+
+
+def test_bodies_of_if_are_left_float_and_told() -> None:
+    def branch(name: str) -> object:
+        node = helper.make_node("Conv", ["x", "inner.weight"], [f"{name}.out"], name=f"{name}/conv")
+        out = helper.make_tensor_value_info(f"{name}.out", 1, None)
+        return helper.make_graph([node], name, [], [out])
+
+    net = Net()
+    net.const("inner.weight", np.ones((16, 16, 1, 1)))
+    condition = net.const("condition", True, np.bool_)
+    chosen = net.op("If", "if", condition, then_branch=branch("then"), else_branch=branch("else"))
+    net.output(net.conv("c", net.op("Relu", "r", chosen)))
+    result = placed(net)
+    assert [w.node.name for w in result.weights] == ["c"]
+    assert reasons(result) == {"if": "the 2 convolutions or products inside its body are left float"}
+
+
+def test_weights_with_nan_name_the_node() -> None:
+    net = Net()
+    w = net.const("w", np.full((16, 16, 1, 1), np.nan))
+    net.output(net.conv("c", "x", weight=w, kernel=1))
+    with pytest.raises(ModelError, match="weights 'w' of node 'c' hold NaN or infinity"):
+        placed(net)
+
+
+def test_a_model_without_convolutions_is_an_error() -> None:
+    net = Net()
+    net.output(net.op("Relu", "r", "x"))
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        placed(net)
+
+
+def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8() -> None:
+    net = Net()
+    w = net.const("w", np.ones((16, 16, 2, 2)))
+    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
+    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
+    assert {w.node.name for w in placed(net, Rules(transposed=False)).weights} == {"c"}

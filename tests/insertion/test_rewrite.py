@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqtool.graph import Model
+from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half
+from qdqtool.types import QuantizedTensor
+from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+
+
+def inserted(
+    model: onnx.ModelProto, scale: float = 0.05, weights: str = "float", include: tuple[str, ...] = ()
+) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    index = Model(copy)
+    placement = place(index, Rules(include=include))
+    quantized = rewrite(index, placement, {t: ActivationScale(scale, "max", None) for t in placement.readers}, weights)
+    check(copy)
+    return copy, quantized
+
+
+def two_layers() -> onnx.ModelProto:
+    net = Net()
+    first = net.op("Relu", "/m.0/act/Relu", net.conv("/m.0/conv/Conv", "x"))
+    net.output(net.op("Relu", "/m.1/act/Relu", net.conv("/m.1/conv/Conv", first)))
+    return net.model()
+
+
+def test_names_are_those_of_qat_exports() -> None:
+    model, quantized = inserted(two_layers())
+    assert [n.name for n in model.graph.node] == [
+        "/m.0/conv/_input_quantizer/QuantizeLinear",
+        "/m.0/conv/_input_quantizer/DequantizeLinear",
+        "/m.0/conv/_weight_quantizer/QuantizeLinear",
+        "/m.0/conv/_weight_quantizer/DequantizeLinear",
+        "/m.0/conv/Conv",
+        "/m.0/act/Relu",
+        "/m.1/conv/_input_quantizer/QuantizeLinear",
+        "/m.1/conv/_input_quantizer/DequantizeLinear",
+        "/m.1/conv/_weight_quantizer/QuantizeLinear",
+        "/m.1/conv/_weight_quantizer/DequantizeLinear",
+        "/m.1/conv/Conv",
+        "/m.1/act/Relu",
+    ]
+    assert (quantized[0].tensor, quantized[0].node) == ("x", "/m.0/conv/_input_quantizer/QuantizeLinear")
+
+
+def test_activation_scales_have_rank_zero_and_weight_scales_one_per_channel() -> None:
+    model, _ = inserted(two_layers(), 0.05)
+    for node in nodes_of(model, "QuantizeLinear"):
+        scale, zero = value_of(model, node.input[1]), value_of(model, node.input[2])
+        assert zero.dtype == np.int8
+        assert not zero.any()
+        assert scale.shape == zero.shape
+        axis = [a.i for a in node.attribute if a.name == "axis"]
+        if "_weight_" in node.name:
+            assert (scale.shape, axis) == ((16,), [0])
+        else:
+            assert (scale.shape, axis) == ((), [])
+            assert float(scale) == np.float32(0.05)
+
+
+def test_result_is_what_quantizing_by_hand_gives() -> None:
+    """One convolution 1x1: the sum over channels of quantized inputs times quantized weights, plus the float bias."""
+    net = Net(side=4)
+    net.output(net.conv("c", "x", kernel=1))
+    before = net.model()
+    model, _ = inserted(before, 0.01)
+    x = images(1, side=4)[0]["x"]
+    w, b = value_of(before, "c.weight")[:, :, 0, 0].astype(np.float64), value_of(before, "c.bias")
+    steps = np.abs(w).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
+    wq = np.rint(w / steps) * steps
+    xq = np.clip(np.rint(x.astype(np.float64) / np.float32(0.01)), -128, 127) * np.float32(0.01)
+    expected = np.einsum("oi,nihw->nohw", wq, xq) + b[None, :, None, None]
+    np.testing.assert_allclose(run(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_int8_weights_give_the_same_numbers_and_a_smaller_file() -> None:
+    base = two_layers()
+    as_float, _ = inserted(base)
+    as_int8, quantized = inserted(base, weights="int8")
+    feeds = images(1)[0]
+    np.testing.assert_array_equal(run(as_float, feeds)[0], run(as_int8, feeds)[0])
+    assert len(nodes_of(as_int8, "QuantizeLinear")) == 2
+    assert [t.data_type for t in as_int8.graph.initializer if t.name.endswith("_quantized")] == [TensorProto.INT8] * 2
+    assert not any(t.name == "/m.0/conv/Conv.weight" for t in as_int8.graph.initializer)
+    assert quantized[1].node == "/m.0/conv/_weight_quantizer/DequantizeLinear"
+
+
+def test_codes_are_those_of_onnxruntime() -> None:
+    rng = np.random.default_rng(3)
+    value = rng.normal(0, 1, (6, 5, 3, 3)).astype(np.float32)
+    value[0, 0] = [[0.5, 1.5, -0.5], [-1.5, 2.5, 200.0], [-200.0, 0.0, 3.5]]
+    scale = rng.uniform(0.5, 2.0, 5).astype(np.float32)
+    scale[0] = 1.0
+    node = helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)
+    graph = helper.make_graph(
+        [node], "q", [helper.make_tensor_value_info("v", 1, value.shape), helper.make_tensor_value_info("s", 1, [5]),
+                      helper.make_tensor_value_info("z", 3, [5])],
+        [helper.make_tensor_value_info("q", 3, value.shape)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    expected = run(model, {"v": value, "s": scale, "z": np.zeros(5, np.int8)})[0]
+    np.testing.assert_array_equal(quantize(value, scale, 1), expected)
+
+
+def test_axes_of_every_operator() -> None:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    up = net.op("ConvTranspose", "t", relu, net.const("tw", net.rng.standard_normal((16, 24, 2, 2))))
+    grouped = net.op("ConvTranspose", "tg", relu, net.const("tgw", net.rng.standard_normal((16, 8, 2, 2))), group=2)
+    flat = net.op("Flatten", "f", net.op("GlobalAveragePool", "gap", relu))
+    g0 = net.op("Gemm", "g0", flat, net.const("g0w", net.rng.standard_normal((16, 20))))
+    g1 = net.op("Gemm", "g1", flat, net.const("g1w", net.rng.standard_normal((20, 16))), transB=1)
+    m = net.op("MatMul", "m", flat, net.const("mw", net.rng.standard_normal((16, 20))))
+    net.output(up, grouped, g0, g1, m)
+    model, _ = inserted(net.model())
+    found = {}
+    for node in nodes_of(model, "QuantizeLinear"):
+        if "_weight_" in node.name:
+            axis = [a.i for a in node.attribute if a.name == "axis"]
+            found[node.input[0]] = (axis[0] if axis else None, value_of(model, node.input[1]).size)
+    assert found == {
+        "c.weight": (0, 16), "tw": (1, 24), "tgw": (None, 1), "g0w": (1, 20), "g1w": (0, 20), "mw": (1, 20),
+    }  # fmt: skip
+    run(model, images(1)[0])
+
+
+@pytest.mark.parametrize("names", [["", "", ""], ["/a/Conv", "/a/Conv_1", "/a/Conv_2"]])
+def test_missing_and_alike_names_still_give_unique_ones(names: list[str]) -> None:
+    net = Net()
+    tensor = "x"
+    for i in range(3):
+        tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor))
+    net.output(tensor)
+    model = net.model()
+    for node, name in zip(nodes_of(model, "Conv"), names, strict=True):
+        node.name = name
+    result, quantized = inserted(model)
+    added = [n.name for n in nodes_of(result, "QuantizeLinear", "DequantizeLinear")]
+    assert len(set(added)) == len(added) == 12
+    assert len({q.node for q in quantized}) == 6
+    run(result, images(1)[0])
+
+
+def test_float_readers_and_graph_outputs_keep_the_tensor_itself() -> None:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu))
+    model, _ = inserted(net.model())
+    assert next(n for n in model.graph.node if n.name == "s").input[0] == "r.out"
+    assert next(n for n in model.graph.node if n.name == "d").input[0] == "d/_input_quantizer/DequantizeLinear_output_0"
+    assert [v.name for v in model.graph.output] == ["r.out", "d.out", "s.out"]
+
+
+def test_a_tensor_with_two_quantized_readers_gets_one_pair() -> None:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("c", "x"))
+    net.output(net.conv("d", relu), net.conv("e", relu))
+    model, quantized = inserted(net.model())
+    assert [q.tensor for q in quantized if q.method == "max"] == ["x", "r.out"]
+    readers = {n.name: n.input[0] for n in nodes_of(model, "Conv")}
+    assert readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0"
+
+
+def test_nodes_out_of_order_come_out_sorted() -> None:
+    model = two_layers()
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    result, _ = inserted(model)
+    run(result, images(1)[0])
+
+
+def test_what_the_model_says_of_itself_survives() -> None:
+    model = two_layers()
+    model.metadata_props.add(key="names", value="{0: 'person'}")
+    model.doc_string, model.producer_name, model.graph.doc_string = "doc", "pytorch", "graph doc"
+    model.graph.node[0].doc_string = "node doc"
+    model.opset_import.add(domain="custom", version=3)
+    infos = {v.name for v in model.graph.value_info}
+    result, _ = inserted(model)
+    assert result.metadata_props[0].value == "{0: 'person'}"
+    assert (result.doc_string, result.producer_name, result.graph.doc_string) == ("doc", "pytorch", "graph doc")
+    assert nodes_of(result, "Conv")[0].doc_string == "node doc"
+    assert {(o.domain, o.version) for o in result.opset_import} == {("", 17), ("custom", 3)}
+    assert infos <= {v.name for v in result.graph.value_info}
+
+
+def test_scales_rounded_to_half_never_shrink() -> None:
+    values = np.float32([1e-9, 6e-8, 1e-6, 0.1, 1.0, 3.14159, 60000.0])
+    half = round_up_to_half(values)
+    assert half.dtype == np.float16
+    assert (half.astype(np.float32) >= values).all()
+    assert (half > 0).all()
+    assert half[3].astype(np.float32) / values[3] < 1.001
