@@ -1,0 +1,59 @@
+"""Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that need no data of your own.
+
+Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
+`--` go to the script: `python benchmarks/run.py calibration_speed -- --sizes 320`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NEEDS_DATA = {"accuracy"}  # run these by name, with their arguments
+
+
+def benchmarks() -> dict[str, str]:
+    """Name and first docstring line of every script with a main()."""
+    found = {}
+    for path in sorted(HERE.glob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        has_main = any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+        if has_main and path != Path(__file__).resolve():
+            found[path.stem] = (ast.get_docstring(tree) or "").splitlines()[0]
+    return found
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    passed: list[str] = []
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, passed = arguments[:at], arguments[at + 1 :]
+    known = benchmarks()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    parser.add_argument("--list", action="store_true", help="name the benchmarks and what they measure")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name, text in known.items():
+            print(f"{name:<20} {text}")
+        return 0
+    unknown = [n for n in options.names if n not in known]
+    if unknown:
+        parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(known)}")
+    failed = []
+    for name in options.names or [n for n in known if n not in NEEDS_DATA]:
+        print(f"== {name}: {known[name]}", flush=True)
+        if subprocess.run([sys.executable, str(HERE / f"{name}.py"), *passed], cwd=HERE.parent).returncode:
+            failed.append(name)
+    if failed:
+        print(f"missed or failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
