@@ -43,7 +43,12 @@ def verify(
     chosen, notes = choose_target(build, target)
     check_same_model(index, build)
     prediction = predict(index, chosen)
-    result = compare(index, prediction, build)
+    if chosen.is_rtx:
+        from qdqtool.verification.built_here import verify_rtx_build
+
+        result = verify_rtx_build(index, prediction, build)
+    else:
+        result = compare(index, prediction, build)
     result.notes[:0] = notes
     return result
 

@@ -71,11 +71,11 @@ def compare_trace(
             why = "first line at which prediction and log part" if event is first else "logged, not predicted"
             result.mismatches.append(Mismatch("trace", render(event.event), {}, event.as_json(), why, event.line))
     if ended:
-        for event in prediction.trace:
-            if missing.get(event, 0) > 0:
-                missing[event] -= 1
+        for expected in prediction.trace:
+            if missing.get(expected, 0) > 0:
+                missing[expected] -= 1
                 why = "predicted, not logged"
-                result.mismatches.append(Mismatch("trace", render(event), event.as_json(), {}, why))
+                result.mismatches.append(Mismatch("trace", render(expected), expected.as_json(), {}, why))
     return result
 
 

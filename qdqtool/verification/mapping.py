@@ -83,7 +83,7 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
     """
     wanted = [n for n in model.nodes if n.op in OPERATORS] or list(model.nodes)
     said: set[str] = {n.name for n in build.parse.nodes}
-    said.update(o for n in build.parse.nodes if not n.name for o in (f"node_of_{t.name}" for t in n.outputs))
+    said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
     known = frozenset(trt_name(n) for n in wanted)
     for layer in build.layers:
         said.update(layer.onnx_names)

@@ -1,0 +1,111 @@
+"""Builds a model on this machine and verifies it in one step; reads TensorRT-RTX builds."""
+
+from __future__ import annotations
+
+import os
+
+from qdqtool.builders.compare import Pair
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import TARGETS, Target, target_named
+from qdqtool.types import Mismatch, Prediction, Verification
+
+
+def verify_with_builder(
+    model: str | os.PathLike[str], builder: str, sm: str | None = None, target: str | Target | None = None
+) -> Verification:
+    """Builds ``model`` with a TensorRT found here and compares the prediction with what came out.
+
+    Args:
+        model: Path of the Q/DQ model.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
+        target: Overrides the target that the builder's version chooses.
+
+    Raises:
+        BuilderError: The builder is not here, or the build ran out of time.
+        ModelError: The model cannot be read.
+    """
+    from qdqtool.builders import build
+    from qdqtool.builders.compare import compare, status_agrees
+    from qdqtool.builders.licence import tell_once
+    from qdqtool.trt.rtx.predict import status_of
+    from qdqtool.verification import api
+
+    index = load(model)
+    if builder == "tensorrt-rtx":
+        tell_once()
+    result = build(model, builder, sm=_capability(sm))
+    if result.status == "timeout":
+        raise BuilderError(f"{model}: the build did not end in time; {result.message}")
+    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
+        return api.verify(index, result.build, target=target)
+    prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
+    described: dict[str, object] = {
+        "source": builder, "files": [], "tensorrt": result.version or None, "device": None,
+        "complete": True, "missing": [], "status": result.status, "message": result.message,
+    }
+    verification = of_pairs(prediction, compare(prediction, result) if result.status == "built" else [], described)
+    if status_agrees(prediction, result) is False:
+        said = status_of(prediction)
+        why = f"predicted to be {said}, the compiler says {result.status}"
+        if result.message:
+            why += f": {result.message}"
+        verification.mismatches.append(
+            Mismatch("build", index.path or "model", {"status": said}, {"status": result.status}, why)
+        )
+    elif result.status != "built":
+        verification.notes.append(f"predicted and built alike: {result.status}: {result.message}")
+    return verification
+
+
+def _capability(sm: str | None) -> list[int] | None:
+    if sm is None:
+        return None
+    digits = sm.lower().removeprefix("sm")
+    if not digits.isdigit():
+        raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
+    return [int(digits)]
+
+
+def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
+    """Compares a prediction with a TensorRT-RTX log that was kept."""
+    from qdqtool.builders.names import log_names
+    from qdqtool.builders.plan import built_nodes
+
+    rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
+    pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
+    return of_pairs(prediction, pairs, build.as_json())
+
+
+def of_pairs(prediction: Prediction, pairs: list[Pair], build: dict[str, object]) -> Verification:
+    """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
+    unknown = [p.predicted.name for p in pairs if p.agrees is None]
+    wrong = [p for p in pairs if p.agrees is False]
+    mismatches = [
+        Mismatch(
+            "convolution",
+            p.predicted.name,
+            p.predicted.as_json(),
+            p.built.as_json() if p.built else {},
+            f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}",
+        )
+        for p in wrong
+    ]
+    return Verification(
+        build=build,
+        convolutions={
+            "total": len(pairs),
+            "agree": len(pairs) - len(unknown) - len(wrong),
+            "unknown": len(unknown),
+            "unknown_names": unknown,
+        },
+        layers={"total": None, "agree": None},
+        trace={"predicted": len(prediction.trace), "built": None, "agree": None},
+        conversions={"predicted": None, "built": None},
+        mismatches=mismatches,
+        prediction=prediction,
+    )
