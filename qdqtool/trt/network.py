@@ -178,13 +178,14 @@ class Network:
     def order(self) -> None:
         """Removes dead layers and ranks the rest as the optimizer visits them.
 
-        Depth first from the outputs, a layer after its inputs. TensorRT's own order differs between passes and is
-        not known in full; the outcomes do not depend on it, only the order of the lines in the trace does.
+        Depth first from the outputs, first to last, a layer after its inputs, of which the later-listed come first:
+        the order in which yolov8-orin-trt8412-excerpts names merged layers. TensorRT's own order differs between
+        passes and is not known in full; the outcomes do not depend on it, only names and the order of lines do.
         """
         rank = 0
         done: set[int] = set()
         started: set[int] = set()
-        stack: list[tuple[Layer, int]] = [(t.producer, 0) for t in self.outputs if t.producer is not None]
+        stack: list[tuple[Layer, int]] = [(t.producer, 0) for t in reversed(self.outputs) if t.producer is not None]
         while stack:
             layer, state = stack.pop()
             if state:

@@ -27,6 +27,7 @@ CASES = {
     "resnet18-a100-qat-residual-qgap": ("8.4 or 8.5", "trt8.5", "json"),
     "mobilenetv2-titanrtx-qat-residual": ("8.4 or 8.5", "trt8.5", "json"),
 }
+EXCERPTS = "yolov8-orin-trt8412-excerpts"
 WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
 QUANTIZER = re.compile(r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$")
 TAKEN = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
@@ -98,22 +99,32 @@ SENTENCES = (
     (r"Eliminating concatenation (.+)", "Eliminating concatenation", 0, 1, 0),
     (r"Generating copy for (.+) to (.+) because input does not support striding.",
      "Generating copy because input does not support striding", 0, 1, 2),
+    (r"Generating copy for (.+) to (.+) because of stomping hazard.", "Generating copy because of stomping hazard",
+     0, 1, 2),
     (r"Retargeting (.+) to (.+)", "Retargeting", 0, 1, 2),
+    (r"Eliminating slice (.+) by retargeting (.+)", "Eliminating slice", 0, 1, 2),
+    (r"Merging layers: (.+)", "Merging layers", 0, 1, 0),
 )
 
 
-def trace_of(path: Path) -> list[list[str]]:
-    """[pass, event, subject, object] of the optimizer's sentences between its first and last heading."""
+def trace_of(path: Path, excerpts: bool = False) -> list[list[str]]:
+    """[pass, event, subject, object] of the optimizer's sentences between its first and last heading.
+
+    In excerpts the headings may be missing, and so may the line that says which pass is running.
+    """
     rows: list[list[str]] = []
-    inside, running = False, ""
+    inside, running = excerpts, ""
     for line in path.read_text(errors="replace").splitlines():
         text = re.sub(r"^\[[^]]*\] \[.\] \[TRT\] ", "", line)
-        inside = (inside or text.startswith("Original: ")) and not text.startswith("Graph construction and")
+        started = inside or text.startswith("Original: ")
+        inside = started and (excerpts or not text.startswith("Graph construction and"))
         for pattern, event, owner, subject, other in SENTENCES if inside else ():
             match = re.fullmatch(pattern, text)
             if match:
                 running = match[1] if event == "Running" else running
                 name = running if owner < 0 else match[owner] if owner else ""
+                if event == "Swapping" and excerpts:
+                    name = "VanillaSwapWithFollowingQ"
                 rows.append([name, event, match[subject], match[other] if other else ""])
                 break
     return rows
@@ -133,6 +144,12 @@ def main(folder: Path) -> None:
                 file.write(json.dumps(trace_of(source), indent=0).encode())
         counts = {k: len(v) for k, v in truth.items() if isinstance(v, list)}
         print(case, counts)
+    home = HOME / EXCERPTS
+    home.mkdir(exist_ok=True)
+    quoted = trace_of(folder / EXCERPTS / "log.txt", excerpts=True)
+    unique = [list(row) for row in dict.fromkeys(map(tuple, quoted))]  # the article quotes some lines twice
+    (home / "lines.json").write_text("[\n" + ",\n".join(map(json.dumps, unique)) + "\n]\n")
+    print(EXCERPTS, len(unique))
 
 
 if __name__ == "__main__":

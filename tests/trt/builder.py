@@ -1,0 +1,181 @@
+"""A tiny builder of Q/DQ graphs for tests: one call a node, every name known beforehand.
+
+A convolution called ``c`` has weights ``c.weight``, quantizers ``c.in.Q``, ``c.in.DQ``, ``c.w.Q`` and ``c.w.DQ``; a Q
+or DQ called ``n`` has a scale ``n.scale`` and a zero point ``n.zero``; a node called ``n`` writes the tensor ``n:0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Graph:
+    """Collects nodes and constants.
+
+    Args:
+        opset: Version of the default domain.
+        constant_nodes: Constants become Constant nodes instead of initializers.
+        seed: Of the weights.
+        half: Float tensors are float16.
+    """
+
+    def __init__(self, opset: int = 13, constant_nodes: bool = False, seed: int = 0, half: bool = False) -> None:
+        self.opset = opset
+        self.constant_nodes = constant_nodes
+        self.random = np.random.default_rng(seed)
+        self.dtype: Any = np.float16 if half else np.float32
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.channels: dict[str, int] = {}
+
+    def input(self, *shape: int, name: str = "x") -> str:
+        elem = TensorProto.FLOAT16 if self.dtype == np.float16 else TensorProto.FLOAT
+        self.inputs.append(helper.make_tensor_value_info(name, elem, shape))
+        self.channels[name] = shape[1] if len(shape) > 1 else 1
+        return name
+
+    def const(self, name: str, value: npt.ArrayLike, dtype: Any = None) -> str:
+        array = np.asarray(value, dtype=dtype)
+        tensor = numpy_helper.from_array(array.astype(self.dtype) if array.dtype == np.float64 else array, name)
+        if self.constant_nodes:
+            self.nodes.append(helper.make_node("Constant", [], [name], f"{name}/Constant", value=tensor))
+        else:
+            self.initializers.append(tensor)
+        return name
+
+    def output_names(self, name: str, count: int) -> list[str]:
+        return [f"{name}:{i}" for i in range(count)]
+
+    def ops(self, op: str, inputs: Sequence[str], name: str, count: int = 1, **attributes: Any) -> list[str]:
+        outputs = self.output_names(name, count)
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, name, **attributes))
+        for output in outputs:
+            self.channels[output] = self.channels.get(inputs[0], 1) if inputs else 1
+        return outputs
+
+    def op(self, op: str, inputs: str | Sequence[str], name: str, **attributes: Any) -> str:
+        return self.ops(op, [inputs] if isinstance(inputs, str) else inputs, name, **attributes)[0]
+
+    # Quantizers -----------------------------------------------------------------------------------------------
+
+    def parameters(self, name: str, scale: npt.ArrayLike, zero: int | None, integer: Any) -> list[str]:
+        values = np.asarray(scale, dtype=self.dtype)
+        names = [self.const(f"{name}.scale", values)]
+        if zero is not None:
+            names.append(self.const(f"{name}.zero", np.full(values.shape, zero, dtype=integer)))
+        return names
+
+    def q(self, x: str, name: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
+          integer: Any = np.int8) -> str:
+        attributes = {} if axis is None else {"axis": axis}
+        return self.op("QuantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes)
+
+    def dq(self, x: str, name: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
+           integer: Any = np.int8) -> str:
+        attributes = {} if axis is None else {"axis": axis}
+        return self.op("DequantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes)
+
+    def pair(self, x: str, stem: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
+             integer: Any = np.int8) -> str:
+        """Q and DQ, called ``<stem>.Q`` and ``<stem>.DQ``."""
+        quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
+        return self.dq(quantized, f"{stem}.DQ", scale, axis, zero, integer)
+
+    # Layers ---------------------------------------------------------------------------------------------------
+
+    def weights(self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight") -> str:
+        """Weights of a layer: ``float``, ``qdq`` (per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
+        count = shape[axis]
+        scales = self.random.uniform(0.01, 0.02, count)
+        if form == "int8":
+            stored = self.const(f"{name}.{parameter}", self.random.integers(-127, 128, tuple(shape)).astype(np.int8))
+            return self.dq(stored, f"{name}.w.DQ", scales, axis)
+        plain = self.const(f"{name}.{parameter}", self.random.normal(0, 0.3, tuple(shape)))
+        if form == "float":
+            return plain
+        return self.pair(plain, f"{name}.w", scales, axis) if form == "qdq" else self.pair(plain, f"{name}.w", 0.01)
+
+    def conv(self, x: str, name: str, channels: int = 8, k: int = 3, stride: int = 1, groups: int = 1,
+             scale: float | None = 0.1, weights: str = "qdq", bias: bool = False, op: str = "Conv",
+             **attributes: Any) -> str:
+        """A convolution of padding k // 2; ``scale`` is that of its input's pair, None for an input without pair."""
+        data = x if scale is None else self.pair(x, f"{name}.in", scale)
+        from_, to = self.channels.get(x, 1), channels // groups
+        shape = (channels, from_ // groups, k, k) if op == "Conv" else (from_, to, k, k)
+        inputs = [data, self.weights(name, shape, weights, 0 if op == "Conv" else 1)]
+        if bias:
+            inputs.append(self.const(f"{name}.bias", self.random.normal(0, 1, channels)))
+        pad = (k - stride) // 2 if op == "ConvTranspose" else k // 2
+        out = self.op(op, inputs, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4, group=groups,
+                      **attributes)
+        self.channels[out] = channels
+        return out
+
+    def bn(self, x: str, name: str) -> str:
+        count = self.channels[x]
+        values = (self.random.uniform(0.5, 2, count), self.random.normal(0, 1, count),
+                  self.random.normal(0, 1, count), self.random.uniform(0.5, 2, count))
+        names = ("weight", "bias", "running_mean", "running_var")
+        inputs = [self.const(f"{name}.{n}", v) for n, v in zip(names, values, strict=True)]
+        return self.op("BatchNormalization", [x, *inputs], name)
+
+    def relu(self, x: str, name: str) -> str:
+        return self.op("Relu", x, name)
+
+    def silu(self, x: str, name: str) -> str:
+        """Sigmoid ``<name>.s`` and Mul ``<name>.m``."""
+        return self.op("Mul", [x, self.op("Sigmoid", x, f"{name}.s")], f"{name}.m")
+
+    def add(self, a: str, b: str, name: str) -> str:
+        return self.op("Add", [a, b], name)
+
+    def concat(self, inputs: Sequence[str], name: str, axis: int = 1) -> str:
+        out = self.op("Concat", inputs, name, axis=axis)
+        if axis == 1:
+            self.channels[out] = sum(self.channels.get(i, 1) for i in inputs)
+        return out
+
+    def pool(self, x: str, name: str, op: str = "MaxPool", k: int = 2, stride: int = 2) -> str:
+        pad = k // 2 if k % 2 else 0
+        return self.op(op, x, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4)
+
+    def resize(self, x: str, name: str, mode: str = "nearest", factor: float = 2.0) -> str:
+        scales = self.const(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
+        return self.op("Resize", [x, "", scales], name, mode=mode, coordinate_transformation_mode="asymmetric",
+                       nearest_mode="floor")
+
+    def slice(self, x: str, name: str, start: int, end: int, axis: int = 1, step: int = 1) -> str:
+        values = {"starts": start, "ends": end, "axes": axis, "steps": step}
+        inputs = [self.const(f"{name}.{n}", np.array([v], np.int64)) for n, v in values.items()]
+        out = self.op("Slice", [x, *inputs], name)
+        if axis == 1:
+            self.channels[out] = (end - start + step - 1) // step
+        return out
+
+    def reshape(self, x: str, name: str, *shape: int) -> str:
+        return self.op("Reshape", [x, self.const(f"{name}.shape", np.array(shape, np.int64))], name)
+
+    def gemm(self, x: str, name: str, features: int, out: int = 4, scale: float | None = 0.1, weights: str = "qdq",
+             bias: bool = True) -> str:
+        data = x if scale is None else self.pair(x, f"{name}.in", scale)
+        inputs = [data, self.weights(name, (out, features), weights)]
+        if bias:
+            inputs.append(self.const(f"{name}.bias", self.random.normal(0, 1, out)))
+        return self.op("Gemm", inputs, name, transB=1)
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        """The finished model; shape inference gives its outputs their types."""
+        infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
+        graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        del model.graph.output[:]
+        model.graph.output.extend(inferred.graph.output)
+        return model

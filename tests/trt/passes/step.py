@@ -1,0 +1,71 @@
+"""Runs the pipeline up to one pass, and that pass once: what its tests look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from qdqtool.modelfile import load
+from qdqtool.trt import importer
+from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.pipeline import PIPELINE, Loop
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Event, Refusal
+
+Row = tuple[str, ...]
+
+
+@dataclass
+class Step:
+    """What a pass did.
+
+    Attributes:
+        rows: (event, subject[, object]) of its events; an event of another pass begins with ``<pass>: ``.
+        refusals: Its refusals.
+        network: The network behind it.
+    """
+
+    rows: list[Row]
+    refusals: list[Refusal]
+    network: Network
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        """(node, reason) of every refusal."""
+        return [(r.node, r.reason) for r in self.refusals]
+
+    def layer(self, name: str) -> Layer:
+        found = [layer for layer in self.network.layers.values() if layer.name == name]
+        assert len(found) == 1, (name, [layer.name for layer in self.network.layers.values()])
+        return found[0]
+
+    def has(self, name: str) -> bool:
+        return any(layer.name == name for layer in self.network.layers.values())
+
+
+def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: int = 0) -> Step:
+    """Runs what comes before the ``nth`` turn of a pass in the pipeline (loops once), then the pass."""
+    chosen = target_named(target)
+    network = importer.build(load(model))
+    for stage in _flat():
+        result = stage(chosen).run(network)
+        if stage is kind:
+            if nth == 0:
+                return Step([row(e, kind.__name__) for e in result.events], result.refusals, network)
+            nth -= 1
+    raise AssertionError(f"{kind.__name__} has no such turn")
+
+
+def _flat() -> Iterator[type[Pass]]:
+    for stage in PIPELINE:
+        yield from stage.passes if isinstance(stage, Loop) else (stage,)
+
+
+def row(event: Event, owner: str) -> Row:
+    kind = event.kind if event.pass_name in (owner, "") else f"{event.pass_name}: {event.kind}"
+    return (kind, event.subject, event.object) if event.object else (kind, event.subject)
+
+

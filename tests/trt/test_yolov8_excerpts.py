@@ -1,0 +1,76 @@
+"""A YOLOv8-style network against the lines that a published TensorRT 8.4.12 build printed for one like it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+import onnx
+
+from qdqtool.trt.predict import predict
+from qdqtool.types import Precision, Prediction
+from tests.trt.evidence import HOME
+from tests.trt.yolov8_excerpts import build
+
+Row = tuple[str, ...]
+# When TensorRT sees a stomping hazard between the inputs of a concatenation is not known; no Q/DQ pass asks.
+UNEXPLAINED = {
+    ("", "Generating copy because of stomping hazard", "/model/taskhead22/Div_1_output_0",
+     "/model/taskhead22/Concat_10_output_0"),
+}
+
+
+def unnumbered(row: Row) -> Row:
+    return tuple(re.sub(r"\(Unnamed Layer\* \d+\)", "(Unnamed Layer)", text) for text in row)
+
+
+def quoted() -> set[Row]:
+    rows = json.loads((HOME / "yolov8-orin-trt8412-excerpts" / "lines.json").read_text())
+    return {unnumbered(tuple(row)) for row in rows}
+
+
+@functools.cache
+def prediction() -> Prediction:
+    return predict(build(), target="trt8.4", advice=False)
+
+
+def simulated() -> set[Row]:
+    return {unnumbered((e.pass_name, e.kind, e.subject, e.object)) for e in prediction().trace}
+
+
+def test_the_network_is_sound() -> None:
+    onnx.checker.check_model(build(), full_check=True)
+
+
+def test_every_quoted_line_appears() -> None:
+    assert len(quoted()) == 107
+    assert quoted() - simulated() == UNEXPLAINED
+
+
+def test_quoted_passes() -> None:
+    """The lines speak about the passes that move and absorb Q and DQ."""
+    passes = {row[0] for row in quoted()}
+    assert {"SplitQAcrossPrecedingFanIn", "HorizontalMergeQNodes", "VanillaSwapWithFollowingQ", "QConvScaleFusion",
+            "QuantizeDoubleInputNodes", "ConstWeightsFusion", "QDQToCopy", "EltwiseAddToPwn"} <= passes
+
+
+def test_stem_as_listed() -> None:
+    """Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8."""
+    stem = next(c for c in prediction().convolutions if c.name == "/model/backbone0/conv/Conv")
+    assert stem.inputs == [Precision.INT8]
+    assert stem.output == Precision.INT8
+    assert stem.layer == (
+        "model.model.backbone0.conv.weight + /model/backbone0/conv/_weight_quantizer/QuantizeLinear"
+        " + /model/backbone0/conv/Conv"
+    )
+    assert "/model/backbone0/conv/_input_quantizer/QuantizeLinear" in prediction().conversion_nodes
+
+
+def test_add_between_pairs_is_a_layer_of_its_own() -> None:
+    """EltwiseAddToPwn takes it, so no convolution did."""
+    layers = {layer.name: layer for layer in prediction().layers}
+    add = layers["/model/backbone2/m.0/addop/Add"]
+    assert add.type == "PointWise"
+    assert {str(t.precision) for t in (*add.inputs, *add.outputs)} == {"INT8"}
+    assert not [c.layer for c in prediction().convolutions if "addop" in c.layer]
