@@ -1,0 +1,42 @@
+"""A build log written from a prediction, in TensorRT 8.5's wording: what a build that agrees would print."""
+
+from __future__ import annotations
+
+from qdqtool.trt.trace import render
+from qdqtool.types import EngineLayer, Precision, Prediction
+
+_WORDS = {Precision.INT8: "Int8", Precision.FP16: "Half"}
+_TYPES = {"Convolution": "CaskConvolution", "Conversion": "Reformat", "ConvActPool": "ConvActPool"}
+
+
+def engine_line(layer: EngineLayer) -> str:
+    def side(edges: list[tuple[str, Precision]]) -> str:
+        return ", ".join(f"{name} ({_WORDS.get(precision, 'Float')}[1,8,8,8])" for name, precision in edges)
+
+    inputs = side([(t.tensor, t.precision) for t in layer.inputs])
+    outputs = side([(t.tensor, t.precision) for t in layer.outputs])
+    kind = _TYPES.get(layer.type, layer.type)
+    return f"Layer({kind}): {layer.name}, Tactic: 0x0000000000000001, {inputs} -> {outputs}"
+
+
+def log_of(prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16") -> list[str]:
+    """The lines of a whole log."""
+    stamp = "[11/21/2026-12:00:00] "
+    head = [
+        f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx {flags} --verbose",
+        f"{stamp}[I] TensorRT version: {version[0]}.{version[1]}.{int(version[2:])}",
+        f"{stamp}[V] [TRT] Original: 100 layers",
+        f"{stamp}[V] [TRT] After dead-layer removal: 100 layers",
+        f"{stamp}[V] [TRT] QDQ graph optimizer quantization pass - Generate quantized ops",
+    ]
+    passes = [f"{stamp}[V] [TRT] {render(event)}" for event in prediction.trace]
+    tail = [
+        f"{stamp}[V] [TRT] QDQ graph optimizer quantization epilogue pass",
+        f"{stamp}[V] [TRT] After reformat layers: {len(prediction.layers)} layers",
+        f"{stamp}[V] [TRT] Graph construction and optimization completed in 0.5 seconds.",
+        f"{stamp}[V] [TRT] Engine Layer Information:",
+        *(engine_line(layer) for layer in prediction.layers),
+        f"{stamp}[I] Engine built in 5 sec.",
+        f"&&&& PASSED TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx {flags} --verbose",
+    ]
+    return [*head, *passes, *tail]
