@@ -58,7 +58,6 @@ InternalBuildFlags
 Compiler backend
 Building graph using backend
 ForeignNode {
-Number of target compute capabilities
 Subgraph compilation
  (foreignNode)
 (foreignNode)

@@ -10,7 +10,6 @@ ENGINE = "engine listing"
 PASSES = "optimizer passes"
 PARSE = "parse section"
 END = "end of the log"
-_RTX_LINES = "Number of target compute capabilities"
 
 
 def judge(build: Build) -> None:

@@ -67,6 +67,7 @@ class Sections:
             "Adding": self._added,
             "Output": self._open("values"),
             "Input": self._input,
+            "Number": self._targets,
             "----------": lambda _text, _line: True,
         }
 
@@ -209,6 +210,12 @@ class Sections:
             for flag in _FLAG.finditer(build.command[:100_000]):
                 build.flags[flag[1]] = (flag[2] or "").strip("\"'")
         return True
+
+    def _targets(self, text: str, _line: int) -> bool:
+        """Only TensorRT for RTX builds for a list of GPU generations."""
+        known = text.startswith("Number of target compute capabilities")
+        self.build.is_rtx = self.build.is_rtx or known
+        return known
 
     def _heading(self, text: str, _line: int) -> bool:
         match = _BLOCK.match(text)

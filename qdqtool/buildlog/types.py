@@ -141,7 +141,7 @@ class BuiltLayer:
         if self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", ""):
             return False
         fused = self.fused()
-        return fused.kind == "layer" and len(fused.components) == 1 and "QuantizeLinear" in fused.components[0]
+        return fused.kind == "layer" and len(fused.components) == 1 and "uantizeLinear" in fused.components[0]
 
     @property
     def kind(self) -> str:

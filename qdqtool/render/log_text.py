@@ -167,16 +167,16 @@ def _performance(facts: Json) -> list[str]:
     lines = ["Performance"]
     for name, values in rows.items():
         if "value" in values:
-            lines.append(f"  {name:<24}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}")
+            lines.append(f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}")
     timed = {name: values for name, values in rows.items() if "mean" in values}
     if timed:
         percentiles = dict.fromkeys(key for values in timed.values() for key in values if key.startswith("perc"))
         columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
         heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
-        lines.append(f"  {'ms':<24}" + "".join(f"{head:>11}" for head in heads))
+        lines.append(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
         for name, values in timed.items():
             cells = "".join(f"{values[c]:>11.6g}" if c in values else f"{'':>11}" for c in columns)
-            lines.append(f"  {name:<24}{cells}")
+            lines.append(f"  {name:<23}{cells}")
     return lines
 
 

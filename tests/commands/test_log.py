@@ -32,15 +32,16 @@ def test_page(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     for part in (
         "TensorRT 8.5.2 on Orin (4 SMs), PASSED", "FP32, INT8; what is not INT8 runs in FP32: add --fp16",
         "net_qdq.onnx, 6 nodes", "9 (original) -> 3 (tensor merging) -> 2 (vertical",
-        "3 layers, of them 1 convolution:", "1 x INT8 -> FP32", "QuantizeDoubleInputNodes        1  fusing "
-        "1, Removing 2",
+        "3 layers, of them 1 convolution:", "1 x INT8 -> FP32",
         "Conversions at run time: 1\n  FP32 -> INT8  1x3x8x8  q0", "Reformats (layout only): 1",
         "3 tactics timed for 1 layer,", "1 s      2 tactics  w + wq + conv", "4,096 bytes", "424.281 qps",
         "0.0625 ms in 2 layers, 781 iterations", "0.0500 ms  80.0%  w + wq + conv + relu",
         "Calibrator won't be used", "Nothing to do.",
     ):
         assert part in text, part
-    assert all(len(line) <= 80 for line in text.splitlines() if str(log) not in line and "Output Tensor" not in line)
+    assert "QuantizeDoubleInputNodes 1 fusing 1, Removing 2" in " ".join(text.split())
+    wide = [line for line in text.splitlines() if len(line) > 80]
+    assert [line for line in wide if str(log) not in line and "CopyNode" not in line] == []
 
 
 def test_one_pass(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,8 +169,8 @@ CENTERPOINT = [
 
 def test_every_number_of_a_recorded_build(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = page(capsys, str(build_file("centerpoint-a100-trt823-fp16")))
+    flat = " ".join(page(capsys, str(build_file("centerpoint-a100-trt823-fp16"))).split())
     for part in CENTERPOINT:
-        assert part in text, part
+        assert " ".join(part.split()) in flat, part
     everything = page(capsys, str(build_file("centerpoint-a100-trt823-fp16")), "--all")
     assert everything.count("FP16  1x") == 38
