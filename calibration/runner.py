@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from google.protobuf.message import EncodeError
-
 from calibration.cache import Progress, load_progress, save_progress
-from calibration.dataset import Dataset, Looks, Sample, Task, file_digest
+from calibration.dataset import Dataset, Looks, Task, file_digest
 from calibration.histogram import scratch_buffer
 from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
-from calibration.partial import check_tensors, external_folder, input_specs, metadata_size, partial_model
+from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
+from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
 from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
-from qdqtool.errors import DataError, ModelError
+from qdqtool.errors import DataError
 from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load, save
+from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
 
 SAVE_SECONDS = 5.0
-_MAX_WORKERS = 4
-_MAX_FETCHED_BYTES = 512 << 20  # what all workers together may hold of fetched tensors
-
 
 def collect(
     model: ModelSource | Model,
@@ -119,7 +112,7 @@ class _Job:
         return statistics
 
     def _nothing_left(self) -> DataError:
-        skipped = self.dataset.skipped
+        skipped = sorted(self.dataset.skipped)
         if skipped:
             name, reason = skipped[0]
             return DataError(f"none of the {len(skipped)} images could be read; the first, {name}: {reason}")
@@ -167,8 +160,8 @@ class _Job:
 
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:
         computed = [n for n in wanted if n not in self.model.inputs]
-        session = _session(self.model, computed) if computed else None
-        count = worker_count(session, os.cpu_count() or 1) if self.dataset.source.random_access else 1
+        count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
+        session = open_session(self.model, computed, max(1, cores() // count)) if computed else None
         tasks = self.dataset.tasks(frozenset(self.done))
         shared = _Shared(tasks)
         workers = [_Worker(shared, session, wanted, self.bins) for _ in range(count)]
@@ -255,7 +248,7 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            fetcher = None if self.session is None else _Fetcher(self.session)
+            fetcher = None if self.session is None else Fetcher(self.session)
             scratch = scratch_buffer()
             while (task := self.shared.next()) is not None:
                 number, load_sample = task
@@ -275,101 +268,6 @@ class _Worker(threading.Thread):
             self.shared.finished.put(None)
         except BaseException as error:
             self.shared.finished.put(error)
-
-
-def worker_count(session: Any, cores: int) -> int:
-    """Worker threads: each runs whole samples, so that decoding and counting overlap with inference elsewhere."""
-    wanted = max(1, min(_MAX_WORKERS, cores // 2 if cores > 3 else cores))
-    if session is None:
-        return wanted
-    fetched = sum(_static_bytes(o.shape) for o in session.get_outputs())
-    return max(1, min(wanted, _MAX_FETCHED_BYTES // max(fetched, 1)))
-
-
-def _static_bytes(shape: Sequence[object]) -> int:
-    total = 4
-    for dim in shape:
-        total *= dim if isinstance(dim, int) else 1
-    return total
-
-
-def _session(model: Model, names: Sequence[str]) -> Any:
-    """An onnxruntime session that computes the given tensors.
-
-    Raises:
-        ModelError: onnxruntime does not take the model.
-    """
-    import onnxruntime
-
-    cores = os.cpu_count() or 1
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = max(1, cores // max(1, min(_MAX_WORKERS, cores // 2 if cores > 3 else cores)))
-    folder = external_folder(model)
-    if folder:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    partial = partial_model(model, names)
-    providers = ["CPUExecutionProvider"]
-    try:
-        try:
-            source: bytes = partial.SerializeToString()
-        except (ValueError, EncodeError):  # over 2 GB in memory: through a file with external weights
-            with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
-                path = Path(temporary) / "model.onnx"
-                save(partial, path)
-                return onnxruntime.InferenceSession(path, options, providers=providers)
-        del partial
-        return onnxruntime.InferenceSession(source, options, providers=providers)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"{model.path or 'model'}: onnxruntime cannot run it: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-_NUMPY_TYPES: dict[str, type[np.floating[Any]]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-}
-
-
-class _Fetcher:
-    """Runs a session into buffers of its own: nothing is allocated or copied between samples."""
-
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.binding = session.io_binding()
-        self.buffers: dict[str, npt.NDArray[Any]] = {}
-        self.open: list[str] = []
-        self.inputs = [i.name for i in session.get_inputs()]
-        for output in session.get_outputs():
-            dtype = _NUMPY_TYPES.get(output.type)
-            if dtype is not None and all(isinstance(d, int) and d > 0 for d in output.shape):
-                buffer = np.empty(tuple(output.shape), dtype)
-                self.buffers[output.name] = buffer
-                self.binding.bind_output(output.name, "cpu", 0, dtype, buffer.shape, buffer.ctypes.data)
-            else:
-                self.open.append(output.name)
-
-    def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """The outputs by name; they are overwritten by the next run.
-
-        Raises:
-            ModelError: onnxruntime fails.
-        """
-        try:
-            if self.open:  # shapes that depend on the sample
-                names = [*self.buffers, *self.open]
-                values = self.session.run(names, {n: sample[n] for n in self.inputs})
-                return dict(zip(names, values, strict=True))
-            for name in self.inputs:
-                self.binding.bind_cpu_input(name, sample[name])
-            self.session.run_with_iobinding(self.binding)
-            return self.buffers
-        except Exception as error:
-            raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
 
 
 def _model_key(model: Model) -> str:

@@ -57,7 +57,7 @@ def test_a_finished_cache_is_reused_without_running(
     file = tmp_path / "c.npz"
     (pictures / "broken.png").write_text("no picture")
     first = collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    monkeypatch.setattr(runner, "_session", no_session)
+    monkeypatch.setattr(runner, "open_session", no_session)
     again = collect(conv_net(), pictures, ["r2", "images"], cache=file, progress=False)
     assert list(again) == ["r2", "images"]
     assert np.array_equal(again["r2"].counter.counts, first["r2"].counter.counts)

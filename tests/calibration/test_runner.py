@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import calibration
 from calibration.images import Preprocess, open_data
 from calibration.partial import input_specs, metadata_size, partial_model
-from calibration.runner import collect, worker_count
+from calibration.runner import collect
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.modelfile import load
@@ -239,23 +239,3 @@ def test_preprocessing_is_passed_on(tmp_path: Path) -> None:
     write_pictures(tmp_path, 2)
     found = collect(conv_net(), tmp_path, ["images"], progress=False, preprocess=Preprocess(scale=1.0))
     assert found["images"].maximum > 200
-
-
-class FakeOutput:
-    def __init__(self, shape: list[object]) -> None:
-        self.shape = shape
-
-
-class FakeSession:
-    def __init__(self, *shapes: list[object]) -> None:
-        self.outputs = [FakeOutput(s) for s in shapes]
-
-    def get_outputs(self) -> list[FakeOutput]:
-        return self.outputs
-
-
-def test_workers_follow_cores_and_memory() -> None:
-    small, large = FakeSession([1, 64, 80, 80], ["batch", 3]), FakeSession([1, 512, 640, 640])
-    assert [worker_count(small, cores) for cores in (1, 2, 3, 4, 8, 64)] == [1, 2, 3, 2, 4, 4]
-    assert worker_count(large, 64) == 1
-    assert worker_count(None, 2) == 2

@@ -1,0 +1,144 @@
+"""onnxruntime sessions that compute chosen tensors of a model, with as little memory as that takes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import EncodeError
+from onnx import external_data_helper
+
+from calibration.dataset import Sample
+from calibration.partial import external_folder, partial_model
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model
+from qdqtool.modelfile import save
+
+_MAX_WORKERS = 4
+_MAX_FETCHED_BYTES = 512 << 20  # what all workers together may hold of fetched tensors
+_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worker_count(fetched_bytes: int, available: int) -> int:
+    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network.
+
+    Args:
+        fetched_bytes: Size of one sample's wanted tensors.
+        available: Cores.
+    """
+    wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
+    return max(1, min(wanted, _MAX_FETCHED_BYTES // max(fetched_bytes, 1)))
+
+
+def fetched_bytes(model: Model, names: Sequence[str]) -> int:
+    """Size of the named tensors as float32, open dimensions counted as 1."""
+    total = 0
+    for name in names:
+        size = 4
+        for dim in model.shape(name) or ():
+            size *= 1 if dim is None else dim
+        total += size
+    return total
+
+
+def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
+    """An onnxruntime session on the CPU that computes the given tensors.
+
+    Raises:
+        ModelError: onnxruntime does not take the model.
+    """
+    folder = external_folder(model)
+    partial = partial_model(model, names)
+    try:
+        try:
+            return _create(partial, threads, folder)
+        except Exception:
+            if not folder:
+                raise
+            # onnxruntime before 1.21 does not know the folder's key: the weights go into the model instead.
+            for tensor in partial.graph.initializer:
+                if external_data_helper.uses_external_data(tensor):
+                    tensor.CopyFrom(model.external_tensor(tensor) or tensor)
+            return _create(partial, threads, "")
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"{model.path or 'model'}: onnxruntime cannot run it: {_reason(error)}") from error
+
+
+def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if folder:
+        options.add_session_config_entry(_FOLDER_KEY, folder)
+    providers = ["CPUExecutionProvider"]
+    try:
+        source = partial.SerializeToString()
+    except (ValueError, EncodeError):  # over 2 GB in memory: through a file with external weights
+        with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
+            path = Path(temporary) / "model.onnx"
+            save(partial, path)
+            return onnxruntime.InferenceSession(path, options, providers=providers)
+    return onnxruntime.InferenceSession(source, options, providers=providers)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+_NUMPY_TYPES: dict[str, type[np.floating[Any]]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+}
+
+
+class Fetcher:
+    """Runs a session into buffers of its own: nothing is allocated or copied between samples."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        self.buffers: dict[str, npt.NDArray[Any]] = {}
+        self.open: list[str] = []
+        self.inputs = [i.name for i in session.get_inputs()]
+        for output in session.get_outputs():
+            dtype = _NUMPY_TYPES.get(output.type)
+            if dtype is not None and all(isinstance(d, int) and d > 0 for d in output.shape):
+                buffer = np.empty(tuple(output.shape), dtype)
+                self.buffers[output.name] = buffer
+                self.binding.bind_output(output.name, "cpu", 0, dtype, buffer.shape, buffer.ctypes.data)
+            else:
+                self.open.append(output.name)
+
+    def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        """The outputs by name; they are overwritten by the next run.
+
+        Raises:
+            ModelError: onnxruntime fails.
+        """
+        try:
+            if self.open:  # shapes that depend on the sample
+                names = [*self.buffers, *self.open]
+                values = self.session.run(names, {n: sample[n] for n in self.inputs})
+                return dict(zip(names, values, strict=True))
+            for name in self.inputs:
+                self.binding.bind_cpu_input(name, sample[name])
+            self.session.run_with_iobinding(self.binding)
+            return self.buffers
+        except Exception as error:
+            raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
