@@ -13,7 +13,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_PASS_THROUGH = (net.SHUFFLE, net.SLICE, net.CONCATENATION, net.RESIZE, net.IDENTITY)
+_PASS_THROUGH = (net.PADDING, net.SHUFFLE, net.SLICE, net.CONCATENATION, net.RESIZE, net.IDENTITY)
 _TYPES = {
     net.CONVOLUTION: "Convolution",
     net.DECONVOLUTION: "Deconvolution",
@@ -25,6 +25,7 @@ _TYPES = {
     net.POINTWISE: "PointWise",
     net.POOLING: "Pooling",
     net.REDUCE: "Reduce",
+    net.PADDING: "Padding",
     net.SHUFFLE: "Shuffle",
     net.SLICE: "Slice",
     net.CONCATENATION: "Concatenation",

@@ -29,6 +29,7 @@ from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from qdqtool.trt.passes.merge_layers import MergeLayers
 from qdqtool.trt.passes.myelin import MyelinOptimization
+from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
@@ -84,6 +85,7 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
     QuantizeDoubleInputNodes,
     QuantizeSingleInputNodes,
     ConstWeightsFusion,
+    PadConvFusion,
     ConvEltwiseSumFusion,
     ConvActPoolFusion,
 )

@@ -42,6 +42,7 @@ def _mergeable(conv: Layer) -> bool:
         and not conv.attrs.get("pointwise")
         and not conv.attrs.get("pooled")
         and not conv.attrs.get("from_matmul")
+        and not conv.attrs.get("padded")
         and conv.attrs.get("auto_pad") in ("NOTSET", "VALID", None)
     )
 

@@ -14,6 +14,8 @@ def commutes(layer: Layer) -> bool:
     """Whether an operator gives the same result before and after quantization: it only picks or moves values."""
     if layer.kind in (net.SHUFFLE, net.SLICE, net.IDENTITY):
         return len(layer.inputs) == 1
+    if layer.kind == net.PADDING:
+        return bool(layer.attrs.get("zeros"))  # zero is quantized to zero
     if layer.kind == net.POOLING:
         return layer.attrs.get("pooling") == "MAX" and len(layer.inputs) == 1
     return layer.kind == net.RESIZE and layer.attrs.get("mode") == "nearest"
@@ -25,6 +27,7 @@ class VanillaSwapWithFollowingQ(Pass):
     Cases:
         * Resize, nearest (yolo-resnet18-orin-trt8502), MaxPool and Flatten (resnet18-qat-rtx2000-trt8510), Slice
           (yolov8-orin-trt8412-excerpts); Reshape, Transpose, Squeeze, Unsqueeze, Split and Identity alike (documented).
+        * Pad with zeros (a published engine of a ResNet with a Pad in front of its MaxPool runs both in INT8).
         * The operator's output must have the Q as its only reader, once equal Qs were merged: MaxPool_12 of
           resnet18-qat-rtx2000-trt8510 is swapped only then, /backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502,
           which an Add reads as well, never.

@@ -37,6 +37,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             self.event(SWAPPING, dq.name, op.name)
             if not inserted:
                 weaken(op, Evidence.DOCUMENTED)
+            op.attrs["dq_passed"] = True
             self._swap(network, dq, op)
             todo.append(dq)
 

@@ -1,0 +1,92 @@
+"""``verify --from-log``: no model at hand, the graph is rebuilt from the log's own parse section.
+
+A log never prints a scale. The graph is therefore predicted twice, once with all scales equal and once with all
+different: what both say is known, what they differ in depends on scales and counts as unknown, never as agreement.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.to_onnx import graph_from_log
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
+from qdqtool.graph import Model
+from qdqtool.qdq import quantizers
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import Target
+from qdqtool.types import Prediction, Verification
+from qdqtool.verification.api import choose_target, compare
+
+
+def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
+    """Rebuilds the graph from a log, predicts it, and holds the prediction against the same log.
+
+    Args:
+        sources: The log, and further files of the same build.
+        target: Overrides the target that the log's version chooses.
+
+    Raises:
+        BuildLogError: The log has no parse section, or the graph has no Q/DQ nodes.
+    """
+    given = [s for s in sources if isinstance(s, Build)]
+    build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
+    proto, unknowns = graph_from_log(build)
+    name = f"graph of {', '.join(build.files) or 'the log'}"
+    chosen, notes = choose_target(build, target)
+    if chosen.is_rtx:
+        raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to hold against; give the model as well")
+    equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
+    if next(quantizers(equal), None) is None:
+        raise BuildLogError(f"{name}: no Q/DQ nodes in the parse section, nothing to predict")
+    first, second = predict(equal, chosen), predict(different, chosen, advice=False)
+    unsure = _differing(first, second)
+    events = tuple(sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject)))
+    result = compare(equal, first, build, unsure, events)
+    if first.conversions != second.conversions:
+        result.conversions["predicted"] = None
+        result.notes.append(
+            f"between {min(first.conversions or 0, second.conversions or 0)} and "
+            f"{max(first.conversions or 0, second.conversions or 0)} conversions predicted, depending on scales"
+        )
+    result.notes[:0] = [*notes, *unknowns]
+    if events:
+        result.notes.append(f"{len(events)} pass lines depend on scales being equal and were left out")
+    return result
+
+
+
+def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:
+    """Convolutions whose outcome depends on scales."""
+    other = {c.name: (c.precision, tuple(c.inputs), c.output, tuple(sorted(c.fused))) for c in second.convolutions}
+    return tuple(
+        c.name
+        for c in first.convolutions
+        if other.get(c.name) != (c.precision, tuple(c.inputs), c.output, tuple(sorted(c.fused)))
+    )
+
+
+def _with_scales(proto: onnx.ModelProto, same: bool) -> onnx.ModelProto:
+    """A copy whose scales are all 1/64, or all different."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    model = Model(copy)
+    names = dict.fromkeys(node.input(1) for node in quantizers(model))
+    for position, name in enumerate(names):
+        tensor = model.constant_proto(name)
+        if tensor is None:
+            continue
+        shape, value = tuple(tensor.dims), 2.0**-6 * (1.0 if same else 1.0 + position * 1e-5)
+        filled = onnx.numpy_helper.from_array(np.full(shape, value, np.float32), tensor.name)
+        if name in model.initializers:
+            tensor.CopyFrom(filled)
+            continue
+        node = model.producers[name].proto
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                attribute.t.CopyFrom(filled)
+    return copy
