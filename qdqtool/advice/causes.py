@@ -76,7 +76,14 @@ def _fused_add(view: View, conv: Node, edge: Boundary, add: Node) -> Cause:
             "float.",
             _skip_fix(view, other, add), view.values(edge.tensor),
         )
-    readers = _readers_text(uses(view, _after_add(view, add)))
+    behind = uses(view, _after_add(view, add))
+    if behind and all(u.kind == "q" for u in behind):
+        cause = of_tensor(view, _after_add(view, add), conv, edge, behind)
+        if cause.code == "CONVERSION" and edge.activation is not None:
+            return Cause("ADD-ACT", add.name, f"{conv.name} writes float{size}: {edge.activation.name} stands between "
+                         f"it and {add.name}.", values=cause.values)
+        return cause
+    readers = _readers_text(behind)
     return Cause(
         "ADD-OUT-FLOAT", add.name,
         f"{conv.name} reads and writes float{size} at {add.name}: its residual is quantized "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from qdqtool.advice import causes, conversions, inputs, static, structure
+from qdqtool.advice import causes, conversions, inputs, refusals, static, structure
 from qdqtool.advice.report import Report
 from qdqtool.advice.view import View
 from qdqtool.graph import Model, Node
-from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+from qdqtool.types import ConvOutcome, Finding, Prediction, Refusal, Severity
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
@@ -18,9 +18,16 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
     view = View(model, prediction.target)
     report = Report(prediction.target)
     static.run(view, report)
+    if prediction.conversions is None and prediction.findings:
+        findings = _ordered([*prediction.findings, *_beside(prediction.findings, report.findings)])
+        _number(findings, prediction)
+        return findings
     outcomes = {c.index: c for c in prediction.convolutions}
     quantized = {i for i, c in outcomes.items() if c.is_int8}
     structure.run(view, report, quantized)
+    by_node: dict[str, list[Refusal]] = defaultdict(list)
+    for refusal in prediction.refusals:
+        by_node[refusal.node].append(refusal)
     for conv in view.weighted:
         outcome = outcomes.get(conv.index)
         if outcome is None:
@@ -29,6 +36,10 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
             inputs.explain(view, report, conv)
         elif not outcome.int8_in_int8_out and prediction.conversions is not None:
             cause = causes.of_convolution(view, conv)
+            if cause.code == "CONVERSION":  # nothing in the graph says why: the pass that refused does
+                told = refusals.reason(by_node.get(conv.name, ()), conv.name)
+                message = f"{conv.name} writes float" + (f" ({told})." if told else ", for a reason not known.")
+                cause = causes.Cause("OUT-FLOAT", conv.name, message, values=cause.values)
             report.add(cause.code, cause.node, cause.message, cause.fix, [conv.name, *cause.convolutions], cause.values)
 
     def outcome_of(node: Node) -> ConvOutcome | None:
@@ -38,6 +49,12 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
     findings = _ordered(report.findings)
     _number(findings, prediction)
     return findings
+
+
+def _beside(simulated: list[Finding], found: list[Finding]) -> list[Finding]:
+    """What the model alone shows and the simulation did not say: it knows faults and reasons of its target better."""
+    known = {f.code for f in simulated}
+    return [f for f in found if f.severity != Severity.ERROR and f.code not in known]
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
@@ -63,7 +80,9 @@ def _number(findings: list[Finding], prediction: Prediction) -> None:
         outcome.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
+        if finding.node in by_name and finding.node not in finding.convolutions:
+            finding.convolutions.append(finding.node)
         for name in finding.convolutions:
-            outcome_found = by_name.get(name)
-            if outcome_found is not None:
-                outcome_found.findings.append(number)
+            concerned = by_name.get(name)
+            if concerned is not None:
+                concerned.findings.append(number)

@@ -29,12 +29,13 @@ def explain(view: View, report: Report, conversions: list[str], outcome: Callabl
     """
     nodes = {n.name: n for n in view.quantizers}
     for name in dict.fromkeys(conversions):
-        base = name if name in nodes else _CLONE.sub("", name)
+        last = name.rpartition(" + ")[2]  # "<DQ> + <Q>": INT8 to INT8 in one layer
+        base = next((n for n in (name, last) if n in nodes), _CLONE.sub("", last))
         node = nodes.get(base)
         if node is None:
             report.add("CONVERSION", name, f"{name} stays as a layer of its own.")
         elif qdq.is_q(node):
-            match = _CLONE_PART.search(name) if name != base else None
+            match = _CLONE_PART.search(last) if last != base and name != base else None
             _quantize(view, report, name, node, int(match[1]) if match else None, outcome)
         else:
             _dequantize(view, report, name, node)
@@ -62,6 +63,8 @@ def _quantize(
         if scales is not None and scales.code != cause.code:
             report.add(scales.code, scales.node, scales.message, scales.fix, cause.convolutions, scales.values)
             why += f", and {scales.code} at {scales.node}"
+    elif above.maker is not None and (inner := _inner_pair(view, report, above.maker)):
+        why = inner
     elif above.maker is not None:
         maker = above.maker
         joined = " joins what is in front of it, and" if maker.op in JOINS else ""
@@ -69,6 +72,23 @@ def _quantize(
     else:
         why = "nothing in front of it can take it"
     report.add("CONVERSION", name, f"{name} (scale {scale}) stays: {why}.", convolutions=readers, values=values)
+
+
+def _inner_pair(view: View, report: Report, node: Node) -> str:
+    """``see SILU-INNER-Q at ...`` where a node reads a pair that stands in front of an activation."""
+    for tensor in node.inputs:
+        found = qdq.source_of_dq(view.model, tensor)
+        if found is not None and found[1] is not None:
+            told = _told_inner(report, found[1])
+            if told:
+                return told
+    return ""
+
+
+def _told_inner(report: Report, q: Node) -> str:
+    return next(
+        (f"see {code} at {q.name}" for code in ("SILU-INNER-Q", "ACT-INNER-Q") if report.has(code, q.name)), ""
+    )
 
 
 def _converted(view: View, q: Node, part: int | None) -> str:
@@ -168,8 +188,9 @@ def _dequantize(view: View, report: Report, name: str, dq: Node) -> None:
         )
     floats = [u for u in uses(view, tensor) if u.kind != "q"]
     who = names(u.node.name if u.node is not None else "the network's output" for u in floats) or "its reader"
-    made = f", quantized by {source.name}" if source is not None and average is None else ""
-    report.add("CONVERSION", name, f"{name} (scale {scale}{made}) stays: {who} cannot take it.", values=values)
+    inner = _told_inner(report, source) if source is not None else ""
+    why = inner or f"{who} cannot take it"
+    report.add("CONVERSION", name, f"{name} (scale {scale}) stays: {why}.", values=values)
 
 
 def _convolutions_behind(view: View, q: Node) -> list[str]:

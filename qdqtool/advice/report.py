@@ -54,6 +54,10 @@ class Report:
         self.findings.append(finding)
         return True
 
+    def has(self, code: str, node: str) -> bool:
+        """Whether a finding of that code at that node is there."""
+        return (code, node) in self._known
+
 
 def number(value: float | None) -> str:
     """A scale as text, four digits; ``unknown`` where the data is not at hand."""

@@ -24,8 +24,8 @@ def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
     for node in view.quantizers:
         params = view.params(node)
-        if _is_bias(view, node):
-            continue  # judged with its convolution
+        if _is_bias(view, node) or _repeats(view, node, params):
+            continue  # judged with its convolution, or with its Q
         _zero_point(view, report, node, params)
         _scale(view, report, node, params)
         _axis(view, report, node, params)
@@ -33,6 +33,19 @@ def run(view: View, report: Report) -> None:
 
 def _is_bias(view: View, node: Node) -> bool:
     return qdq.is_dq(node) and view.is_weight(node) and view.params(node).precision == Precision.INT32
+
+
+def _repeats(view: View, node: Node, params: QuantParams) -> bool:
+    """Whether a DQ only says again what its Q says."""
+    q = view.model.producer(node.input(0))
+    if not qdq.is_dq(node) or q is None or not qdq.is_q(q):
+        return False
+    first = view.params(q)
+    return (
+        first.has_zero_point == params.has_zero_point
+        and first.scale_shape == params.scale_shape
+        and (q.inputs[1:] == node.inputs[1:] or first.same_as(params) is True)
+    )
 
 
 def _zero_point(view: View, report: Report, node: Node, params: QuantParams) -> None:

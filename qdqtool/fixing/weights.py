@@ -64,7 +64,8 @@ def _dequantized(view: View, dq: Node) -> _Array | None:
         return values.reshape(shape)
 
     integers = stored.astype(np.int64) - along(params.zero_point)
-    return (integers.astype(np.float64) * along(params.scale)).astype(scale.dtype)
+    # In the scale's own type, as the DequantizeLinear computes it: the result is the same to the last bit.
+    return np.asarray(integers.astype(scale.dtype) * along(scale.reshape(-1)), scale.dtype)
 
 
 def stored_integers(view: View, target: str) -> list[Site]:

@@ -59,10 +59,16 @@ def list_text(entries: Iterable[Code], width: int) -> str:
 
 def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
-    lines = wrap(known.title, 2, width, "")
-    for heading, text in (("Cause", known.cause), ("Fix", known.fix), ("Versions", known.versions)):
+    lines = wrap(f"{known.title} ({known.severity})", 2, width, "")
+    for heading, text in (
+        ("Cause", known.cause), ("Fix", known.fix), ("Versions", known.versions), ("Source", known.source),
+    ):
         if text:
-            lines += ["", heading, *wrap(str(text), 2, width)]
+            lines += ["", heading, *wrap(text, 2, width)]
+    if known.codes:
+        told = ", ".join(known.codes)
+        lines += ["", *wrap(f"'qdqtool predict' tells it before the build: {told} (qdqtool explain {known.codes[0]})",
+                            2, width, "")]
     return "\n".join(lines) + "\n"
 
 
