@@ -7,7 +7,7 @@ One pass collects everything that all methods need; see :func:`collect` and :dat
 """
 
 from calibration.images import Dataset, InputSpec, Preprocess, open_data
-from calibration.methods import METHODS, amax_of, squared_error
+from calibration.methods import METHODS, amax_of, clipped_fraction, squared_error
 from calibration.runner import collect
 from calibration.statistics import Statistics, TensorStatistics, merge_all
 
@@ -19,6 +19,7 @@ __all__ = [
     "Statistics",
     "TensorStatistics",
     "amax_of",
+    "clipped_fraction",
     "collect",
     "merge_all",
     "open_data",

@@ -7,7 +7,6 @@ gives one sample at a time, so that memory does not depend on the number of imag
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,8 @@ from qdqtool.errors import DataError
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "open_data", "prepare"]
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+# By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
+_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 MAX_PIXELS = 100_000_000  # a picture of more is refused: decoded it would take 300 MB
 DEFAULT_MAX_IMAGES = 512
 
@@ -222,12 +223,10 @@ def decode(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
         DataError: It cannot be read, is cut off, or has more than 100 million pixels.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns about large pictures; the limit below is ours
-            with Image.open(path) as picture:
-                if picture.width * picture.height > MAX_PIXELS:
-                    raise DataError(f"{picture.width}x{picture.height} pixels are more than {MAX_PIXELS}")
-                return np.asarray(_as_rgb(picture))
+        with Image.open(path, formats=_FORMATS) as picture:
+            if picture.width * picture.height > MAX_PIXELS:
+                raise DataError(f"{picture.width}x{picture.height} pixels are more than {MAX_PIXELS}")
+            return np.asarray(_as_rgb(picture))
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the decoders

@@ -105,6 +105,15 @@ def squared_error(
     return errors if isinstance(amax, np.ndarray) and amax.ndim else float(errors[0])
 
 
+def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
+    """The share of values whose magnitude is beyond a range, from 0 to 1; exact to within one bin."""
+    if not stats.count or amax >= stats.absmax:
+        return 0.0
+    histogram = stats.histogram
+    cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
+    return 1.0 - float(np.interp(amax, histogram.edges, cumulative)) / stats.count
+
+
 def _errors(histogram: Histogram, ranges: Floats, levels: int) -> Floats:
     """Summed squared error for each range, with the values of a bin spread evenly over it.
 

@@ -35,7 +35,11 @@ def input_specs(model: Model) -> list[InputSpec]:
             raise ModelError(f"{_name(model)}: input '{value.name}' is not a tensor of numbers") from None
         if dtype.kind not in "fiub":
             raise ModelError(f"{_name(model)}: input '{value.name}' holds {dtype}, which cannot be fed")
-        specs.append(InputSpec(value.name, model.shape(value.name) or (), dtype.name))
+        if not value.type.tensor_type.HasField("shape"):
+            raise ModelError(f"{_name(model)}: input '{value.name}' has no known rank; export the model with shapes")
+        # Some exporters write 0 or -1 for an open dimension.
+        shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
+        specs.append(InputSpec(value.name, shape, dtype.name))
     return specs
 
 

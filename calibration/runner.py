@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, 
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
 from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
@@ -99,6 +101,8 @@ class _Job:
     def run(self, progress: bool) -> Statistics:
         wanted = self.names
         if self.cache is not None:
+            if self.cache.is_dir():
+                raise DataError(f"{self.cache}: is a folder; give a file name for the cache")
             if not self.cache.parent.is_dir():
                 raise DataError(f"{self.cache}: the folder {self.cache.parent} does not exist; create it first")
             self.key = _model_key(self.model)
@@ -106,7 +110,9 @@ class _Job:
             if finished is not None:
                 return finished
             wanted = [n for n in self.names if n not in self.kept]
-        statistics = self._pass(wanted, progress)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # its remarks on odd files; broken ones are counted
+            statistics = self._pass(wanted, progress)
         if not statistics.images:
             raise self._nothing_left()
         return statistics
@@ -180,7 +186,8 @@ class _Job:
             for worker in workers:
                 worker.join()
             if self.cache is not None and not len(self.kept) and any(w.done for w in workers):
-                self._save(workers)
+                with contextlib.suppress(QdqtoolError):  # the first error is the one to tell
+                    self._save(workers)
             raise
         for worker in workers:
             worker.join()
@@ -200,7 +207,7 @@ class _Job:
                 worker.lock.release()
         tensors = {**self.kept.tensors, **result.tensors}
         dataset = self.dataset
-        everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint if self.cache else "",
+        everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint,
                                 warnings=dataset.warnings, skipped=sorted(dataset.skipped), notes=self.notes)
         if self.cache is not None and everything.images:
             total = len(done) if finished else None

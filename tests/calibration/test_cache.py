@@ -200,6 +200,8 @@ def test_bits_flipped_anywhere_never_crash(pictures: Path, tmp_path: Path) -> No
 def test_the_folder_of_the_cache_must_exist(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="does not exist"):
         collect(conv_net(), pictures, NAMES, cache=tmp_path / "no" / "c.npz", progress=False)
+    with pytest.raises(QdqtoolError, match="is a folder"):
+        collect(conv_net(), pictures, NAMES, cache=tmp_path, progress=False)
 
 
 def test_tensorrt_table_round_trip(tmp_path: Path) -> None:

@@ -162,6 +162,13 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     assert good.exists()
 
 
+def test_only_picture_decoders_are_used_whatever_the_name(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
+    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
+    with pytest.raises(DataError, match="cannot identify"):
+        decode(tmp_path / "claims.jpg")
+
+
 def test_warnings_have_numbers(tmp_path: Path) -> None:
     write_pictures(tmp_path, 3)
     Image.new("RGB", (16, 16), (9, 9, 9)).save(tmp_path / "flat.png")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.methods import METHODS, amax_of, squared_error
+from calibration.methods import METHODS, amax_of, clipped_fraction, squared_error
 from calibration.statistics import TensorStatistics, merge_all
 
 Floats32 = npt.NDArray[np.float32]
@@ -174,6 +174,16 @@ def test_a_group_is_its_merged_values() -> None:
     together = TensorStatistics.of(np.concatenate(parts))
     for method in METHODS:
         assert amax_of(merged, method) == amax_of(together, method)
+
+
+@each_sample
+def test_clipped_fraction(name: str) -> None:
+    values = SAMPLES[name]
+    stats = TensorStatistics.of(values)
+    for amax in (0.3 * stats.absmax, 0.9 * stats.absmax, stats.absmax, 2 * stats.absmax):
+        direct = float(np.mean(np.abs(values) > amax))
+        assert clipped_fraction(stats, amax) == pytest.approx(direct, abs=0.005)
+    assert clipped_fraction(TensorStatistics(64), 1.0) == 0.0
 
 
 def test_bad_arguments_are_refused() -> None:
