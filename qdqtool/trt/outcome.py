@@ -37,6 +37,12 @@ _TYPES = {
 }
 
 
+def _integer(layer: Layer) -> Precision:
+    """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
+    found = layer.attrs.get("quantized_as", Precision.INT8)
+    return found if found in (Precision.FP8, Precision.INT4) else Precision.INT8
+
+
 class Outcome:
     """The engine that an optimized network stands for.
 
@@ -76,7 +82,7 @@ class Outcome:
 
     def _written(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
-            return Precision.INT8
+            return _integer(layer)
         plain = float_precision(tensor.elem_type, self._target.strongly_typed)
         if layer.kind == net.COPY:
             if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.attrs.get("requantize")):
@@ -129,8 +135,8 @@ class Outcome:
         if in_myelin(layer):
             return self._outside(node, constant)
         data = self.precision(layer.data)
-        compute = Precision.INT8 if layer.int8 else data if data.is_float else Precision.FLOAT
-        inputs = [Precision.INT8 if layer.int8 else data]
+        compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
+        inputs = [compute if layer.int8 else data]
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
         return ConvOutcome(

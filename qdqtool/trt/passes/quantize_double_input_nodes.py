@@ -144,6 +144,8 @@ class QuantizeDoubleInputNodes(Pass):
             if drop_reader(network, dq, layer):
                 self.event(REMOVING, dq.name)
         layer.int8 = True
+        if dqs and dqs[0].quant is not None:
+            layer.attrs["quantized_as"] = dqs[0].quant.precision
 
     def _explain_output(self, layer: Layer) -> None:
         out = layer.out
