@@ -117,6 +117,7 @@ BUILD = (
         "Write the scales as float32 (with the float part of the model in float32 too, TensorRT 8 picks the width "
         "itself with --fp16), or use TensorRT 10.",
         (documented(TRT8, "parser source; a YOLOv8n with 262 positive float16 scales refused by 8.6.1"),),
+        automatic=True,
         error=(("trt8", _POSITIVE),),
     ),
     Code(
@@ -124,17 +125,17 @@ BUILD = (
         "A scale tensor has more than one dimension",
         Severity.ERROR,
         "Scales of shape [64,1,1,1] instead of [64], or blocked quantization on an operator that has none.",
-        "The parser wants a scalar or a vector (from 10 on also blocks along one of the last two dimensions of a "
-        "MatMul's weights).",
-        "Invalid rank for the scale tensor. Rank = 4.",
+        "The parser wants a scalar or a vector. From 10.x on it takes more dimensions for blocks along one of the last "
+        "two dimensions of a MatMul's weights, and refuses the rest.",
+        "Only a single blocking dimension is allowed. / Invalid rank for the scale tensor. Rank = 2.",
         "Reshape the scale and the zero point to one dimension.",
         (
-            documented(("trt10", "trt11"), "parser source"),
-            seen(RTX, "built: refused"),
-            assumed(TRT8, "parser source reads the number of scales only"),
+            documented(("trt11",), "parser source"),
+            seen(RTX, "built: blocked INT8 weights of a convolution refused"),
+            assumed(("trt10",), "parser source differs between 10.0 and 10.16"),
+            assumed(TRT8, "parser source counts the scales only", Severity.WARNING),
         ),
-        automatic=True,
-        error=(("trt1", "Invalid rank for the scale tensor."), ("rtx", "Invalid rank for the scale tensor.")),
+        error=(("trt11", "Only a single blocking dimension is allowed."),),
     ),
     Code(
         "SCALE-COUNT",

@@ -40,7 +40,10 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
                 told = refusals.reason(by_node.get(conv.name, ()), conv.name)
                 message = f"{conv.name} writes float" + (f" ({told})." if told else ", for a reason not known.")
                 cause = causes.Cause("OUT-FLOAT", conv.name, message, values=cause.values)
-            report.add(cause.code, cause.node, cause.message, cause.fix, [conv.name, *cause.convolutions], cause.values)
+            report.add(
+                cause.code, cause.node, cause.message, cause.fix, [conv.name, *cause.convolutions], cause.values,
+                joined=cause.code == "SKIP-FLOAT",
+            )
 
     def outcome_of(node: Node) -> ConvOutcome | None:
         return outcomes.get(node.index)

@@ -27,8 +27,11 @@ class Report:
         fix: str = "",
         convolutions: Iterable[str] = (),
         values: int | None = None,
+        joined: bool = False,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
+
+        ``joined`` joins the second message as well: an Add costs the convolution in front and the one it is fused into.
 
         Returns:
             Whether the code holds on the target.
@@ -41,6 +44,9 @@ class Report:
         first = self._known.get((code, node))
         if first is not None:
             first.convolutions.extend(n for n in concerned if n not in first.convolutions)
+            if joined and message not in first.message:
+                first.message += f" {message}"
+                first.values = max(first.values or 0, values or 0) or None
             return True
         severity = entry.severity_on(self.target)
         error = entry.error_text(self.target)
