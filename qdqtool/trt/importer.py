@@ -116,6 +116,7 @@ class Importer:
         layer = self._add(kind, name, inputs, [out], None)
         if node is not None:
             layer.op = node.op
+            layer.attrs["of"] = node.name
         layer.attrs.update(attrs)
         return out
 

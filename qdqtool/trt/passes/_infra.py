@@ -119,7 +119,7 @@ def node_name(layer: Layer | None) -> str:
     """The ONNX name to tell users for a layer."""
     if layer is None:
         return ""
-    return layer.nodes[0] if layer.nodes else layer.name
+    return layer.nodes[0] if layer.nodes else str(layer.attrs.get("of", layer.name))
 
 
 def reader_names(tensor: Tensor) -> list[tuple[str, str]]:

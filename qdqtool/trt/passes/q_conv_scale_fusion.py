@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, weaken, weights_position
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weaken, weights_position
 from qdqtool.trt.trace import REMOVING
 from qdqtool.types import Evidence
 
@@ -30,13 +30,13 @@ class QConvScaleFusion(Pass):
             if scale is None:
                 continue
             if scale.op == "BatchNormalization" and scale.kind != net.SCALE:
-                self.refuse(layer, "batchnorm-not-constant", batchnorm=scale.nodes[0] if scale.nodes else scale.name)
+                self.refuse(layer, "batchnorm-not-constant", batchnorm=node_name(scale))
                 continue
             if scale.kind != net.SCALE or layer.attrs.get("activated"):
                 continue
             if layer.kind == net.DECONVOLUTION:
                 if not self.target.deconvolution_batch_norm:
-                    self.refuse(layer, "convtranspose-batchnorm", batchnorm=scale.nodes[0] if scale.nodes else "")
+                    self.refuse(layer, "convtranspose-batchnorm", batchnorm=node_name(scale))
                     weaken(layer, Evidence.DOCUMENTED)
                     continue
                 weaken(layer, Evidence.ASSUMED)

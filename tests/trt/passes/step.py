@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -47,21 +46,25 @@ class Step:
 
 
 def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: int = 0) -> Step:
-    """Runs what comes before the ``nth`` turn of a pass in the pipeline (loops once), then the pass."""
+    """Runs what comes before the ``nth`` turn of a pass in the pipeline, then the pass.
+
+    Loops before it run to their end; of the loop that it belongs to, its first round.
+    """
     chosen = target_named(target)
     network = importer.build(load(model))
-    for stage in _flat():
-        result = stage(chosen).run(network)
-        if stage is kind:
-            if nth == 0:
-                return Step([row(e, kind.__name__) for e in result.events], result.refusals, network)
-            nth -= 1
-    raise AssertionError(f"{kind.__name__} has no such turn")
-
-
-def _flat() -> Iterator[type[Pass]]:
     for stage in PIPELINE:
-        yield from stage.passes if isinstance(stage, Loop) else (stage,)
+        passes = stage.passes if isinstance(stage, Loop) else (stage,)
+        again = True
+        while again:
+            again = False
+            for one in passes:
+                result = one(chosen).run(network)
+                again = again or (isinstance(stage, Loop) and result.changed)
+                if one is kind:
+                    if nth == 0:
+                        return Step([row(e, kind.__name__) for e in result.events], result.refusals, network)
+                    nth -= 1
+    raise AssertionError(f"{kind.__name__} has no such turn")
 
 
 def row(event: Event, owner: str) -> Row:

@@ -1,0 +1,26 @@
+"""ActivationToPointwiseConversion: yolo-resnet18-orin-trt8502, line 5325; mobilenetv2 engine name PWN(Clip_13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.network import ACTIVATION, POINTWISE
+from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+@pytest.mark.parametrize("op", ["LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu"])
+def test_activations(op: str) -> None:
+    g = Graph()
+    found = step(g.model(g.op(op, g.conv(g.input(1, 3, 8, 8), "c"), "act")), ActivationToPointwiseConversion)
+    assert found.rows == [("Running", "act"), ("Swap the layer type", "act", "ACTIVATION to POINTWISE")]
+    assert found.layer("PWN(act)").kind == POINTWISE
+
+
+def test_relu_stays() -> None:
+    g = Graph()
+    pooled = g.pool(g.input(1, 3, 8, 8), "p")
+    found = step(g.model(g.relu(pooled, "Relu")), ActivationToPointwiseConversion)
+    assert found.rows == []
+    assert found.layer("Relu").kind == ACTIVATION

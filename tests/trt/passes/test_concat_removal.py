@@ -1,0 +1,48 @@
+"""Concatenation elimination: yolo-resnet18-orin-trt8502, lines 5779 to 5784; yolov8-orin-trt8412-excerpts."""
+
+from __future__ import annotations
+
+from qdqtool.trt.passes.concat_removal import ConcatRemoval
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+STRIDING = "Generating copy because input does not support striding"
+STOMPING = "Generating copy because of stomping hazard"
+
+
+def test_resize_and_another_layer() -> None:
+    """/neck/Concat: the Resize's output is copied, the other input retargeted; names as of the quantized network."""
+    g = Graph()
+    left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
+    right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
+    out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
+    found = step(g.model(out), ConcatRemoval)
+    assert found.rows == [
+        ("Eliminating concatenation", "Concat"),
+        (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
+        ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
+    ]
+
+
+def test_float_concatenation() -> None:
+    """Concat_4 of yolov8-orin-trt8412-excerpts."""
+    g = Graph()
+    parts = [g.op("Sigmoid", g.input(1, 8, 4, 4, name=n), f"Reshape_{n}") for n in "abc"]
+    found = step(g.model(g.op("Tanh", g.concat(parts, "Concat_4"), "t")), ConcatRemoval)
+    assert found.rows == [
+        ("Eliminating concatenation", "Concat_4"),
+        ("Retargeting", "Reshape_a:0", "Concat_4:0"),
+        ("Retargeting", "Reshape_b:0", "Concat_4:0"),
+        ("Retargeting", "Reshape_c:0", "Concat_4:0"),
+    ]
+
+
+def test_tensor_that_already_has_a_place() -> None:
+    """One tensor in two concatenations, and the network's input, are copied (assumed)."""
+    g = Graph()
+    x = g.input(1, 8, 4, 4)
+    part = g.op("Sigmoid", x, "s")
+    outputs = [g.op("Tanh", g.concat([part, x], n), f"t{n}") for n in ("A", "B")]
+    rows = step(g.model(*outputs), ConcatRemoval).rows
+    assert sorted(r[0] for r in rows if r[1] == "s:0") == [STOMPING, "Retargeting"]
+    assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]

@@ -1,0 +1,47 @@
+"""ConstEltFusion: yolo-resnet18-orin-trt8502, line 5194; resnet18-qat-rtx2000-trt8510, line 2575."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.network import ELEMENTWISE, SCALE
+from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("constant_first", [False, True])
+def test_sum_and_product_with_a_constant(op: str, constant_first: bool) -> None:
+    g = Graph()
+    inputs = [g.input(1, 3, 4, 4), g.const("k", g.random.normal(0, 1, (1, 3, 1, 1)))]
+    found = step(g.model(g.op(op, inputs[::-1] if constant_first else inputs, "e")), ConstEltFusion)
+    assert found.rows == [("Running", "k"), ("Fusing", "k", "e")]
+    assert found.layer("k + e").kind == SCALE
+
+
+@pytest.mark.parametrize("op", ["Sub", "Div", "Pow", "Max"])
+def test_other_operations(op: str) -> None:
+    """Of the decomposed BatchNormalization the subtraction and the division are left."""
+    g = Graph()
+    out = g.op(op, [g.input(1, 3, 4, 4), g.const("k", g.random.uniform(1, 2, (1, 3, 1, 1)))], "e")
+    found = step(g.model(out), ConstEltFusion)
+    assert found.rows == []
+    assert found.layer("e").kind == ELEMENTWISE
+
+
+def test_two_tensors_and_a_shared_constant() -> None:
+    g = Graph()
+    x, k = g.input(1, 3), g.const("k", [[1.0, 2.0, 3.0]])
+    out = g.add(g.add(x, k, "a"), g.add(g.input(1, 3, name="y"), k, "b"), "c")
+    assert step(g.model(out), ConstEltFusion).rows == []
+
+
+def test_a_shuffled_constant_keeps_its_shuffle_in_the_name() -> None:
+    """<constant> + (Unnamed Layer* n) [Shuffle] + <elementwise>, as in both logs."""
+    g = Graph()
+    out = g.op("Add", [g.input(1, 3, 4, 4), g.const("bias", g.random.normal(0, 1, (3, 1, 1)))], "e")
+    found = step(g.model(out), ConstEltFusion)
+    name = found.rows[0][1]
+    assert name.startswith("bias + (Unnamed Layer* ") and name.endswith(") [Shuffle]")
+    assert found.rows[1] == ("Fusing", name, "e")

@@ -1,0 +1,42 @@
+"""ConvActPoolFusion: resnet18-qat-rtx2000-trt8510, line 2804; resnet18-a100-qat-residual and -qgap."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def stem(channels: int = 3, stride: int = 2, pool: int = 3, pool_stride: int = 2, quantized: bool = True) -> Graph:
+    g = Graph()
+    x = g.relu(g.bn(g.conv(g.input(1, channels, 32, 32), "Conv_9", k=7, stride=stride), "bn"), "r")
+    x = g.pool(x, "MaxPool_12", k=pool, stride=pool_stride)
+    g.op("Tanh", g.pair(x, "p") if quantized else x, "end")
+    return g
+
+
+def test_stem_and_max_pool() -> None:
+    found = step(stem().model("end:0"), ConvActPoolFusion)
+    name = "Conv_9.weight + Conv_9.w.Q + Conv_9"
+    assert found.rows == [("Running", name), ("Fusing", name, "MaxPool_12")]
+    assert found.layer(f"{name} + MaxPool_12").int8_out
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({}, "trt8.0"),  # centernet-resnet34-qat-trt80 keeps MaxPool_12 apart
+        ({"quantized": False}, "trt8.5"),  # resnet18-a100-qat: TiledPooling, FP32
+        ({"channels": 8}, "trt8.5"),
+        ({"stride": 1}, "trt8.5"),
+        ({"pool": 2}, "trt8.5"),
+        ({"pool_stride": 1}, "trt8.5"),
+    ],
+    ids=["8.0", "float-output", "not-an-image", "stride-1", "2x2-pool", "pool-stride-1"],
+)
+def test_left_alone(options: dict[str, int], target: str) -> None:
+    found = step(stem(**options).model("end:0"), ConvActPoolFusion, target=target)
+    assert found.rows == []
+    assert found.has("MaxPool_12")

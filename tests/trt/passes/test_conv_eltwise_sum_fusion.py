@@ -1,0 +1,61 @@
+"""ConvEltwiseSumFusion: yolo-resnet18-orin-trt8502, line 5719."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+@pytest.mark.parametrize("conv_first", [False, True])
+def test_float_residual(conv_first: bool) -> None:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    conv = g.bn(g.conv(x, "Conv"), "bn")
+    out = g.relu(g.add(conv, x, "Add") if conv_first else g.add(x, conv, "Add"), "Relu")
+    found = step(g.model(g.op("Tanh", g.pair(out, "p"), "t")), ConvEltwiseSumFusion)
+    name = "Conv.weight + Conv.w.Q + Conv"
+    assert found.rows == [("Running", name), ("Fusing", name, "Add + Relu")]
+    layer = found.layer(f"{name} + Add + Relu")
+    assert layer.residual is not None and layer.residual.source == "before:0"
+    assert layer.int8 and not layer.int8_out
+    assert found.has("p.Q")  # stays a conversion even though it is the only reader
+
+
+def test_residual_from_a_dq_is_taken_as_float() -> None:
+    """resnet18-a100-qat-residual, last block: DequantizeLinear_291 stays."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
+    found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
+    assert [r[0] for r in found.rows] == ["Running", "Fusing"]
+    assert found.has("skip.DQ")
+
+
+def test_two_convolutions_the_later_listed_takes_it() -> None:
+    """resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    out = g.relu(g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"), "Relu_98")
+    found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
+    assert found.rows == [
+        ("Running", "down.weight + down.w.Q + down"),
+        ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
+    ]
+
+
+@pytest.mark.parametrize("case", ["second-reader", "constant", "broadcast", "relu-between", "product", "int8-output"])
+def test_left_alone(case: str) -> None:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    conv = g.conv(x, "Conv")
+    other = {
+        "constant": lambda: g.const("k", g.random.normal(0, 1, (1, 8, 8, 8))),
+        "broadcast": lambda: g.op("Softmax", g.input(1, 8, 1, 1, name="y"), "small"),
+    }.get(case, lambda: x)()
+    left = g.relu(conv, "r") if case == "relu-between" else g.pair(conv, "p") if case == "int8-output" else conv
+    out = g.op("Mul" if case == "product" else "Add", [left, other], "Add")
+    outputs = [g.op("Tanh", out, "t"), *([conv] if case == "second-reader" else [])]
+    assert step(g.model(*outputs), ConvEltwiseSumFusion).rows == []

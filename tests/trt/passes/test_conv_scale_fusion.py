@@ -1,0 +1,45 @@
+"""ConvScaleFusion: the Gemm's bias (resnet18 line 2577); float convolution with BatchNormalization (assumed)."""
+
+from __future__ import annotations
+
+from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion
+from qdqtool.types import Evidence
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def test_bias_of_a_gemm() -> None:
+    g = Graph()
+    found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), ConvScaleFusion)
+    assert found.rows[0] == ("Running", "Gemm_311")
+    assert found.rows[1][:2] == ("Fusing", "Gemm_311")
+    assert found.rows[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
+
+
+def test_float_convolution_and_batch_normalization() -> None:
+    g = Graph()
+    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
+    found = step(g.model(out), ConvScaleFusion)
+    assert found.rows == [("Running", "c"), ("Fusing", "c", "bn")]
+    assert found.layer("c + bn").attrs["evidence"] == Evidence.ASSUMED
+
+
+def test_deconvolution_is_logged_under_another_name() -> None:
+    """centerpoint-a100-trt823-fp16, line 1667."""
+    g = Graph()
+    conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None)
+    assert step(g.model(g.bn(conv, "bn")), ConvScaleFusion).rows == [
+        ("DeconvScaleFusion: Running", "d"),
+        ("DeconvScaleFusion: Fusing", "d", "bn"),
+    ]
+
+
+def test_quantized_convolution_is_left_to_q_conv_scale_fusion() -> None:
+    g = Graph()
+    assert step(g.model(g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")), ConvScaleFusion).rows == []
+
+
+def test_second_reader() -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")
+    assert step(g.model(g.bn(conv, "bn"), conv), ConvScaleFusion).rows == []

@@ -1,0 +1,61 @@
+"""GenericConvActFusion: yolo-resnet18-orin-trt8502, line 5365."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
+from qdqtool.types import Evidence
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def test_leaky_relu_behind_batch_normalization() -> None:
+    g = Graph()
+    out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
+    found = step(g.model(out), GenericConvActFusion)
+    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
+    assert found.layer("Conv + PWN(LeakyRelu)").attrs.get("evidence", Evidence.SEEN) == Evidence.SEEN
+
+
+def test_depthwise_with_clip() -> None:
+    """mobilenetv2-titanrtx-qat-residual, 17 of them."""
+    g = Graph()
+    out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
+    found = step(g.model(out), GenericConvActFusion)
+    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
+    assert found.layer("Conv + PWN(Clip_13)").attrs.get("evidence", Evidence.SEEN) == Evidence.SEEN
+
+
+@pytest.mark.parametrize(
+    ("groups", "evidence"),
+    [(1, Evidence.DOCUMENTED), (8, Evidence.ASSUMED)],
+    ids=["silu", "depthwise-silu"],  # issues 3385 (name seen) and 3205 (NVIDIA's own depthwise kernel)
+)
+def test_silu(groups: int, evidence: Evidence) -> None:
+    g = Graph()
+    out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
+    found = step(g.model(out), GenericConvActFusion)
+    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
+    assert found.layer("Conv + PWN(act.s, act.m)").attrs["evidence"] == evidence
+
+
+def test_silu_joined_with_a_residual_is_refused() -> None:
+    """Issue 2204: PWN(PWN(sigmoid, mul), add) has a second input."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
+    found = step(g.model(out), GenericConvActFusion)
+    assert found.rows == []
+    assert found.reasons == [("Conv", "activation-before-add")]
+    assert found.refusals[0].detail("nodes") == ("act.s", "act.m", "Add")
+
+
+def test_second_reader_and_relu_before() -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    leaky = g.op("LeakyRelu", conv, "l")
+    assert step(g.model(leaky, conv), GenericConvActFusion).rows == []
+    g = Graph()
+    out = g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
+    assert step(g.model(out), GenericConvActFusion).rows == []

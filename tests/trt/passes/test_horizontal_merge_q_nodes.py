@@ -1,0 +1,86 @@
+"""HorizontalMergeQNodes: Qs on one tensor with one scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
+from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
+from qdqtool.trt.targets import target_named
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def two(second: float, tail: str = "Neg") -> Graph:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    g.op("Neg", g.pair(x, "a", 0.1), "na")
+    g.op(tail, g.pair(x, "b", second), "nb")
+    return g
+
+
+def test_equal_scales() -> None:
+    """resnet18-qat-rtx2000-trt8510, line 2541: the earlier Q survives."""
+    g = two(0.1)
+    found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
+    assert {r.name for r in found.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
+
+
+def test_survivor_with_a_myelin_tail() -> None:
+    """yolo-resnet18-orin-trt8502, line 5212: the later Q survives."""
+    g = two(0.1)
+    g.op("TopK", ["na:0", g.const("k", np.array([1], np.int64))], "top", axis=3)
+    g.nodes[-1].output.append("indices")
+    found = step(g.model("top:0", "indices", "nb:0"), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "b.Q"), ("Eliminating", "a.Q", "b.Q"), ("Removing", "a.Q")]
+
+
+def test_different_scales_are_refused() -> None:
+    """layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay."""
+    g = two(0.2)
+    found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    assert found.rows == []
+    assert found.reasons == [("a.Q", "scales-differ")]
+    refusal = found.refusals[0]
+    assert refusal.detail("tensor") == "s:0"
+    assert refusal.detail("quantizers") == ("a.Q", "b.Q")
+    assert refusal.detail("scales") == ([np.float32(0.1)], [np.float32(0.2)])
+
+
+def test_clone_is_merged_into_the_original() -> None:
+    """yolov8-orin-trt8412-excerpts: ``cv2/..._clone_1`` into ``m.0/cv1/...``; here the clone's Q comes first."""
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
+    joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
+    direct = g.op("Neg", g.pair(x, "cv1"), "n2")
+    first = step(g.model(joined, direct), HorizontalMergeQNodes)
+    assert first.rows == []
+    # SplitQAcrossPrecedingFanIn clones in the same round, so the merge comes in the next.
+    target = target_named("trt8.4")
+    SplitQAcrossPrecedingFanIn(target).run(first.network)
+    events = HorizontalMergeQNodes(target).run(first.network).events
+    assert [(e.kind, e.subject, e.object) for e in events] == [
+        ("Running", "cv1.Q", ""),
+        ("Eliminating", "cv2.Q_clone_1", "cv1.Q"),
+        ("Removing", "cv2.Q_clone_1", ""),
+    ]
+
+
+@pytest.mark.parametrize(("zero", "merged"), [(0, True), (3, False)])
+def test_zero_points_count(zero: int, merged: bool) -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    outputs = [g.op("Neg", g.pair(x, "a"), "na"), g.op("Neg", g.pair(x, "b", zero=zero), "nb")]
+    assert bool(step(g.model(*outputs), HorizontalMergeQNodes).rows) is merged
+
+
+def test_three_with_two_scales() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    outputs = [g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
+    found = step(g.model(*outputs), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
+    assert found.reasons == [("a.Q", "scales-differ")]

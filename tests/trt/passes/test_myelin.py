@@ -1,0 +1,41 @@
+"""MyelinOptimization: the post-processing tail of yolo-resnet18-orin-trt8502 (730 layers to 388)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqtool.trt.passes.myelin import MyelinOptimization, in_myelin
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def tail(trigger: bool) -> Graph:
+    g = Graph()
+    x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "sigmoid")
+    x = g.reshape(x, "reshape", 1, 128)
+    if trigger:
+        g.op("Gather", [x, g.const("index", np.array([0, 1], np.int64))], "end", axis=1)
+    else:
+        g.op("Tanh", x, "end")
+    return g
+
+
+def test_everything_behind_the_last_convolution() -> None:
+    found = step(tail(True).model("end:0"), MyelinOptimization)
+    assert found.rows == []
+    inside = {layer.name for layer in found.network.layers.values() if in_myelin(layer)}
+    assert inside == {"sigmoid", "reshape", "end"}
+
+
+def test_tail_without_such_operators_stays() -> None:
+    """yolov8-orin-trt8412-excerpts: PointWiseFusion and slice elimination run in the head."""
+    found = step(tail(False).model("end:0"), MyelinOptimization)
+    assert not any(map(in_myelin, found.network.layers.values()))
+
+
+def test_layers_before_a_convolution_stay() -> None:
+    g = Graph()
+    x = g.op("Gather", [g.input(1, 8, 4, 4), g.const("index", np.arange(8))], "gather", axis=1)
+    g.channels[x] = 8
+    found = step(g.model(g.conv(x, "c")), MyelinOptimization)
+    assert not any(map(in_myelin, found.network.layers.values()))

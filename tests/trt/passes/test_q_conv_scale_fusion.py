@@ -1,0 +1,64 @@
+"""QConvScaleFusion: yolo-resnet18-orin-trt8502 (37, line 5251), resnet18-qat-rtx2000-trt8510 (20, line 2579)."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("trt8.5", "Conv_9"), ("trt8.4", "Conv_9"), ("trt8.0", "Conv_9 + Relu_11")],  # 8.0: centernet, ``+ Relu_11``
+)
+def test_batch_normalization_with_its_relu(target: str, name: str) -> None:
+    g = Graph()
+    out = g.relu(g.bn(g.conv(g.input(1, 3, 8, 8), "Conv_9"), "BatchNormalization_10"), "Relu_11")
+    found = step(g.model(out), QConvScaleFusion, target=target)
+    assert found.rows == [("Running", "Conv_9"), ("Removing", "BatchNormalization_10 + Relu_11")]
+    assert found.layer(name).nodes == ["Conv_9", "BatchNormalization_10", "Relu_11"]
+
+
+def test_batch_normalization_alone() -> None:
+    g = Graph()
+    out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn"), "l")
+    assert step(g.model(out), QConvScaleFusion).rows == [("Running", "c"), ("Removing", "bn")]
+
+
+@pytest.mark.parametrize(
+    ("scale", "weights"), [(None, "qdq"), (0.1, "float"), (None, "float")], ids=["no-input-pair", "no-weights", "float"]
+)
+def test_not_both_inputs_quantized(scale: float | None, weights: str) -> None:
+    g = Graph()
+    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=scale, weights=weights), "bn")
+    assert step(g.model(out), QConvScaleFusion).rows == []
+
+
+def test_decomposed_batch_normalization_is_not_folded() -> None:
+    """yolo-resnet18-orin-trt8502: three downsample branches share a bias through an Identity."""
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c", 4)
+    bias = g.op("Identity", g.const("shared", [0.0] * 4), "Identity_0")
+    inputs = [conv, g.const("w", [1.0] * 4), bias, g.const("m", [0.0] * 4), g.const("v", [1.0] * 4)]
+    found = step(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
+    assert found.rows == []
+    assert found.reasons == [("c", "batchnorm-not-constant")]
+    assert found.refusals[0].detail("batchnorm") == "bn"
+
+
+@pytest.mark.parametrize(("target", "folds"), [("trt8.5", False), ("trt10", True)])
+def test_deconvolution(target: str, folds: bool) -> None:
+    """NVIDIA/TensorRT issue 3412: "no support for Q/DQ + convTranspose + BN fusion yet" (2023)."""
+    g = Graph()
+    conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose")
+    found = step(g.model(g.bn(conv, "bn")), QConvScaleFusion, target=target)
+    assert (found.rows == [("Running", "d"), ("Removing", "bn")]) is folds
+    assert (found.reasons == [("d", "convtranspose-batchnorm")]) is not folds
+
+
+def test_second_reader() -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    assert step(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).rows == []

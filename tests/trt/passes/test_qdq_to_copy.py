@@ -1,0 +1,36 @@
+"""QDQToCopy: yolo-resnet18-orin-trt8502, line 5741 (12 Qs); a DQ: engine of resnet18-a100-qat-residual."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.network import COPY
+from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def test_q_of_the_network_input() -> None:
+    g = Graph()
+    found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c")), QDQToCopy)
+    assert found.rows == [("Running", "c.in.Q"), ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ")]
+    assert found.layer("c.in.Q").kind == COPY
+    assert found.reasons == [("c.in.Q", "stays")]
+    assert found.refusals[0].detail("tensor") == "x"
+    assert found.refusals[0].detail("scale") == pytest.approx([0.1])
+
+
+def test_q_that_a_convolution_absorbed_is_gone() -> None:
+    g = Graph()
+    out = g.conv(g.conv(g.input(1, 3, 8, 8), "a"), "b")
+    assert [r[1] for r in step(g.model(out), QDQToCopy).rows] == ["a.in.Q", "a.in.Q"]
+
+
+def test_dq_that_a_float_add_reads() -> None:
+    """Last block of resnet18-a100-qat-residual: DequantizeLinear_291."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "a"), "r")
+    out = g.add(g.pair(x, "skip", 0.1), g.conv(x, "b", scale=0.1), "Add")
+    found = step(g.model(g.op("Softmax", out, "s")), QDQToCopy)
+    assert ("Swap the layer type", "skip.DQ", "DEQUANTIZE to kQDQ") in found.rows
+    assert ("stays", "DEQUANTIZE") in [(r.reason, r.detail("kind")) for r in found.refusals]

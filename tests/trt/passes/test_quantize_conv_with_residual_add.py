@@ -1,0 +1,98 @@
+"""QuantizeConvWithResidualAdd: resnet18-qat-rtx2000-trt8510, lines 2619 to 2628."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+EXPECTED = [
+    ("Running", "Conv_34"),
+    ("Swapping", "Add_42 + Relu_43", "Next.Q"),
+    ("QuantizeDoubleInputNodes: fusing", "Next.Q", "Conv_34"),
+    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"),
+    ("Removing", "Next.Q"),
+    ("Removing", "Conv_34.in.DQ"),
+    ("Removing", "Conv_34.w.DQ"),
+    ("ConstWeightsFusion: Fusing", "Conv_34.weight + Conv_34.w.Q", "Conv_34"),
+    ("ConvEltwiseSumFusion: Fusing", "Conv_34.weight + Conv_34.w.Q + Conv_34", "Add_42 + Relu_43"),
+    ("Removing", "skip.DQ"),
+]
+
+
+def block(skip_scale: float | None = 0.07, straight: float | None = None, next_pair: bool = True,
+          conv_first: bool = False, activation: str = "", weights: str = "qdq") -> Graph:
+    """A ResNet block from a float tensor; ``straight`` puts a pair on the convolution's side of the Add."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    other = x if skip_scale is None else g.pair(x, "skip", skip_scale)
+    conv = g.bn(g.conv(x, "Conv_34", weights=weights), "bn")
+    if activation:
+        conv = g.op(activation, conv, "act")
+    if straight is not None:
+        conv = g.pair(conv, "straight", straight)
+    out = g.relu(g.add(conv, other, "Add_42") if conv_first else g.add(other, conv, "Add_42"), "Relu_43")
+    g.op("Neg", g.pair(out, "Next", 0.05) if next_pair else out, "end")
+    return g
+
+
+@pytest.mark.parametrize("conv_first", [False, True])
+@pytest.mark.parametrize("skip_scale", [0.07, 0.05], ids=["own-scale", "output-scale"])
+def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
+    """The residual's scale may be any: its Q quantizes another tensor than the one behind the Add."""
+    found = step(block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd)
+    assert found.rows == EXPECTED
+    layer = found.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
+    assert layer.int8 and layer.int8_out
+    assert layer.residual is not None and layer.residual.name == "skip.Q:0"
+    assert layer.out.name == "Next.Q:0"
+
+
+def test_skip_with_the_scale_of_the_input() -> None:
+    """Both Qs were merged; each DQ reads the one that stays."""
+    found = step(block(0.1).model("end:0"), QuantizeConvWithResidualAdd)
+    assert found.rows == EXPECTED
+
+
+def test_float_skip_is_refused() -> None:
+    """yolo-resnet18-orin-trt8502 and resnet18-a100-qat: no such line in the log."""
+    found = step(block(None).model("end:0"), QuantizeConvWithResidualAdd)
+    assert found.rows == []
+    assert found.reasons == [("Conv_34", "residual-float")]
+    assert found.refusals[0].detail("add") == "Add_42"
+    assert found.refusals[0].detail("residual") == "before:0"
+
+
+def test_output_without_q_is_refused() -> None:
+    """Last block of resnet18-a100-qat-residual: the skip's DQ stays in the engine."""
+    found = step(block(next_pair=False).model("end:0"), QuantizeConvWithResidualAdd)
+    assert found.rows == []
+    assert found.reasons == [("Conv_34", "add-output-not-quantized")]
+    assert found.refusals[0].detail("consumers") == (("end", "Neg"),)
+
+
+def test_pairs_on_both_sides_are_refused() -> None:
+    """yolov8-orin-trt8412-excerpts: the Add is a layer of its own."""
+    found = step(block(straight=0.06).model("end:0"), QuantizeConvWithResidualAdd)
+    assert found.rows == []
+    assert found.reasons == [("Conv_34", "residual-both-quantized")]
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_activation_between_is_refused(target: str) -> None:
+    found = step(block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target)
+    assert found.rows == []
+    assert ("Conv_34", "activation-before-add") in found.reasons
+
+
+def test_float_weights_are_no_case() -> None:
+    assert step(block(weights="float").model("end:0"), QuantizeConvWithResidualAdd).rows == []
+
+
+def test_add_of_a_constant_is_no_residual() -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 8, 8, 8), "c")
+    out = g.op("Neg", g.pair(g.op("Add", [conv, g.const("k", [[[[1.0]]]])], "add"), "p"), "n")
+    assert step(g.model(out), QuantizeConvWithResidualAdd).reasons == []

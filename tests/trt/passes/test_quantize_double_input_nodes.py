@@ -1,0 +1,182 @@
+"""QuantizeDoubleInputNodes: yolo-resnet18-orin-trt8502, lines 5405 to 5414."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
+from qdqtool.types import Evidence
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+FLOAT_OUT = [
+    ("Running", "c"),
+    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
+    ("Removing", "c.in.DQ"),
+    ("Removing", "c.w.DQ"),
+]
+INT8_OUT = [
+    ("Running", "c"),
+    ("fusing", "p.Q", "c"),
+    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
+    ("Removing", "p.Q"),
+    ("Removing", "c.in.DQ"),
+    ("Removing", "c.w.DQ"),
+]
+
+
+def conv(**options: object) -> tuple[Graph, str]:
+    g = Graph()
+    return g, g.conv(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "c", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+def test_float_output(weights: str) -> None:
+    g, out = conv(weights=weights)
+    found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
+    assert found.rows == FLOAT_OUT
+    assert found.reasons == [("c", "output-not-quantized")]
+    assert found.refusals[0].detail("consumers") == (("s", "Softmax"),)
+    assert found.layer("c").int8 and not found.layer("c").int8_out
+
+
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+def test_q_is_the_only_reader(weights: str) -> None:
+    g, out = conv(weights=weights)
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
+    assert found.rows == INT8_OUT
+    assert found.reasons == []
+    assert found.layer("c").out.name == "p.Q:0"
+
+
+def test_batch_normalization_relu_and_max_pool_are_passed() -> None:
+    """conv1 of resnet18-qat-rtx2000-trt8510, line 2699: QuantizeLinear_15 stands behind the MaxPool."""
+    g, out = conv()
+    out = g.pool(g.relu(g.bn(out, "bn"), "r"), "pool")
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
+    assert found.rows == INT8_OUT
+
+
+def test_other_reader_keeps_the_output_float() -> None:
+    """yolo-resnet18-orin-trt8502: backbone/conv1, whose MaxPool an Add reads as well."""
+    g, out = conv()
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")), QuantizeDoubleInputNodes)
+    assert found.rows == FLOAT_OUT
+    assert found.reasons == [("c", "output-many-consumers")]
+    assert found.refusals[0].detail("quantizers") == ("p.Q",)
+    assert found.refusals[0].detail("float_consumers") == ("t",)
+
+
+def test_network_output_keeps_the_output_float() -> None:
+    g, out = conv()
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes)
+    assert found.rows == FLOAT_OUT
+    assert found.reasons == [("c", "output-many-consumers")]
+
+
+def test_two_scales_keep_the_output_float() -> None:
+    g, out = conv()
+    outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
+    found = step(g.model(*outputs), QuantizeDoubleInputNodes)
+    assert found.rows == FLOAT_OUT
+    assert found.reasons == [("c", "output-different-scales")]
+    assert found.refusals[0].detail("scales") == ([np.float32(0.1)], [np.float32(0.2)])
+    assert found.layer("c").attrs["evidence"] == Evidence.ASSUMED
+
+
+def test_shared_input_dq_is_removed_with_its_last_reader() -> None:
+    g = Graph()
+    x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
+    outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
+    found = step(g.model(*outputs), QuantizeDoubleInputNodes)
+    assert found.rows == [
+        ("Running", "a"),
+        ("fusing", "(in.DQ and a.w.DQ)", "a"),
+        ("Removing", "a.w.DQ"),
+        ("Running", "b"),
+        ("fusing", "(in.DQ and b.w.DQ)", "b"),
+        ("Removing", "in.DQ"),
+        ("Removing", "b.w.DQ"),
+    ]
+
+
+def refused(case: str) -> tuple[Graph, str]:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    if case == "input-not-dequantized":
+        return g, g.conv(x, "c", scale=None)
+    if case == "weights-not-dequantized":
+        return g, g.conv(x, "c", weights="float")
+    if case == "activation-per-channel":
+        return g, g.conv(g.pair(x, "in", [0.1] * 8, axis=1), "c", scale=None)
+    if case == "zero-point":
+        return g, g.conv(g.pair(x, "in", 0.1, zero=3), "c", scale=None)
+    plain = g.const("w", g.random.normal(0, 1, (8, 8, 3, 3)))
+    if case == "weights-axis":
+        return g, g.op("Conv", [g.pair(x, "in"), g.pair(plain, "w", [0.1] * 8, axis=1)], "c")
+    if case == "scale-computed":
+        scale = g.op("Abs", g.input(name="s"), "abs")
+        quantized = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "in.Q")
+        data = g.op("DequantizeLinear", [quantized, scale, g.const("z2", np.int8(0))], "in.DQ")
+        return g, g.conv(data, "c", scale=None)
+    assert case == "weights-not-constant"
+    moving = g.op("Softmax", g.input(8, 8, 3, 3, name="y"), "moving")
+    return g, g.op("Conv", [g.pair(x, "in"), g.pair(moving, "w", 0.1)], "c")
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["input-not-dequantized", "weights-not-dequantized", "activation-per-channel", "zero-point", "weights-axis",
+     "scale-computed", "weights-not-constant"],
+)
+def test_refused(case: str) -> None:
+    g, out = refused(case)
+    found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
+    assert found.rows == []
+    assert found.reasons == [("c", case)]
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    g, out = refused("input-not-dequantized")
+    refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
+    assert (refusal.detail("producer"), refusal.detail("op")) == ("before", "Softmax")
+    g, out = refused("zero-point")
+    assert step(g.model(out), QuantizeDoubleInputNodes).refusals[0].detail("zero_point") == 3
+    g, out = refused("weights-axis")
+    refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
+    assert (refusal.detail("axis"), refusal.detail("expected")) == (1, 0)
+
+
+def test_deconvolution() -> None:
+    """centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1."""
+    g, out = conv(k=2, stride=2, op="ConvTranspose")
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0")
+    assert found.rows == INT8_OUT
+    assert found.layer("c").attrs.get("evidence", Evidence.SEEN) == Evidence.SEEN
+
+
+def test_add_between_pairs() -> None:
+    """yolov8-orin-trt8412-excerpts: both inputs dequantized, output quantized."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
+    found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
+    assert found.rows == [
+        ("Running", "Add"),
+        ("fusing", "p.Q", "Add"),
+        ("fusing", "(a.DQ and b.DQ)", "Add"),
+        ("Removing", "p.Q"),
+        ("Removing", "a.DQ"),
+        ("Removing", "b.DQ"),
+    ]
+
+
+def test_add_between_pairs_without_q_stays_float() -> None:
+    """Documented: a layer without weights takes INT8 only if it gives INT8."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
+    found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
+    assert found.rows == []
+    assert found.reasons == [("Add", "output-not-quantized")]

@@ -1,0 +1,47 @@
+"""QuantizeSingleInputNodes: resnet18-qat-rtx2000-trt8510, lines 2775 to 2777."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def pooled(op: str, before: bool, after: bool) -> Graph:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    x = g.pair(x, "a") if before else x
+    x = g.op("GlobalAveragePool", x, "pool") if op == "GlobalAveragePool" else g.pool(x, "pool", op)
+    g.op("Tanh", g.pair(x, "b") if after else x, "end")
+    return g
+
+
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "AveragePool"])
+def test_between_dq_and_q(op: str) -> None:
+    found = step(pooled(op, True, True).model("end:0"), QuantizeSingleInputNodes)
+    assert found.rows == [("Running", "pool"), ("Removing", "b.Q"), ("Removing", "a.DQ")]
+    layer = found.layer("pool")
+    assert layer.int8 and layer.int8_out
+    assert layer.out.name == "b.Q:0"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        (True, False, [("pool", "output-not-quantized")]),
+        (False, True, [("pool", "input-not-dequantized")]),  # resnet18-a100-qat: a Reformat in front of fc
+        (False, False, []),
+    ],
+)
+def test_one_side_only(before: bool, after: bool, reasons: list[tuple[str, str]]) -> None:
+    found = step(pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes)
+    assert found.rows == []
+    assert found.reasons == reasons
+
+
+def test_max_pool_is_no_case() -> None:
+    """It commutes: the Q moved in front of it."""
+    found = step(pooled("MaxPool", True, True).model("end:0"), QuantizeSingleInputNodes)
+    assert (found.rows, found.reasons) == ([], [])

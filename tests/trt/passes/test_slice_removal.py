@@ -1,0 +1,31 @@
+"""Slice elimination: yolov8-orin-trt8412-excerpts, three slices of a head."""
+
+from __future__ import annotations
+
+from qdqtool.trt.passes.slice_removal import SliceRemoval
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def test_slice_of_a_tensor() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    found = step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 4), "t")), SliceRemoval)
+    assert found.rows == [("Eliminating slice", "Slice", "Slice:0 from Slice:0 to s:0")]
+    assert found.layer("Slice").out.memory.name == "s:0"
+
+
+def test_split() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    parts = g.ops("Split", [x], "Split", count=2, axis=1)
+    found = step(g.model(*(g.op("Tanh", p, f"t{i}") for i, p in enumerate(parts))), SliceRemoval)
+    assert sorted(r[2] for r in found.rows) == ["Split:0 from Split:0 to s:0", "Split:1 from Split:1 to s:0"]
+
+
+def test_strided_slice_and_network_input() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
+    g = Graph()
+    assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []

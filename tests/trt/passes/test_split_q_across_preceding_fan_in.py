@@ -1,0 +1,66 @@
+"""SplitQAcrossPrecedingFanIn: yolo-resnet18-orin-trt8502, lines 5227 and 5228."""
+
+from __future__ import annotations
+
+from qdqtool.modelfile import load
+from qdqtool.trt import pipeline
+from qdqtool.trt.importer import build
+from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
+from qdqtool.trt.targets import target_named
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def joined(g: Graph) -> str:
+    first = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    second = g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
+    return g.concat([first, second], "Concat")
+
+
+def test_one_clone_for_each_input() -> None:
+    g = Graph()
+    found = step(g.model(g.op("Neg", g.pair(joined(g), "p"), "n")), SplitQAcrossPrecedingFanIn)
+    assert found.rows == [("Running", "Concat")]
+    concat = found.layer("Concat")
+    assert [t.producer.name for t in concat.inputs if t.producer] == ["p.Q_clone_0", "p.Q_clone_1"]
+    # Names as in the yolo engine listing: /neck/Concat_/neck/Resize_output_0_clone_0, and the Q's output.
+    assert [t.name for t in concat.inputs] == ["Concat_s:0_clone_0", "Concat_t:0_clone_1"]
+    assert concat.out.name == "p.Q:0"
+    assert not found.has("p.Q")
+
+
+def test_nested_concatenations_nest_the_suffix() -> None:
+    """NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2."""
+    g = Graph()
+    inner = joined(g)
+    outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
+    network = build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
+    pipeline.run(network, target_named("trt8.5"))
+    names = {layer.name for layer in network.layers.values()}
+    assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
+
+
+def test_second_reader_is_refused() -> None:
+    g = Graph()
+    tensor = joined(g)
+    found = step(g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")), SplitQAcrossPrecedingFanIn)
+    assert found.rows == []
+    assert found.reasons == [("Concat", "output-not-only-quantized")]
+    assert ("a", "Abs") in found.refusals[0].detail("consumers")
+
+
+def test_two_different_qs_are_refused() -> None:
+    g = Graph()
+    tensor = joined(g)
+    outputs = [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
+    found = step(g.model(*outputs), SplitQAcrossPrecedingFanIn)
+    assert found.rows == []
+    assert found.reasons == [("Concat", "output-not-only-quantized")]
+
+
+def test_concat_without_q_and_per_channel_q() -> None:
+    g = Graph()
+    assert step(g.model(joined(g)), SplitQAcrossPrecedingFanIn).reasons == []
+    g = Graph()
+    out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
+    assert step(g.model(out), SplitQAcrossPrecedingFanIn).rows == []

@@ -1,0 +1,83 @@
+"""VanillaSwapWithFollowingQ: Resize (yolo 5229), MaxPool and Flatten (resnet18 lines 2539 and 2565), Slice (yolov8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def made(g: Graph, op: str, x: str) -> str:
+    return {
+        "MaxPool": lambda: g.pool(x, "op"),
+        "Resize": lambda: g.resize(x, "op"),
+        "Slice": lambda: g.slice(x, "op", 0, 2),
+        "Flatten": lambda: g.op("Flatten", x, "op"),
+        "Reshape": lambda: g.reshape(x, "op", 1, 48),
+        "Transpose": lambda: g.op("Transpose", x, "op", perm=[0, 2, 3, 1]),
+        "AveragePool": lambda: g.pool(x, "op", "AveragePool"),
+        "linear Resize": lambda: g.resize(x, "op", mode="linear"),
+        "Relu": lambda: g.relu(x, "op"),
+    }[op]()
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Flatten", "Reshape", "Transpose"])
+def test_commuting_operators(op: str) -> None:
+    g = Graph()
+    between = made(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
+    out = g.op("Neg", g.pair(between, "p"), "n")
+    found = step(g.model(out), VanillaSwapWithFollowingQ)
+    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
+    # Names stay with the position: what the operator wrote is now what the Q writes (yolo engine, /neck/Resize).
+    assert found.layer("p.Q").out.name == between
+    assert found.layer("p.Q").data.producer is found.layer("before")
+    assert found.layer("op").out.name == "p.Q:0"
+
+
+def test_a_q_moves_past_a_whole_chain() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
+    out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
+    found = step(g.model(out), VanillaSwapWithFollowingQ)
+    assert found.rows == [
+        ("Running", "r"),
+        ("Swapping", "r", "p.Q"),
+        ("Running", "pool"),
+        ("Swapping", "pool", "p.Q"),
+    ]
+
+
+def test_second_reader_is_refused() -> None:
+    """/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502 is read by an Add as well: never swapped."""
+    g = Graph()
+    pooled = g.pool(g.input(1, 3, 4, 4), "MaxPool")
+    outputs = [g.op("Neg", g.pair(pooled, "p"), "n"), g.add(pooled, pooled, "Add")]
+    found = step(g.model(*outputs), VanillaSwapWithFollowingQ)
+    assert found.rows == []
+    assert found.reasons == [("MaxPool", "many-consumers")]
+    assert ("Add", "Add") in found.refusals[0].detail("consumers")
+
+
+def test_linear_resize_is_refused() -> None:
+    g = Graph()
+    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
+    found = step(g.model(out), VanillaSwapWithFollowingQ)
+    assert found.rows == []
+    assert found.reasons == [("op", "not-commuting")]
+    assert found.refusals[0].detail("mode") == "linear"
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "Relu"])
+def test_operators_that_compute(op: str) -> None:
+    g = Graph()
+    out = g.op("Neg", g.pair(made(g, op, g.input(1, 3, 4, 4)), "p"), "n")
+    assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
+
+
+def test_per_channel_q_is_left() -> None:
+    """The channel axis would not survive a Transpose or Reshape."""
+    g = Graph()
+    out = g.op("Neg", g.pair(made(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n")
+    assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []

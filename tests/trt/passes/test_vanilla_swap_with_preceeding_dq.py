@@ -1,0 +1,55 @@
+"""VanillaSwapWithPreceedingDQ: resnet18-qat-rtx2000-trt8510, lines 2533 to 2536."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
+from qdqtool.types import Evidence
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def test_around_a_gemm() -> None:
+    g = Graph()
+    found = step(g.model(g.gemm(g.relu(g.input(1, 8), "r"), "Gemm_311", 8)), VanillaSwapWithPreceedingDQ)
+    assert sorted(found.rows) == [
+        ("Running", "Gemm_311.in.DQ"),
+        ("Running", "Gemm_311.w.DQ"),
+        ("Swapping", "Gemm_311.in.DQ", "reshape_before_Gemm_311"),
+        ("Swapping", "Gemm_311.w.DQ", "transpose_before_Gemm_311"),
+    ]
+    gemm = found.layer("Gemm_311")
+    assert [t.producer.name for t in gemm.inputs if t.producer] == ["Gemm_311.in.DQ", "Gemm_311.w.DQ"]
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Reshape"])
+def test_commuting_operators(op: str) -> None:
+    """Documented: DQ moves forward over layers that commute with it."""
+    g = Graph()
+    x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
+    made = {
+        "MaxPool": lambda: g.pool(x, "op"),
+        "Resize": lambda: g.resize(x, "op"),
+        "Slice": lambda: g.slice(x, "op", 0, 2),
+        "Reshape": lambda: g.reshape(x, "op", 1, 48),
+    }[op]()
+    found = step(g.model(g.op("Neg", made, "n")), VanillaSwapWithPreceedingDQ)
+    assert found.rows == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
+    assert found.layer("op").data.producer is found.layer("p.Q")
+    assert found.layer("op").attrs["evidence"] == Evidence.DOCUMENTED
+
+
+@pytest.mark.parametrize("case", ["second-reader", "average-pool", "linear-resize", "relu", "add"])
+def test_left_alone(case: str) -> None:
+    g = Graph()
+    x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
+    if case == "second-reader":
+        outputs = [g.pool(x, "op"), g.op("Neg", x, "n")]
+    elif case == "average-pool":
+        outputs = [g.pool(x, "op", "AveragePool")]
+    elif case == "linear-resize":
+        outputs = [g.resize(x, "op", mode="linear")]
+    else:
+        outputs = [g.relu(x, "op") if case == "relu" else g.add(x, x, "op")]
+    assert step(g.model(*outputs), VanillaSwapWithPreceedingDQ).rows == []
