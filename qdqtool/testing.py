@@ -1,0 +1,127 @@
+"""For test suites: ``assert_int8`` fails a pytest when TensorRT would not run a Q/DQ model in INT8 as wanted.
+
+    from qdqtool.testing import assert_int8
+
+    def test_export_runs_in_int8():
+        assert_int8("yolov8n_qdq.onnx", target="trt8.5", allow_float=[r"/dfl/", r"cv2\\.\\d\\.2"], max_conversions=1)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
+from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+
+_SHOWN = 8  # failures told in full; more would hide the first
+
+
+def assert_int8(
+    model: ModelSource | Model,
+    target: str | Target = DEFAULT_TARGET,
+    *,
+    require: str | Sequence[str] | None = None,
+    allow_float: str | Sequence[str] = (),
+    max_conversions: int | None = None,
+) -> Prediction:
+    """Predicts a Q/DQ model and fails when a convolution is not INT8 or conversions stay.
+
+    Convolutions are Conv, ConvTranspose, Gemm and MatMul; patterns are searched (``re.search``) in their names, and one
+    that matches nothing is an error, because it is a typing mistake or the model has changed.
+
+    Args:
+        model: Path, bytes or ModelProto, whoever exported it.
+        target: As for :func:`qdqtool.predict`.
+        require: Patterns of convolutions that have to be INT8; by default all of them. Each one that matches a pattern
+            is required even where ``allow_float`` matches it as well.
+        allow_float: Patterns of convolutions that may stay float.
+        max_conversions: The most Q and DQ that may stay in the engine as layers of their own, the network input's
+            included; None for no limit.
+
+    Returns:
+        The prediction, for further assertions.
+
+    Raises:
+        AssertionError: It would not run as wanted; the message names each convolution, the cause and the fix.
+        QdqtoolError: The model, the target or a pattern cannot be used, or the target has no layers to count.
+    """
+    prediction = predict(model, target)
+    convolutions = prediction.convolutions
+    required = None if require is None else _matching(convolutions, require, "require")
+    allowed = _matching(convolutions, allow_float, "allow_float")
+    if required is None:
+        required = [c for c in convolutions if c not in allowed]
+    failures = [_float_told(prediction, c) for c in required if not c.is_int8]
+    if max_conversions is not None:
+        if prediction.conversions is None:
+            raise QdqtoolError(f"max_conversions: {prediction.target} has no layers of its own to count; leave it out")
+        if prediction.conversions > max_conversions:
+            failures.append(_conversions_told(prediction, max_conversions))
+    if not convolutions:
+        failures.append("the model has no Conv, ConvTranspose, Gemm or MatMul")
+    if failures:
+        raise AssertionError(_message(prediction, len(required), failures))
+    return prediction
+
+
+def _matching(convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str], option: str) -> list[ConvOutcome]:
+    found: list[ConvOutcome] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise QdqtoolError(f"{option} '{pattern}': not a regular expression ({error})") from None
+        hits = [c for c in convolutions if compiled.search(c.name)]
+        if not hits:
+            example = f"; names look like '{convolutions[0].name}'" if convolutions else ""
+            raise QdqtoolError(f"{option} '{pattern}': matches none of the convolutions{example}")
+        found.extend(hits)
+    return found
+
+
+def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
+    summary = prediction.summary()
+    path = prediction.model.path or "model"
+    conversions = "" if prediction.conversions is None else f", {prediction.conversions} conversions"
+    lines = [
+        f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} convolutions INT8 "
+        f"({summary['int8_to_int8']} in and out), {required} required{conversions}"
+    ]
+    lines.extend(failures[:_SHOWN])
+    if len(failures) > _SHOWN:
+        lines.append(f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' tells them")
+    return "\n".join(lines)
+
+
+def _float_told(prediction: Prediction, conv: ConvOutcome) -> str:
+    wanted = set(conv.findings)
+    causes = [f for f in prediction.findings if f.id in wanted and f.severity != Severity.INFO]
+    causes = causes or [f for f in prediction.findings if f.id in wanted]
+    text = f"* {conv.name} ({conv.op}) is {conv.precision}, not INT8"
+    if not causes:
+        return f"{text}\n    cause: its data input or its weights have no Q/DQ pair\n    fix: quantize both"
+    return text + "".join(_finding_told(f) for f in causes[:2])
+
+
+def _conversions_told(prediction: Prediction, limit: int) -> str:
+    nodes = prediction.conversion_nodes
+    text = f"* {prediction.conversions} conversions stay, {limit} allowed: {', '.join(nodes[:_SHOWN])}"
+    if len(nodes) > _SHOWN:
+        text += f" and {len(nodes) - _SHOWN} more"
+    names = set(nodes)
+    causes = [f for f in prediction.findings if f.severity != Severity.INFO and f.node in names]
+    causes = causes or [f for f in prediction.findings if f.severity == Severity.WARNING]
+    unique = {f.code: f for f in reversed(causes)}
+    for finding in list(unique.values())[::-1][:3]:
+        alike = sum(f.code == finding.code for f in causes)
+        text += _finding_told(finding, f" (and {alike - 1} like it)" if alike > 1 else "")
+    return text
+
+
+def _finding_told(finding: Finding, more: str = "") -> str:
+    return f"\n    cause: {finding.code} at {finding.node}{more}: {finding.message}\n    fix: {finding.fix}"

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.testing import assert_int8
+
+
+def _network(quantized: tuple[bool, ...], skip: bool = False) -> onnx.ModelProto:
+    """Conv and Relu in a row, "conv0", "conv1", ...; those quantized have Q/DQ on input and weights."""
+    nodes: list[onnx.NodeProto] = []
+    constants = [numpy_helper.from_array(np.float32(0.1), "scale"), numpy_helper.from_array(np.int8(0), "zero")]
+
+    def pair(tensor: str, name: str) -> str:
+        nodes.append(helper.make_node("QuantizeLinear", [tensor, "scale", "zero"], [f"{name}_q"], f"{name}/Q"))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", "scale", "zero"], [f"{name}_dq"], f"{name}/DQ"))
+        return f"{name}_dq"
+
+    tensor = "x"
+    for i, wanted in enumerate(quantized):
+        weight = np.random.default_rng(i).normal(size=(16, 16, 3, 3)).astype(np.float32)
+        constants.append(numpy_helper.from_array(weight, f"w{i}"))
+        inputs = [pair(tensor, f"in{i}"), pair(f"w{i}", f"weights{i}")] if wanted else [tensor, f"w{i}"]
+        nodes.append(helper.make_node("Conv", inputs, [f"c{i}"], f"conv{i}", pads=[1, 1, 1, 1]))
+        before, tensor = tensor, f"c{i}"
+        if skip:
+            nodes.append(helper.make_node("Add", [tensor, before], [f"a{i}"], f"add{i}"))
+            tensor = f"a{i}"
+        nodes.append(helper.make_node("Relu", [tensor], [f"r{i}"], f"relu{i}"))
+        tensor = f"r{i}"
+    shape = [1, 16, 8, 8]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)], constants,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def test_passes_and_returns_the_prediction() -> None:
+    prediction = assert_int8(_network((True, True, True)), "trt8.5", require="conv", max_conversions=1)
+    assert [c.is_int8 for c in prediction.convolutions] == [True, True, True]
+
+
+def test_by_default_every_convolution_has_to_be_int8() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_int8(_network((True, False, True)), "trt8.5")
+    message = str(caught.value)
+    assert re.search(r"2 of 3 convolutions INT8 .* 3 required", message)
+    assert "conv1 (Conv) is FLOAT, not INT8" in message
+    assert "conv0 (Conv)" not in message and "conv2 (Conv)" not in message
+    assert message.count("cause: ") >= 1 and message.count("fix: ") == message.count("cause: ")
+
+
+def test_what_may_be_float() -> None:
+    model = _network((True, False, True))
+    assert_int8(model, "trt8.5", allow_float="conv1")
+    assert_int8(model, "trt8.5", allow_float=["1$"])
+    assert_int8(model, "trt8.5", require="conv[02]")
+    with pytest.raises(AssertionError, match="conv1"):
+        assert_int8(model, "trt8.5", require=["conv0", "conv1"], allow_float=["conv1"])
+
+
+def test_conversions_are_counted_and_the_skip_is_named() -> None:
+    model = _network((True, True, True), skip=True)
+    with pytest.raises(AssertionError) as caught:
+        assert_int8(model, "trt8.5", max_conversions=1)
+    message = str(caught.value)
+    assert re.search(r"\d+ conversions stay, 1 allowed: ", message)
+    assert "cause: SKIP-FLOAT" in message
+    allowed = int(re.search(r"(\d+) conversions stay", message).group(1))  # type: ignore[union-attr]
+    assert_int8(model, "trt8.5", max_conversions=allowed)
+
+
+@pytest.mark.parametrize("option", ["require", "allow_float"])
+def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
+    with pytest.raises(QdqtoolError, match=f"{option} 'no_such': matches none of the convolutions; names look like 'c"):
+        assert_int8(_network((True,)), **{option: ["conv0", "no_such"]})  # type: ignore[arg-type]
+    with pytest.raises(QdqtoolError, match="not a regular expression"):
+        assert_int8(_network((True,)), **{option: "("})  # type: ignore[arg-type]
+
+
+def test_long_lists_are_cut() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_int8(_network((False,) * 20))
+    message = str(caught.value)
+    assert message.count("not INT8\n") == 8
+    assert "and 12 more" in message
+
+
+def test_a_network_without_convolutions_fails() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], "relu")], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="has no Conv"):
+        assert_int8(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
+
+
+def test_targets_without_layers_cannot_count_conversions() -> None:
+    assert_int8(_network((True, True)), "rtx1.7", require="conv")
+    with pytest.raises(QdqtoolError, match="max_conversions"):
+        assert_int8(_network((True, True)), "rtx1.7", max_conversions=1)
+
+
+def test_bad_input_is_told_in_one_line(tmp_path: object) -> None:
+    with pytest.raises(ModelError, match="no such file") as caught:
+        assert_int8(f"{tmp_path}/none.onnx")
+    assert "\n" not in str(caught.value)
