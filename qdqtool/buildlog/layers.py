@@ -92,6 +92,14 @@ def _int(text: str) -> int | None:
         return None
 
 
+def int_list(value: Any, least: int | None = None) -> list[int] | None:
+    """A listed field that is a non-empty list of integers, none below ``least``; None when it is something else."""
+    if not isinstance(value, list) or not value or len(value) > 64:
+        return None
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and (least is None or v >= least) for v in value)
+    return list(value) if whole else None
+
+
 def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
     """Reads a ``Layer(TYPE): ...`` line; None when it is none."""
     head = _LAYER.match(text)

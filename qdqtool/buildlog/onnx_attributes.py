@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.records import ParsedNode, Shape
 
 _MAX_RANK = 10
@@ -61,11 +62,11 @@ def _window(node: ParsedNode, listed: dict[str, Any], guess: Guess, kernel: list
     names = (("kernel_shape", "kernel", "Kernel"), ("strides", "strides", "Stride"), ("dilations", "dilations",
     "Dilation"))
     for attribute, key, field_name in names:
-        value = _ints(details.get(key)) or _ints(listed.get(field_name))
+        value = int_list(details.get(key)) or int_list(listed.get(field_name))
         if value and not (attribute == "dilations" and node.op != "Conv"):
             guess.attributes[attribute] = value
-    before = _ints(details.get("prepadding")) or _ints(listed.get("PrePadding"))
-    after = _ints(details.get("postpadding")) or _ints(listed.get("PostPadding"))
+    before = int_list(details.get("prepadding")) or int_list(listed.get("PrePadding"))
+    after = int_list(details.get("postpadding")) or int_list(listed.get("PostPadding"))
     if before is not None and after is not None:
         guess.attributes["pads"] = [*before, *after]
     if kernel:
@@ -279,12 +280,6 @@ def _topk(node: ParsedNode, _listed: dict[str, Any], guess: Guess) -> None:
         guess.attributes["axis"] = axis
         guess.values[1] = [made[axis]]
         guess.inferred.append("axis")
-
-
-def _ints(value: Any) -> list[int] | None:
-    if isinstance(value, list) and value and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-        return list(value)
-    return None
 
 
 _HANDLERS: dict[str, Callable[[ParsedNode, dict[str, Any], Guess], None]] = {

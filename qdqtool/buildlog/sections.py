@@ -49,6 +49,7 @@ class Sections:
         self._messages: dict[tuple[str, str], Message] = {}
         self._last: Message | None = None
         self._lines_listing: list[BuiltLayer] = []
+        self._listed: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
         self._by_word: dict[str, Callable[[str, int], bool]] = {
             "&&&&": self._banner,
@@ -93,7 +94,9 @@ class Sections:
             return True
         if text.startswith("Layer("):
             layer = layer_lines.parse_engine_line(text, line)
-            if layer is not None and self._keep(text):
+            again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
+            if layer is not None and not again and self._keep(text):
+                self._listed.add(hash(text))
                 self._lines_listing.append(layer)
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
@@ -270,6 +273,7 @@ class Sections:
     def _engine(self, text: str, line: int) -> bool:
         if text.startswith("Engine Layer Information:"):
             self._lines_listing = []
+            self._listed.clear()
             self.trace.reset()
             return True
         if text.startswith("Engine Metadata"):

@@ -1,0 +1,84 @@
+"""``qdqtool engine``: what each layer of a built engine costs, two engines compared, an engine drawn."""
+
+from __future__ import annotations
+
+import click
+
+from qdqtool.errors import BuildLogError, QdqtoolError
+
+_KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
+
+
+@click.command("engine")
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.option("--profile", default=None, type=click.Path(), help="Profile JSON (--exportProfile) of the same engine.")
+@click.option("--sort", type=click.Choice(_KEYS), default=None, help="Order of the layers; ms where timed.")
+@click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
+@click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
+              help="A second engine (give its profile with another --compare): show where the time went.")
+@click.option("--dot", default=None, type=click.Path(), help="Write the engine as a Graphviz file.")
+@click.option("--svg", default=None, type=click.Path(), help="Write the engine as an SVG (needs qdqtool[draw]).")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+def command(
+    files: tuple[str, ...], profile: str | None, sort: str | None, everything: bool, other: tuple[str, ...],
+    dot: str | None, svg: str | None, form: str, output: str | None,
+) -> int:
+    """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
+
+    Exit codes: 0 done, 2 bad input.
+    """
+    from qdqtool.engine.compare import compare
+    from qdqtool.engine.costs import EngineReport, analyze
+    from qdqtool.files import same_file, write_text
+    from qdqtool.render.output import emit, terminal_width, to_json
+
+    read = [*files, *((profile,) if profile else ()), *other]
+    for target in (output, dot, svg):
+        if target and any(same_file(target, file) for file in read):
+            raise QdqtoolError(f"{target}: is one of the files read; choose another output name")
+
+    def report_of(paths: list[str]) -> EngineReport:
+        from qdqtool.buildlog.read import read_build
+        from qdqtool.buildlog.rerun import rerun_commands
+
+        build = read_build(*paths)
+        if build.names_only:
+            again = next(iter(rerun_commands(build).values()))
+            raise BuildLogError(f"{', '.join(paths)}: layer names without precisions; build again with: {again}")
+        if not build.layers:
+            raise BuildLogError(f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log")
+        return analyze(build)
+
+    report = report_of([*files, *((profile,) if profile else ())])
+    if dot or svg:
+        from qdqtool.engine.graph import drawing_of
+
+        drawing = drawing_of(report)
+        if dot:
+            from qdqtool.render import dot as dot_file
+
+            write_text(dot, dot_file.render(drawing))
+        if svg:
+            from qdqtool.render import svg as svg_file
+
+            write_text(svg, svg_file.render(drawing))
+        if not other and form == "text" and not output:
+            click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
+            return 0
+    from qdqtool.render.engine_text import render, render_comparison
+
+    width = 100 if output else terminal_width()
+    if other:
+        comparison = compare(report, report_of(list(other)))
+        text = render_comparison(comparison, everything=everything)
+        emit(to_json(comparison.as_json()) if form == "json" else text, output)
+        return 0
+    key = sort or ("ms" if report.timed else "order")
+    if form == "json":
+        data = report.as_json()
+        data["layers"] = [row.as_json() for row in report.sorted_rows(sort or "order")]
+        emit(to_json(data), output)
+    else:
+        emit(render(report, key, width, everything=everything), output)
+    return 0

@@ -1,0 +1,1 @@
+"""What a built engine costs: per-layer memory, operations and time; comparison of two engines; drawing."""

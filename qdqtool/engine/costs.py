@@ -1,0 +1,287 @@
+"""Memory, operations and time of each engine layer.
+
+Definitions follow TREx (NVIDIA's TensorRT engine explorer, up to TensorRT 11.0): a layer's bytes are those of its input
+tensors, its weights (bias apart) and its output tensors, each element counted once at its own width,
+a vectorized layout
+without its padding. Operations are multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtool.buildlog.layers import int_list, precision_of
+from qdqtool.buildlog.records import ParsedNode
+from qdqtool.buildlog.types import CONVERSION, REFORMAT, Build, BuiltLayer, BuiltTensor
+from qdqtool.types import Json, Precision
+
+_WIDTH = {
+    Precision.INT8: 1.0, Precision.UINT8: 1.0, Precision.FP8: 1.0, Precision.BOOL: 1.0, Precision.INT4: 0.5,
+    Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
+    Precision.INT64: 8.0,
+}
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ENGINE_SCHEMA = "qdqtool/engine/1"
+
+
+@dataclass(slots=True)
+class LayerCost:
+    """One layer and what it costs.
+
+    Attributes:
+        layer: The layer as built.
+        index: Its place in the engine.
+        macs: Multiply-accumulates; None where weights or shapes are not known, 0 for layers without any.
+        input_bytes: Bytes read, weights apart; None for dynamic shapes.
+        weight_bytes: Bytes of the weights; None where they are not known.
+        output_bytes: Bytes written.
+        ms: Average milliseconds, None without a profile.
+        share: Share of the profile's total, 0 to 1.
+    """
+
+    layer: BuiltLayer
+    index: int
+    macs: int | None = None
+    input_bytes: int | None = None
+    weight_bytes: int | None = None
+    output_bytes: int | None = None
+    ms: float | None = None
+    share: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
+
+    @property
+    def precision(self) -> Precision:
+        """What it computes in: the type of its data input; of its output where it has no input."""
+        return self.layer.input_precision if self.layer.inputs else self.layer.output_precision
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Inputs, weights and outputs; weights count as none for layers that have none."""
+        if self.input_bytes is None or self.output_bytes is None or self.weight_bytes is None:
+            return None
+        return self.input_bytes + self.weight_bytes + self.output_bytes
+
+    @property
+    def intensity(self) -> float | None:
+        """MACs per byte."""
+        total = self.total_bytes
+        return None if self.macs is None or not total else self.macs / total
+
+    def as_json(self) -> Json:
+        layer = self.layer
+        return {
+            "index": self.index, "name": layer.name, "type": layer.type, "kind": layer.kind,
+            "precision": str(self.precision), "inputs": [t.as_json() for t in layer.inputs],
+            "outputs": [t.as_json() for t in layer.outputs], "macs": self.macs, "input_bytes": self.input_bytes,
+            "weight_bytes": self.weight_bytes, "output_bytes": self.output_bytes, "bytes": self.total_bytes,
+            "intensity": self.intensity, "ms": self.ms, "share": self.share,
+        }
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over some layers; ``unknown`` is how many of them have an unknown number of bytes or MACs."""
+
+    layers: int = 0
+    macs: int = 0
+    bytes: int = 0
+    ms: float = 0.0
+    unknown: int = 0
+
+    def add(self, cost: LayerCost) -> None:
+        self.layers += 1
+        self.macs += cost.macs or 0
+        self.bytes += cost.total_bytes or 0
+        self.ms += cost.ms or 0.0
+        self.unknown += cost.macs is None or cost.total_bytes is None
+
+    def as_json(self) -> Json:
+        return {"layers": self.layers, "macs": self.macs, "bytes": self.bytes, "ms": self.ms, "unknown": self.unknown}
+
+
+@dataclass(slots=True)
+class EngineReport:
+    """An engine's layers with their costs.
+
+    Attributes:
+        build: Where they come from.
+        rows: The layers in engine order.
+        unmatched: Names in the profile that no layer has.
+    """
+
+    build: Build
+    rows: list[LayerCost] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+
+    @property
+    def timed(self) -> bool:
+        return any(row.ms is not None for row in self.rows)
+
+    @property
+    def total_ms(self) -> float:
+        return sum(row.ms or 0.0 for row in self.rows)
+
+    def totals(self, key: str) -> dict[str, Totals]:
+        """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
+        table: dict[str, Totals] = {}
+        for row in self.rows:
+            value = {"precision": str(row.precision), "type": row.layer.type or "unknown", "kind": row.layer.kind}[key]
+            table.setdefault(value, Totals()).add(row)
+        return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
+
+    def sorted_rows(self, key: str) -> list[LayerCost]:
+        """The layers, by ``order``, ``ms``, ``macs``, ``bytes``, ``intensity`` (largest first), ``name`` or "
+        "``type``."""
+        if key == "order":
+            return list(self.rows)
+        if key in ("name", "type"):
+            return sorted(self.rows, key=lambda row: (row.layer.type if key == "type" else row.name, row.index))
+        values = {"ms": "ms", "macs": "macs", "bytes": "total_bytes", "intensity": "intensity"}
+        return sorted(self.rows, key=lambda row: (-(getattr(row, values[key]) or 0.0), row.index))
+
+    def as_json(self) -> Json:
+        return {
+            "schema": ENGINE_SCHEMA,
+            "build": self.build.as_json(),
+            "bindings": list(self.build.bindings),
+            "total_ms": self.total_ms if self.timed else None,
+            "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()} for key in ("kind", "precision",
+            "type")},
+            "layers": [row.as_json() for row in self.rows],
+            "unmatched": list(self.unmatched),
+        }
+
+
+def analyze(build: Build) -> EngineReport:
+    """Costs of every layer of a build; times where the build has a profile."""
+    nodes = {node.name: node for node in build.parse.nodes if node.op in _CONVOLUTIONS}
+    known = build.parse.names if nodes else frozenset()
+    report = EngineReport(build)
+    times: dict[str, list[float]] = {}
+    for row in build.profile_rows:
+        times.setdefault(row.name, []).append(row.average_ms)
+    total = sum(row.average_ms for row in build.profile_rows)
+    for index, layer in enumerate(build.layers):
+        cost = LayerCost(layer, index, input_bytes=_bytes(layer.inputs), output_bytes=_bytes(layer.outputs))
+        parsed = [nodes[part] for part in layer.fused(known).bases if part in nodes] if nodes else []
+        cost.weight_bytes = _weight_bytes(layer, parsed)
+        cost.macs = _macs(layer, parsed)
+        waiting = times.get(layer.name)
+        if waiting:
+            cost.ms = waiting.pop(0)
+            cost.share = cost.ms / total if total else None
+        report.rows.append(cost)
+    report.unmatched = [name for name, waiting in times.items() for _ in waiting]
+    return report
+
+
+def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
+    total = 0.0
+    for tensor in tensors:
+        elements, width = tensor.elements, _WIDTH.get(tensor.precision)
+        if elements is None or width is None:
+            return None
+        total += elements * width
+    return math.ceil(total)
+
+
+def _has_weights(layer: BuiltLayer) -> bool:
+    return layer.is_convolution or "gemm" in layer.type.lower() or "MatrixMultiply" in layer.type
+
+
+def _weight_bytes(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
+    listed = _listed_weights(layer)
+    if listed is not None:
+        count, kind = listed
+        return math.ceil(count * _WIDTH.get(kind, 4.0))
+    constants = [c for c in layer.constants if c.shape is not None and len(c.shape) > 1]
+    if layer.constants and _has_weights(layer):
+        return _bytes(constants)
+    counts = [_count(node) for node in parsed]
+    if counts and all(counts):
+        return math.ceil(sum(c for c in counts if c) * _WIDTH.get(layer.input_precision, 4.0))
+    return None if layer.is_convolution else 0
+
+
+def _listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
+    """Number and type of the weights that the detailed listing gives (``ConvWeights`` for a fused pooling)."""
+    for key in ("Weights", "ConvWeights"):
+        weights = layer.extras.get(key)
+        if isinstance(weights, dict):
+            count = weights.get("Count")
+            if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 48:
+                return count, precision_of(str(weights.get("Type", "")))
+    return None
+
+
+def _count(node: ParsedNode) -> int | None:
+    shape = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    if shape is None or any(d is None for d in shape):
+        return None
+    return math.prod(d for d in shape if d is not None)
+
+
+def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
+    if not _has_weights(layer):
+        return 0
+    source, target = _shape(layer.inputs), _shape(layer.outputs)
+    if source is None or target is None:
+        return None
+    if layer.is_convolution and len(source) >= 3:
+        return _convolution_macs(layer, parsed, source, target)
+    if len(source) >= 2 and len(target) >= 2:  # a matrix product sums over the last dimension of its input
+        return math.prod(target) * source[-1]
+    return None
+
+
+def _convolution_macs(layer: BuiltLayer, parsed: list[ParsedNode], source: list[int], target: list[int]) -> int | None:
+    extras = layer.extras
+    listed = _listed_weights(layer)
+    count = listed[0] if listed else None
+    if count is None:
+        shaped = [c.elements for c in layer.constants if c.shape is not None and len(c.shape) >= 4 and c.elements]
+        count = shaped[0] if shaped else None
+    if count is None:
+        counts = [_count(node) for node in parsed]
+        count = sum(c for c in counts if c) if counts and all(counts) else None
+    if count is None:
+        kernel, maps, groups = int_list(extras.get("Kernel"), 1), extras.get("OutMaps"), extras.get("Groups", 1)
+        if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:
+            return None
+        count = math.prod(kernel) * maps * source[1] // groups
+    if layer.is_deconvolution:  # each input element is used once with every weight of its channel
+        return math.prod(source) // max(1, source[1]) * count
+    positions = math.prod(target) // max(1, target[1])
+    pooled = _before_pooling(extras, source)
+    if pooled is not None:
+        positions = target[0] * pooled
+    elif "pool" in layer.type.lower():
+        return None  # the convolution's own output, before the pooling in the same layer, is not listed
+    return positions * count
+
+
+def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
+    """Output positions of the convolution inside a fused convolution and pooling."""
+    kernel, stride = int_list(extras.get("ConvKernel"), 1), int_list(extras.get("ConvStride"), 1)
+    before, after = int_list(extras.get("ConvPrePadding"), 0), int_list(extras.get("ConvPostPadding"), 0)
+    if kernel is None or stride is None or before is None or after is None:
+        return None
+    dims = zip(source[2:], kernel, stride, before, after, strict=False)
+    return math.prod((given + low + high - size) // step + 1 for given, size, step, low, high in dims)
+
+
+def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
+    if not tensors or tensors[0].shape is None or any(d is None for d in tensors[0].shape):
+        return None
+    return [d for d in tensors[0].shape if d is not None]
+
+
+def is_overhead(cost: LayerCost) -> bool:
+    """Whether the layer computes nothing: a conversion or a reformat."""
+    return cost.layer.kind in (CONVERSION, REFORMAT)

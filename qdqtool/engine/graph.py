@@ -1,0 +1,129 @@
+"""An engine as a graph: layers, and the tensors between them; what DOT and SVG are drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qdqtool.buildlog.types import BuiltTensor
+from qdqtool.engine.costs import EngineReport, LayerCost
+from qdqtool.types import Precision
+
+INPUT, OUTPUT, LAYER = "input", "output", "layer"
+
+
+@dataclass(slots=True)
+class Box:
+    """A node of the drawing: a layer, or one of the network's inputs and outputs.
+
+    ``lines`` is its text, the first the title; ``tip`` the full name; ``precision`` decides the colour.
+    """
+
+    key: str
+    role: str
+    lines: list[str]
+    tip: str
+    precision: Precision
+
+
+@dataclass(slots=True)
+class Arrow:
+    """An edge: the tensor that one box gives to another."""
+
+    source: str
+    target: str
+    tensor: str
+    label: str
+    precision: Precision
+
+
+@dataclass(slots=True)
+class Drawing:
+    """A graph to draw."""
+
+    title: str
+    boxes: list[Box] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+
+
+def drawing_of(report: EngineReport) -> Drawing:
+    """The graph of an engine: one box for each layer, an arrow for each tensor and reader."""
+    build = report.build
+    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "TensorRT"
+    device = f", {build.device}" if build.device else ""
+    time = f", {report.total_ms:.3f} ms" if report.timed else ""
+    drawing = Drawing(f"{version}{device}: {len(report.rows)} layers{time}")
+    makers: dict[str, tuple[str, BuiltTensor]] = {}
+    ends: dict[str, Box] = {}
+    used: set[str] = set()
+    for row in report.rows:
+        key = f"L{row.index}"
+        for tensor in row.layer.inputs:
+            source = makers.get(tensor.tensor)
+            if source is None:
+                box = ends.get(tensor.tensor)
+                if box is None:
+                    box = _end(f"I{len(ends)}", INPUT, tensor)
+                    ends[tensor.tensor] = box
+                    drawing.boxes.append(box)
+                source = (box.key, tensor)
+            used.add(tensor.tensor)
+            drawing.arrows.append(_arrow(source[0], key, tensor))
+        drawing.boxes.append(_box(key, row))
+        for tensor in row.layer.outputs:
+            makers[tensor.tensor] = (key, tensor)
+    outputs = [name for name in build.bindings if name in makers and name not in ends]
+    for name in dict.fromkeys([*outputs, *(n for n in makers if n not in used)]):
+        key, tensor = makers[name]
+        box = _end(f"O{len(drawing.boxes)}", OUTPUT, tensor)
+        drawing.boxes.append(box)
+        drawing.arrows.append(_arrow(key, box.key, tensor))
+    return drawing
+
+
+def _end(key: str, role: str, tensor: BuiltTensor) -> Box:
+    return Box(key, role, [short(tensor.tensor), describe(tensor)], tensor.tensor, tensor.precision)
+
+
+def _box(key: str, row: LayerCost) -> Box:
+    layer = row.layer
+    out = f" -> {layer.output_precision}" if layer.outputs else ""
+    inputs = " + ".join(dict.fromkeys(str(t.precision) for t in layer.inputs))
+    second = f"{layer.type}  {inputs}{out}" if inputs or out else layer.type
+    lines = [title_of(row), second]
+    if row.ms is not None:
+        share = f"  {row.share:.1%}" if row.share is not None else ""
+        lines.append(f"{row.ms:.4f} ms{share}")
+    return Box(key, LAYER, lines, layer.name, row.precision)
+
+
+def title_of(row: LayerCost) -> str:
+    """The part of a fused name that people know the layer by: its convolution, else the last node."""
+    fused = row.layer.fused()
+    if fused.kind.startswith("reformat"):
+        return f"reformat {short(fused.of, 26)}"
+    if fused.kind == "copy":
+        return f"copy {short(fused.of, 30)}"
+    names = fused.components or row.layer.onnx_names or [row.layer.name]
+    for name in names:
+        if "conv" in name.rsplit("/", 1)[-1].lower() and "weight" not in name and "uantizeLinear" not in name:
+            break
+    else:
+        name = names[-1]
+    extra = f"  (+{len(fused.alternatives) - 1})" if len(fused.alternatives) > 1 else ""
+    return short(name, 36 - len(extra)) + extra
+
+
+def _arrow(source: str, target: str, tensor: BuiltTensor) -> Arrow:
+    return Arrow(source, target, tensor.tensor, f"{short(tensor.tensor, 30)}\n{describe(tensor)}", tensor.precision)
+
+
+def describe(tensor: BuiltTensor) -> str:
+    """``1x64x80x80 INT8:32``: shape, precision, vector width."""
+    shape = "x".join("?" if d is None else str(d) for d in tensor.shape) if tensor.shape else ""
+    vector = f":{tensor.vector}" if tensor.vector > 1 else ""
+    return f"{shape} {tensor.precision}{vector}".strip()
+
+
+def short(name: str, width: int = 36) -> str:
+    """The end of a name, which tells layers apart, in at most ``width`` characters."""
+    return name if len(name) <= width else f"...{name[-(width - 3):]}"

@@ -1,0 +1,105 @@
+"""Tables of ``qdqtool engine``: layers with their costs, totals, two engines side by side."""
+
+from __future__ import annotations
+
+from qdqtool.engine.compare import Comparison, Pair
+from qdqtool.engine.costs import EngineReport, LayerCost, Totals
+from qdqtool.engine.graph import describe, title_of
+from qdqtool.render.log_text import count, short
+from qdqtool.render.output import wrap
+
+_LISTED = 20
+
+
+def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
+    """The layers (the first twenty unless ``everything``) and totals by kind, precision and type."""
+    rows = report.sorted_rows(sort)
+    shown = rows if everything else rows[:_LISTED]
+    lines = [_headline(report), ""]
+    lines += wrap("MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0, width)
+    lines += [f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer"]
+    for row in shown:
+        lines += _row(row, width, everything)
+    if len(rows) > len(shown):
+        lines.append(f"... and {len(rows) - len(shown)} more (--all)")
+    for key, title in (("kind", "By kind"), ("precision", "By precision"), ("type", "By type")):
+        lines += ["", *_totals(title, report.totals(key), timed=report.timed)]
+    if report.unmatched:
+        lines += ["", *wrap(f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}", 2, width, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(report: EngineReport) -> str:
+    build = report.build
+    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "TensorRT of unknown version"
+    device = f" on {build.device}" if build.device else ""
+    time = f", {report.total_ms:.4f} ms" if report.timed else ""
+    return f"{version}{device}: {count(len(report.rows), 'layer')}{time}"
+
+
+def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
+    ms = f"{row.ms:8.4f}" if row.ms is not None else " " * 8
+    share = f"{row.share:6.1%}" if row.share is not None else " " * 6
+    intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
+    name = row.name if everything else title_of(row)
+    first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
+    inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
+    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}", 8, width)]
+
+
+def _millions(value: int | None) -> str:
+    if value is None:
+        return f"{'?':>9}"
+    return f"{value / 1e6:9.1f}" if value else " " * 9
+
+
+def _kilo(value: int | None) -> str:
+    return f"{'?':>9}" if value is None else f"{value / 1000:9,.1f}"
+
+
+def _totals(title: str, totals: dict[str, Totals], *, timed: bool) -> list[str]:
+    lines = [f"{title:<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}"]
+    unknown = 0
+    for key, total in totals.items():
+        ms = f"{total.ms:9.4f}" if timed else " " * 9
+        lines.append(f"  {short(key, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}")
+        unknown += total.unknown
+    if unknown and title == "By kind":
+        lines.append(f"  MACs or bytes of {count(unknown, 'layer')} are not known (?) and not in the sums")
+    return lines
+
+
+def render_comparison(comparison: Comparison, *, everything: bool = False) -> str:
+    """Where the time of two engines goes, by kind and by layer, the largest changes first."""
+    one, two = comparison.first, comparison.second
+    lines = [f"A  {_headline(one)}", f"B  {_headline(two)}"]
+    if one.timed and two.timed and one.total_ms:
+        change = two.total_ms - one.total_ms
+        lines.append(f"B takes {change:+.4f} ms ({change / one.total_ms:+.1%})")
+    lines += ["", f"{'By kind':<26} {'A':>7} {'B':>7} {'A ms':>10} {'B ms':>10} {'change':>10}"]
+    for kind, (a, b) in comparison.by_kind.items():
+        lines.append(f"  {kind:<24} {a.layers:>7} {b.layers:>7} {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}")
+    pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0))
+    shown = pairs if everything else pairs[:_LISTED]
+    lines += ["", f"By layer, the largest changes first (aligned by {comparison.by}); ms in A, in B, change"]
+    for pair in shown:
+        lines += _pair(pair, everything)
+    if len(pairs) > len(shown):
+        lines.append(f"... and {len(pairs) - len(shown)} more (--all)")
+    return "\n".join(lines) + "\n"
+
+
+def _pair(pair: Pair, everything: bool) -> list[str]:
+    def ms(cost: LayerCost | None) -> str:
+        return f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
+
+    change = f"{pair.change_ms:+9.4f}" if pair.change_ms is not None else " " * 9
+    lines: list[str] = []
+    for label, cost in (("A", pair.first), ("B", pair.second)):
+        if cost is None:
+            continue
+        types = f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
+        numbers = f"{ms(pair.first)} {ms(pair.second)} {change}" if not lines else " " * 29
+        name = cost.name if everything else title_of(cost)
+        lines.append(f"{numbers}  {label} {types:<20} {name}")
+    return lines
