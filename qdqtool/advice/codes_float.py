@@ -83,7 +83,6 @@ FLOAT = (
         "A layer of its own with the Pad's name.",
         "Move the pair in front of the Pad (zeros stay zeros).",
         (documented(CLASSIC, "NVIDIA in NVIDIA/TensorRT issue 2592"),),
-        automatic=True,
     ),
     Code(
         "MATMUL-COMPUTED",

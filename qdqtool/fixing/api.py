@@ -32,6 +32,7 @@ _EXACT = 1.3
 _SHARED = 1.5
 # uint8 to int8 costs up to one bit, which is twice the noise.
 _ONE_BIT = 2.5
+_ROUGH = 0.5  # noise above which little can be told from it
 _MOST_SITES = 64  # tried one by one when all together are refused
 
 STEPS = (
@@ -295,10 +296,7 @@ class _Work:
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
         if not compare.within(self._noise, noise, factor):
-            return (
-                f"the outputs' distance from the float network would grow from {self._noise.relative:.2%} to "
-                f"{noise.relative:.2%}"
-            ), None
+            return _grown(self._noise, noise), None
         return "", noise
 
     def _prepare(self) -> None:
@@ -322,12 +320,25 @@ class _Work:
         reference = compare.run(compare.float_model(part), self._arrays)
         self._noise = self._first_noise = compare.noise(compare.run(proto, self._arrays), reference)
         self._reference = reference
+        if self._noise.relative > _ROUGH:
+            self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "
+                              "fit the scales, so the comparison is weak; give real ones with --inputs")
         if self._body:
             self.notes.append("onnxruntime cannot run the whole model: outputs were compared behind its last "
                               "convolutions")
         elif cut:
             self.notes.append(f"outputs were compared in front of {', '.join(cut[:3])}, which onnxruntime does not "
                               "have")
+
+
+def _grown(before: compare.Noise, after: compare.Noise) -> str:
+    if not after.finite:
+        return "outputs would no longer be numbers"
+    worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
+    return (
+        f"the distance of output '{worst}' from the float network would grow from {before.each.get(worst, 0.0):.2%} to "
+        f"{after.each[worst]:.2%}"
+    )
 
 
 def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:

@@ -157,7 +157,7 @@ def test_silu_without_q():
     x = g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s")
     y = g.op("Softmax", x, "soft", axis=1)
     prediction, codes = outcome(g.model(quantized_reader(g, y)))
-    assert "s.m" == codes["SILU-NO-Q-AFTER"].node and "soft" in codes["SILU-NO-Q-AFTER"].message
+    assert codes["SILU-NO-Q-AFTER"].node == "s.m" and "soft" in codes["SILU-NO-Q-AFTER"].message
     assert not prediction.convolution("c0").int8_in_int8_out
 
 

@@ -34,7 +34,8 @@ def test_no_code_claims_a_build_on_an_unseen_version():
 
 
 def test_automatic_codes_are_those_that_fix_knows():
-    assert {c.code for c in codes.CODES.values() if c.automatic} == set(FIXABLE) - {"ADD-ACT"}
+    """ADD-ACT and PAD-SPLIT are tried, and kept only where the simulation sees a gain: nothing is promised."""
+    assert {c.code for c in codes.CODES.values() if c.automatic} == set(FIXABLE) - {"ADD-ACT", "PAD-SPLIT"}
 
 
 def test_known_errors_name_codes_that_exist():

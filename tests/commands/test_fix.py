@@ -1,0 +1,99 @@
+"""``qdqtool fix``."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.cli import run
+from tests.advice.test_causes import residual
+from tests.advice.test_static import simple
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(residual("float"), path)
+    return str(path)
+
+
+def test_report(model, tmp_path, capsys):
+    out = tmp_path / "fixed.onnx"
+    assert run(["fix", model, "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"1 fix applied, written to {out}\n")
+    said = " ".join(said.split())
+    assert "before 4 convolutions: 4 INT8 (1 in and out, 3 to float), 0 float; 3 conversions" in said
+    assert "after 4 convolutions: 4 INT8 (3 in and out, 1 to float), 0 float; 1 conversion" in said
+    assert "SKIP-FLOAT (1)" in said
+    assert run(["predict", str(out), "--fail-on", "warning"]) == 0
+
+
+def test_json(model, tmp_path, capsys):
+    assert run(["fix", model, "-o", str(tmp_path / "f.onnx"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "qdqtool/fix/1" and data["applied"][0]["code"] == "SKIP-FLOAT"
+    assert data["after"]["summary"]["conversions"] == 1 and data["refused"] == []
+    assert 0 < data["noise"]["after"] <= 1.5 * data["noise"]["before"]
+
+
+def test_metadata_and_names_stay(model, tmp_path):
+    proto = onnx.load(model)
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = "names", "{0: 'cat'}"
+    onnx.save(proto, model)
+    out = tmp_path / "f.onnx"
+    run(["fix", model, "-o", str(out)])
+    fixed = onnx.load(out)
+    assert fixed.metadata_props[0].value == "{0: 'cat'}"
+    assert [o.name for o in fixed.graph.output] == [o.name for o in proto.graph.output]
+    assert {n.name for n in proto.graph.node} <= {n.name for n in fixed.graph.node}
+
+
+def test_given_inputs(model, tmp_path, capsys):
+    np.savez(tmp_path / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
+    assert run(["fix", model, "-o", str(tmp_path / "f.onnx"), "--inputs", str(tmp_path / "in.npz")]) == 0
+
+
+def test_errors_that_are_left_end_with_1(tmp_path, capsys):
+    onnx.save(simple(scale=float("nan"), zero=3), tmp_path / "bad.onnx")
+    code = run(["fix", str(tmp_path / "bad.onnx"), "-o", str(tmp_path / "f.onnx"), "--only", "ADD-BOTH"])
+    assert code == 1
+    assert "left: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--only", "NOPE"], "no finding has the code 'NOPE'"),
+    (["--only", "CH-ALIGN"], "no automatic fix"),
+    (["--target", "trt9"], "unknown target"),
+    (["--inputs", "missing.npz"], "missing.npz: no such file"),
+])
+def test_bad_usage(model, tmp_path, capsys, arguments, said):
+    out = tmp_path / "f.onnx"
+    assert run(["fix", model, "-o", str(out), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_inputs_that_are_no_npz(model, tmp_path, capsys):
+    (tmp_path / "x.npz").write_bytes(b"hello")
+    assert run(["fix", model, "-o", str(tmp_path / "f.onnx"), "--inputs", str(tmp_path / "x.npz")]) == 2
+    assert "not an npz file" in capsys.readouterr().err
+
+
+def test_input_is_never_overwritten(model, capsys):
+    before = Path(model).read_bytes()
+    assert run(["fix", model, "-o", model]) == 2
+    assert "is the input" in capsys.readouterr().err and Path(model).read_bytes() == before
+
+
+def test_float_model(tmp_path, capsys):
+    from tests.trt.builder import Graph
+
+    g = Graph()
+    onnx.save(g.model(g.relu(g.input(1, 4), "r")), tmp_path / "f.onnx")
+    assert run(["fix", str(tmp_path / "f.onnx"), "-o", str(tmp_path / "o.onnx")]) == 2
+    assert "has no Q/DQ" in capsys.readouterr().err

@@ -1,0 +1,343 @@
+"""Fixes: the fault goes, the prediction gets better, and the numbers are those computed independently."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from qdqtool.advice.view import View
+from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.fixing import pairs
+from qdqtool.fixing.api import fix
+from qdqtool.fixing.editor import Editor
+from qdqtool.graph import Model
+from qdqtool.trt.predict import predict
+from tests.advice.test_causes import concat, residual, split
+from tests.advice.test_static import shared_model
+from tests.trt.builder import Graph
+
+
+def run(proto, **inputs):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, inputs
+    )
+
+
+def image(*shape, seed=5):
+    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
+
+
+def codes(prediction):
+    return {f.code for f in prediction.findings}
+
+
+def quantize(x, scale, zero, low, high):
+    """QuantizeLinear and DequantizeLinear by hand."""
+    return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(np.float32) * np.float32(scale)
+
+
+def test_float_residual_reads_the_pair_that_is_there():
+    proto = residual("float")
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
+    one, two = fixed.before.summary(), fixed.after.summary()
+    assert two["int8_to_int8"] == one["int8_to_int8"] + 2 and two["conversions"] == one["conversions"] - 2
+    add = next(n for n in fixed.proto.graph.node if n.name == "sum")
+    dq = next(n for n in fixed.proto.graph.node if add.input[1] in n.output)
+    assert dq.op_type == "DequantizeLinear" and dq.input[0] == "c1.in.Q:0"
+    onnx.checker.check_model(fixed.proto, full_check=True)
+
+
+def test_the_input_is_not_changed():
+    proto = residual("float")
+    before = proto.SerializeToString(deterministic=True)
+    fix(proto, "trt8.5")
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_pair_on_the_convolution_side_goes():
+    fixed = fix(residual("own", conv_side=True), "trt8.5")
+    assert [c.code for c in fixed.applied] == ["ADD-BOTH"]
+    names = {n.name for n in fixed.proto.graph.node}
+    assert "side.Q" not in names and "side.DQ" not in names and "res.Q" in names
+    assert "ADD-BOTH" not in codes(fixed.after)
+
+
+@pytest.mark.parametrize(("proto", "code", "largest"), [
+    (concat((0.0213, 0.0213, 0.048), 0.048), "CONCAT-SCALE", 0.048),
+    (split(0.02, 0.05), "SPLIT-SCALE", 0.05),
+])
+def test_scales_are_unified(proto, code, largest):
+    fixed = fix(proto, "trt8.5")
+    assert {c.code for c in fixed.applied} == {code}
+    assert fixed.after.summary()["conversions"] == 1
+    scales = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer if t.name.endswith("scale")}
+    changed = [v for k, v in scales.items() if "/scale" in k]
+    assert changed and all(np.all(v == np.float32(largest)) for v in changed)
+
+
+def test_shared_weights_are_copied():
+    proto = shared_model()
+    fixed = fix(proto, "trt8.5", ["W-SHARED"])
+    assert "W-SHARED" in codes(fixed.before) and "W-SHARED" not in codes(fixed.after)
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
+def test_bias_is_the_same_to_the_last_bit():
+    g = Graph()
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    integers = np.random.default_rng(0).integers(-5000, 5000, 16).astype(np.int32)
+    scale = np.random.default_rng(1).uniform(1e-4, 2e-4, 16).astype(np.float32)
+    bias = g.dq(g.const("b", integers), "bdq", scale, axis=0, integer=np.int32)
+    proto = g.model(g.op("Conv", [x, g.weights("w", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, "trt8.5", ["BIAS-DQ"])
+    conv = next(n for n in fixed.proto.graph.node if n.op_type == "Conv")
+    stored = next(t for t in fixed.proto.graph.initializer if t.name == conv.input[2])
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), integers.astype(np.float32) * scale)
+    assert "bdq" not in {n.name for n in fixed.proto.graph.node}
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
+def pair_only(zero, integer, scale=0.05):
+    g = Graph()
+    y = g.pair(g.input(1, 16, 8, 8), "p", scale, zero=zero, integer=integer)
+    y = g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
+    return g.model(y, "p.DQ:0")
+
+
+def test_uint8_with_zero_point_128_is_exact():
+    proto = pair_only(128, np.uint8)
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["ZP-NONZERO"]
+    assert not {"ZP-NONZERO", "ZP-UINT8"} & codes(fixed.after)
+    x = 10 * image(1, 16, 8, 8)
+    wanted = quantize(x, 0.05, 0, -128, 127)
+    assert np.array_equal(run(proto, x=x)[1], wanted)
+    assert np.array_equal(run(fixed.proto, x=x)[1], wanted)
+
+
+@pytest.mark.parametrize(("zero", "integer", "reach"), [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155)])
+def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, reach):
+    fixed = fix(pair_only(zero, integer), "trt8.5")
+    assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
+    scale = 0.05 * reach / 127
+    x = image(1, 16, 8, 8)
+    got = run(fixed.proto, x=x)[1]
+    assert np.allclose(got, quantize(x, scale, 0, -128, 127), atol=1e-6)
+
+
+def test_stored_unsigned_weights_are_written_again():
+    g = Graph()
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
+    w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
+    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, "trt10")
+    dq = next(n for n in fixed.proto.graph.node if n.name == "wdq")
+    value = next(onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer if t.name == dq.input[0])
+    assert value.dtype == np.int8 and np.array_equal(value.astype(int), stored.astype(int) - 128)
+    x = image(1, 16, 8, 8)
+    assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=1e-5)
+
+
+def test_missing_zero_points_are_added_for_8():
+    g = Graph()
+    stored = np.random.default_rng(0).integers(-127, 128, (16, 16, 1, 1)).astype(np.int8)
+    w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=None)
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, "trt8.5")
+    assert "DQ-3-INPUTS" not in codes(fixed.after)
+    assert all(len(n.input) == 3 for n in fixed.proto.graph.node if n.op_type == "DequantizeLinear")
+
+
+def test_scale_of_a_dead_channel():
+    g = Graph()
+    weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
+    weights[3] = 0
+    scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
+    w = g.pair(g.const("w", weights), "wq", scale, axis=0)
+    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+    assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
+    assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
+
+
+def test_stored_integers_get_a_quantizer_for_84():
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
+    fixed = fix(proto, "trt8.4")
+    assert [c.code for c in fixed.applied] == ["WEIGHT-PREQUANT"]
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
+@pytest.mark.parametrize("op", ["Identity", "Transpose"])
+def test_operators_in_front_of_weights_are_folded(op):
+    g = Graph()
+    w = g.op(op, g.const("w", np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)), "between",
+             **({"perm": [1, 0, 2, 3]} if op == "Transpose" else {}))
+    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq", 0.02)], "c",
+                         kernel_shape=[1, 1]))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["W-NONCONST"]
+    assert "between" not in {n.name for n in fixed.proto.graph.node}
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
+def test_bare_weights_are_quantized_per_channel():
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
+    assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
+    weights = next(onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == "c.weight")
+    x = image(1, 16, 8, 8)
+    scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
+    rounded = np.rint(weights / scale) * scale
+    wanted = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], quantize(x, 0.1, 0, -128, 127))
+    assert np.allclose(run(fixed.proto, x=x)[0], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_pair_inside_silu(behind):
+    g = Graph()
+    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
+    m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
+    out = g.conv(m, "c1", 16, scale=0.3 if behind else None)
+    proto = g.model(out)
+    fixed = fix(proto, "trt8.5")
+    assert {c.code for c in fixed.applied} == {"SILU-INNER-Q"}
+    assert "SILU-INNER-Q" not in codes(fixed.after)
+    conv0 = next(n for n in fixed.proto.graph.node if n.name == "c0")
+    readers = {n.op_type for n in fixed.proto.graph.node if conv0.output[0] in n.input}
+    assert readers == {"Sigmoid", "Mul"}
+    assert fixed.after.convolution("c0").int8_in_int8_out
+    onnx.checker.check_model(fixed.proto, full_check=True)
+
+
+def test_transposed_convolution_takes_its_batch_normalization():
+    g = Graph()
+    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
+    y = g.bn(y, "bn")
+    proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
+    fixed = fix(proto, "trt8.5")
+    assert "CT-BN" in {c.code for c in fixed.applied}
+    assert "bn" not in {n.name for n in fixed.proto.graph.node}
+    x = image(1, 16, 8, 8)
+    assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=0.3)
+    assert fixed.after.convolution("ct").int8_in_int8_out
+
+
+def test_pair_moves_in_front_of_pad():
+    g = Graph()
+    x = g.relu(g.input(1, 16, 8, 8), "r")
+    y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
+    proto = g.model(g.conv(y, "c", 16))
+    model = Model(proto)
+    (site,) = pairs.behind_pads(View(model), "trt8.5")
+    editor = Editor(model)
+    site.apply(editor)
+    changed = editor.finish()
+    assert [n.name for n in changed.graph.node if n.op_type == "Pad"] == ["pad"]
+    pad = next(n for n in changed.graph.node if n.name == "pad")
+    assert next(n for n in changed.graph.node if pad.input[0] in n.output).op_type == "DequantizeLinear"
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
+
+
+def test_scalar_scales_for_rtx():
+    g = Graph()
+    y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
+    proto = g.model(g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, "rtx1.7", ["SCALE-SHAPE1"])
+    assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
+def test_float_part_to_fp16_on_a_strongly_typed_target():
+    fixed = fix(residual("own"), "trt11", ["FLOAT-FP32"])
+    assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
+    assert "FLOAT-FP32" not in codes(fixed.after)
+    types = {t.data_type for t in fixed.proto.graph.initializer if t.name.endswith(".scale")}
+    assert types == {onnx.TensorProto.FLOAT16}
+
+
+def test_heads_have_to_be_asked_for():
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
+    assert not fix(proto, "trt8.5").applied
+    fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
+    assert {c.node for c in fixed.applied} == {"box", "score"}
+    assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fix_that_changes_the_outputs_is_not_kept():
+    """One of two scales is fifty times the other: one step for both would destroy the finer tensor."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16, scale=0.01), "r0")
+    proto = g.model(g.conv(x, "fine", 16, scale=0.02), g.conv(x, "coarse", 16, scale=20.0))
+    fixed = fix(proto, "trt8.5", ["SIBLING-SCALE"])
+    assert not fixed.applied
+    assert [c.code for c in fixed.refused] == ["SIBLING-SCALE"]
+    assert "distance of output 'fine:0' from the float network would grow" in fixed.refused[0].why_not
+    assert fixed.proto.SerializeToString() == proto.SerializeToString()
+
+
+def test_nothing_to_fix():
+    fixed = fix(residual("own"), "trt8.5")
+    assert not fixed.applied and not fixed.refused
+
+
+def test_float_model():
+    g = Graph()
+    with pytest.raises(ModelError, match="has no Q/DQ"):
+        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
+
+
+@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "nearest: SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
+def test_codes_that_cannot_be_fixed(code, text):
+    with pytest.raises(QdqtoolError, match=text):
+        fix(residual("float"), only=[code])
+
+
+def test_inputs_that_do_not_fit():
+    with pytest.raises(DataError, match="no array for the model's input 'x'"):
+        fix(residual("float"), inputs={"y": image(1)})
+    with pytest.raises(DataError, match="2 dimensions"):
+        fix(residual("float"), inputs={"x": image(1, 16)})
+
+
+def test_given_inputs_are_used():
+    fixed = fix(residual("float"), inputs={"x": image(1, 16, 16, 16)})
+    assert fixed.applied and fixed.noise_before is not None and fixed.noise_before > 0
+
+
+def test_plugins_of_tensorrt_are_cut_off():
+    proto = residual("float")
+    proto.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms"))
+    del proto.graph.output[:]
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
+    assert "nms" in fixed.notes[0]
+
+
+def test_a_model_that_cannot_run_is_left_alone():
+    proto = residual("float")
+    node = next(n for n in proto.graph.node if n.name == "c0")
+    node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
+    fixed = fix(proto, "trt8.5")
+    assert not fixed.applied
+    assert "cannot run the model" in fixed.refused[0].why_not

@@ -1,0 +1,68 @@
+"""Noise against the float network, computed by hand."""
+
+import numpy as np
+import pytest
+
+from qdqtool.fixing import compare
+from qdqtool.graph import Model
+from tests.trt.builder import Graph
+
+
+def pair_model(scale=0.1):
+    g = Graph()
+    return g.model(g.pair(g.input(1, 4, 8, 8), "p", scale))
+
+
+def test_float_model_has_no_activation_quantizer():
+    proto = compare.float_model(Model(pair_model()))
+    assert [n.op_type for n in proto.graph.node] == ["Identity"]
+    x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
+    assert np.array_equal(compare.run(proto, {"x": x})["p.DQ:0"], x)
+
+
+def test_noise_is_that_of_rounding():
+    proto = pair_model()
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
+    reference = compare.run(compare.float_model(Model(proto)), {"x": x})
+    got = compare.noise(compare.run(proto, {"x": x}), reference)
+    rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
+    wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))
+    assert got.relative == pytest.approx(wanted, rel=1e-5)
+
+
+def test_each_output_is_judged():
+    before = compare.Noise({"a": 1.0, "b": 0.01}, True)
+    assert compare.within(before, compare.Noise({"a": 1.0, "b": 0.012}, True), 1.3)
+    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.5}, True), 1.3)
+    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
+
+
+def test_random_inputs_fill_the_first_quantizer():
+    arrays = compare.random_inputs(Model(pair_model(0.02)))
+    assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
+    assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
+    assert np.array_equal(arrays["x"], compare.random_inputs(Model(pair_model(0.02)))["x"])
+
+
+def test_dynamic_inputs():
+    g = Graph()
+    g.input(1, 3, 8, 8)
+    shape = g.inputs[0].type.tensor_type.shape
+    shape.dim[0].dim_param = "batch"
+    shape.dim[2].dim_param = "h"
+    assert compare.random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
+
+
+def test_a_model_that_cannot_be_loaded():
+    proto = pair_model()
+    proto.graph.node[0].op_type = "Unheard"
+    with pytest.raises(compare.RunError):
+        compare.run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
+
+
+def test_body_ends_at_the_last_convolutions():
+    g = Graph()
+    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
+    proto, cut = compare.runnable(model, body=True)
+    assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
