@@ -81,16 +81,27 @@ def _multiplies_in(layer: BuiltLayer) -> Precision:
             return tensors[0]
         return next((p for p in tensors[:2] if p.is_float), layer.output_precision)
     if layer.type in ("runtime_fusion", "runtime_function", "kgen"):
-        product = _PRODUCT.search(layer.name)
-        before = layer.name[: product.start()] if product else layer.name
-        _, cast, _ = before.rpartition("Cast")
-        # A Cast behind a Round makes integers; one behind another makes floats of integers, in front of the product.
-        integers = before[: before.rfind("Cast")].endswith("Roun") if cast else not (tensors or [FLOAT])[0].is_float
         stored = [p for p in tensors if p in (Precision.INT8, Precision.FP8)]
-        if integers and stored:
+        if stored and _integers_arrive(layer.name, (tensors or [FLOAT])[0]):
             return stored[0]
         return layer.output_precision if layer.output_precision.is_float else (floats or [Precision.UNKNOWN])[0]
     return layer.input_precision
+
+
+def _integers_arrive(name: str, first: Precision) -> bool:
+    """Whether a fused kernel's product takes integers, told from the steps in its name and its first input's type.
+
+    A Cast turns integers into floats; behind a Round, or first of all on float data, it makes integers.
+    """
+    steps = name.removeprefix("__myl_")
+    product = _PRODUCT.search(name)
+    if product is not None:
+        steps = name[: product.start()].removeprefix("__myl_")
+    integers = not first.is_float
+    for cast in re.finditer("Cast", steps):
+        before = steps[: cast.start()]
+        integers = not integers and (before.endswith("Roun") or (not before and first == Precision.FP32))
+    return integers
 
 
 def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str], back: dict[str, str]) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class Grammar:
             return net.qdq(x, np.full(net.shape(x)[axis], self.scale()), axis)
         if roll < 0.10:
             zero = None if r.random() < 0.5 else 0
-            return net.dq(net.q(x, self.scale(), zero=zero, integer=np.uint8), self.scale(), zero=zero, integer=np.uint8)
+            q = net.q(x, self.scale(), zero=zero, integer=np.uint8)
+            return net.dq(q, self.scale(), zero=zero, integer=np.uint8)
         if roll < 0.14:
             return net.dq(net.q(x, self.scale()), self.scale())  # may differ
         if roll < 0.18:
@@ -163,9 +164,9 @@ class Grammar:
 
     def block_pan(self, x: str) -> str:
         low = self.conv(x, 8, 3, 2)
-        h = self.net.shape(x)[2]
+        size = self.net.shape(x)[2:]
         up = self.resize(self.maybe(low, 0.5))
-        if self.net.shape(up)[2] != h:
+        if self.net.shape(up)[2:] != size:
             return low
         y = self.conv(self.concat(up, self.maybe(x, 0.4)), 8)
         down = self.conv(y, 8, 3, 2)
@@ -211,8 +212,14 @@ class Grammar:
         x = self.pair(x)
         for _ in range(self.r.choice((1, 1, 1, 2, 2, 3))):
             x = between(self.net, self.r, x)
-            if self.r.random() < 0.1:
-                self.outputs.append(self.net.op("Relu", x))
+            if self.r.random() < 0.3:  # somebody else reads it too
+                other = self.r.choice(("float", "pair", "Q", "conv"))
+                if other == "conv" and len(self.net.shape(x)) == 4:
+                    self.outputs.append(self.net.conv(x, 4, 1, weights="axis0"))
+                elif other == "Q":
+                    self.outputs.append(self.net.q(x, self.scale()))
+                else:
+                    self.outputs.append(self.net.op("Relu", self.pair(x) if other == "pair" else x))
         if len(self.net.shape(x)) != 4:
             return self.net.op("Relu", x)
         return self.net.conv(x, 8, self.r.choice((1, 3)), weights=self.weights())
@@ -228,7 +235,7 @@ class Grammar:
 
     def block_attention(self, x: str) -> str:
         net = self.net
-        n, c, h, w = net.shape(x)
+        n, _, h, w = net.shape(x)
         q, k, v = (net.op("Reshape", self.maybe(self.conv(x, 8, 1, plain=True), 0.4), net.const(
             np.array([n, 2, 4, h * w], I64))) for _ in range(3))
         scores = net.op("MatMul", net.op("Transpose", self.maybe(q, 0.5), perm=[0, 1, 3, 2]), self.maybe(k, 0.5))
@@ -258,8 +265,8 @@ class Grammar:
         x = net.input((1, r.choice((3, 4, 8)), size, size))
         blocks: Sequence[Callable[[str], str]] = (
             self.block_conv, self.block_residual, self.block_c2f, self.block_sppf, self.block_pan, self.block_depthwise,
-            self.block_grouped, self.block_deconv, self.block_se, self.block_shuffle, self.block_moves, self.block_moves,
-            self.block_moves, self.block_dfl, self.block_attention, self.block_gemm)
+            self.block_grouped, self.block_deconv, self.block_se, self.block_shuffle, self.block_moves,
+            self.block_moves, self.block_moves, self.block_dfl, self.block_attention, self.block_gemm)
         for _ in range(r.choice((1, 2, 3, 4))):
             block = r.choice(blocks)
             if len(net.shape(x)) != 4 or min(net.shape(x)[2:]) < 4 or max(net.shape(x)) > 40:

@@ -75,7 +75,7 @@ def _gather(net: Net, r: random.Random, x: str) -> str:
 
 
 def _depth_to_space(net: Net, r: random.Random, x: str) -> str:
-    n, c, h, w = net.shape(x)
+    _, c, h, w = net.shape(x)
     if c % 4 == 0:
         return net.op("DepthToSpace", x, blocksize=2, mode=r.choice(("DCR", "CRD")))
     return net.op("SpaceToDepth", x, blocksize=2) if h % 2 == 0 and w % 2 == 0 else net.op("Identity", x)
@@ -142,9 +142,9 @@ def _norm(net: Net, r: random.Random, x: str) -> str:
 MOVES: tuple[Move, ...] = (
     *(_unary(k) for k in ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Identity", "Dropout", "Exp", "HardSigmoid",
                           "LeakyRelu", "Softplus", "Floor", "GlobalAveragePool", "GlobalMaxPool", "Elu", "Sqrt")),
-    _pool, _pool, _average, _transpose, _transpose, _reshape, _reshape, _squeeze, _pad, _pad, _pad, _crop, _crop, _split,
-    _gather, _depth_to_space, _scalar, _scalar, _scalar, _channels, _resize, _expand, _reduce, _join, _join, _again,
-    _cast, _norm,
+    _pool, _pool, _average, _transpose, _transpose, _reshape, _reshape, _squeeze, _pad, _pad, _pad, _crop, _crop,
+    _split, _gather, _depth_to_space, _scalar, _scalar, _scalar, _channels, _resize, _expand, _reduce, _join,
+    _join, _again, _cast, _norm,
 )
 
 

@@ -83,7 +83,8 @@ def _smaller(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Candidates, the boldest cuts first."""
     types = _types(proto)
     graph = proto.graph
-    constants = {t.name for t in graph.initializer} | {o for n in graph.node if n.op_type == "Constant" for o in n.output}
+    constants = {t.name for t in graph.initializer}
+    constants.update(o for n in graph.node if n.op_type == "Constant" for o in n.output)
     for node in graph.node:  # one output, high up
         if node.op_type == "Constant" or node.output[0] not in types:
             continue

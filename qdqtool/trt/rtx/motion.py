@@ -6,7 +6,6 @@ weights and no pair of its own. Operators that are not listed turn integers into
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.trt.rtx.constants import Constants
+from qdqtool.trt.rtx.sharing import Sharing
 from qdqtool.trt.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 
 # One data input, integers stay as they are (or are negated, or reordered), the scale stays.
@@ -36,6 +36,7 @@ class Motion:
     def __init__(self, model: Model, constants: Constants) -> None:
         self.model = model
         self.constants = constants
+        self.sharing = Sharing(model, constants)
         self._rules: dict[str, Callable[[Node, Dequantized], State]] = {
             "Cast": self._cast,
             "Mul": self._scaled,
@@ -45,6 +46,7 @@ class Motion:
             "Upsample": self._resize,
             "AveragePool": self._average,
             "Einsum": self._einsum,
+            "MaxPool": self._max_pool,
         }
 
     def through(self, node: Node, inputs: list[State]) -> State:
@@ -70,7 +72,7 @@ class Motion:
         if node.op in self._rules:
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
-            if node.op == "Reciprocal" and not self._alone(node, node.input(0), ""):
+            if node.op == "Reciprocal" and not self.sharing.is_alone(node, node.input(0), "", _FREE):
                 return self._lost("shared", node, first)
             moved = replace(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
             return self._with_axes(node, moved)
@@ -114,7 +116,7 @@ class Motion:
             return self._lost("operator", node, state)
         rank = len(self.model.shape(node.output) or dims)
         data = node.input(1 if reverse else 0)
-        if not self._alone(node, data, other):
+        if not self.sharing.is_alone(node, data, other, _FREE):
             return self._lost("shared", node, state)
         own = len(self.model.shape(data) or dims)
         axes = {a + max(rank - own, 0) for a in state.axes}
@@ -130,52 +132,6 @@ class Motion:
             if math.prod(dims) == 1:
                 factor = factor / step if node.op == "Div" and not reverse else factor * step
         return replace(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
-
-    def _alone(self, node: Node, tensor: str, constant: str) -> bool:
-        """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
-
-        DQs of one tensor with one scale count as one: the compiler merges them first.
-        """
-        model = self.model
-        for same in self._equal_tensors(tensor):
-            if model.is_output(same):
-                return False
-            for reader in model.readers(same):
-                if reader is node or not self._alive(reader) or reader.op in _FREE:
-                    continue
-                if reader.op != node.op or not constant:
-                    return False
-                value, other = self.constants.value(constant), [self.constants.value(t) for t in reader.inputs]
-                if not any(v is not None and value is not None and np.array_equal(v, value) for v in other):
-                    return False
-        return True
-
-    def _equal_tensors(self, tensor: str) -> list[str]:
-        maker = self.model.producer(tensor)
-        if maker is None or not qdq.is_dq(maker):
-            return [tensor]
-        scale = self.constants.value(maker.input(1))
-        same = [tensor]
-        for reader in self.model.readers(maker.input(0)):
-            if reader is not maker and qdq.is_dq(reader) and scale is not None:
-                other = self.constants.value(reader.input(1))
-                if other is not None and np.array_equal(other, scale):
-                    same.append(reader.output)
-        return same
-
-    def _alive(self, node: Node) -> bool:
-        return node.index in self._live
-
-    @functools.cached_property
-    def _live(self) -> set[int]:
-        """Nodes that an output depends on."""
-        found: set[int] = set()
-        for node in reversed(self.model.ordered):
-            for tensor in filter(None, node.outputs):
-                readers = self.model.readers(tensor)
-                if self.model.is_output(tensor) or any(r.index in found for r in readers):
-                    found.add(node.index)
-        return found
 
     def _pad(self, node: Node, state: Dequantized) -> State:
         """Zeros around height and width join the convolution behind; cutting and repeating edges are moves."""
@@ -217,6 +173,18 @@ class Motion:
         if all(s == 1 for s in sizes) and not any(node.attributes.get("pads", [])):
             return state
         return self._lost("operator", node, state)
+
+    def _max_pool(self, node: Node, state: Dequantized) -> State:
+        """A MaxPool just behind a DQ becomes an INT8 pool for the Q that reads it; other readers get a float one."""
+        attributes = node.attributes
+        if all(v == 1 for v in (*attributes.get("kernel_shape", [0]), *attributes.get("strides", [1]))):
+            return state
+        maker = self.model.producer(node.input(0))
+        while maker is not None and maker.op in ("Identity", "Dropout", "Cast"):
+            maker = self.model.producer(maker.input(0))
+        if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
+            return self._lost("pool", node, state)
+        return self._with_axes(node, state)
 
     def _einsum(self, node: Node, state: Dequantized) -> State:
         """Einsum with one input is a Transpose when it only reorders."""

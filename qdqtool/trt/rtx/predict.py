@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import onnx
@@ -116,6 +117,9 @@ class _Walk:
         shape = params.scale_shape if params.scale_shape is not None else self.constants.shape(node.input(1))
         if shape is None:
             shape = ()
+        if len(shape) <= 1 and math.prod(shape) == 1:
+            kept = self.motion.sharing.merged(node)[-1]
+            shape = self.constants.shape(kept.input(1)) or ()
         scale: bytes | int = node.index
         value = params.scale if params.scale is not None else self.constants.value(node.input(1))
         if value is not None:

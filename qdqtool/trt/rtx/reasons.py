@@ -25,6 +25,10 @@ _TEXTS: dict[str, tuple[str, Severity, str, str]] = {
     "shared": (
         "IN-BLOCKED", Severity.WARNING, "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because "
         "other nodes read the same tensor.", "Put Q/DQ behind {node}, directly in front of {conv}."),
+    "pool": (
+        "POOL-MIXED", Severity.WARNING, "{conv}: {node} ({op}) stands between {dq} and a Q, which makes an INT8 pool "
+        "of it with the Q's scale; {conv} reads a second, float one.",
+        "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q."),
     "join-float": (
         "IN-BLOCKED", Severity.WARNING, "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
         "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale."),
@@ -83,7 +87,7 @@ def finding(conv: Node, verdict: Verdict) -> Finding | None:
         "op": verdict.node.op if verdict.node else "",
         "dq": verdict.dq.name if verdict.dq else "the DQ",
     }
-    blame = verdict.node if reason in ("operator", "shared", "join-float", "join-scale", "pad") else None
+    blame = verdict.node if reason in ("operator", "shared", "pool", "join-float", "join-scale", "pad") else None
     place = blame.name if blame else conv.name
     return Finding(code, severity, place, prefix + message.format(**words), fix.format(**words), Evidence.SEEN,
                    target=TARGET)

@@ -65,6 +65,10 @@ def refusals(
             yield from _quantizer(model, constants, types, node)
         elif node.op in UNSUPPORTED and node.domain in ("", "ai.onnx"):
             yield _unsupported(node)
+        elif node.op == "NonMaxSuppression":
+            yield _error(REFUSED, node.name,
+                         f"{node.name}: \"NonMaxSuppression has no runners that implement the layer\".",
+                         "Cut the NonMaxSuppression off the model and run it outside.")
         elif node.op in ("Conv", "ConvTranspose"):
             yield from _convolution(types, states, node)
         elif node.op == "Constant":
@@ -127,10 +131,12 @@ def _scale(model: Model, constants: Constants, node: Node, params: QuantParams) 
     name = node.input(1)
     if not constants.is_plain(name):
         if qdq.is_dq(node):
+            weights = constants.is_weight(node.input(0))
             yield _error(
-                CRASH, node.name,
-                f"{node.name}: its scale '{name}' is computed at run time; TensorRT-RTX crashes (signal 11) while "
-                "building, or refuses: \"CHECK(is_constant())\".",
+                REFUSED if weights else CRASH, node.name,
+                f"{node.name}: its scale '{name}' is computed at run time; TensorRT-RTX "
+                + ("stops with \"MyelinCheckException: operand.h: CHECK(is_constant())\"." if weights
+                   else "crashes (signal 11) while building."),
                 "Write the scale as a constant; TensorRT has no dynamic quantization.",
             )
         return
