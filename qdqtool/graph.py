@@ -328,6 +328,14 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return inferred
 
 
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Size of a tensor's message; 2 GB for one that protobuf cannot measure because it is larger."""
+    try:
+        return int(tensor.ByteSize())
+    except (ValueError, EncodeError):
+        return 2**31
+
+
 def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) -> onnx.ModelProto:
     """A copy whose initializers of more than ``keep`` bytes have dimensions and type but no data."""
     slim = onnx.ModelProto()
@@ -341,7 +349,7 @@ def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) 
     graph.output.extend(proto.graph.output)
     graph.value_info.extend(proto.graph.value_info)
     for tensor in proto.graph.initializer:
-        if tensor.ByteSize() <= keep:
+        if tensor_bytes(tensor) <= keep:
             graph.initializer.add().CopyFrom(tensor)
         else:
             graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

@@ -15,7 +15,7 @@ from onnx import external_data_helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.files import atomic_write, same_file
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import Model, tensor_bytes, without_large_weights
 
 ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -143,11 +143,13 @@ def _save_external(proto: onnx.ModelProto, path: Path) -> None:
     with atomic_write(path.with_name(data_name)) as file:
         offset = 0
         for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
-            if source.ByteSize() <= 1024:
+            if tensor_bytes(source) <= 1024:
                 continue
             raw = source.raw_data or numpy_helper.to_array(source).tobytes()
             file.write(raw)
-            external_data_helper.set_external_data(tensor, data_name, offset=offset, length=len(raw))
+            # Not onnx's set_external_data: it asks for the data to be in the tensor already.
+            for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):
+                tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL
             offset += len(raw)
         with atomic_write(path) as model_file:

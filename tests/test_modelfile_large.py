@@ -1,0 +1,26 @@
+"""Saving with external weights, which a model of over 2 GB needs, on a small model with the limit lowered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool import modelfile
+from tests.calibration.nets import conv_net, run_all
+
+
+def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    big = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(big, "big"))
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+    modelfile.save(model, tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert (tmp_path / "m.onnx.data").stat().st_size == big.nbytes
+    back = onnx.load(tmp_path / "m.onnx")
+    assert (onnx.numpy_helper.to_array(back.graph.initializer[-1]) == big).all()
+    feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
+    assert (run_all(back, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
