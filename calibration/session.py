@@ -68,7 +68,7 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
         except Exception:
             if not folder:
                 raise
-            # onnxruntime before 1.21 does not know the folder's key: the weights go into the model instead.
+            # Older onnxruntime (seen with 1.20) does not know the folder's key: the weights go into the model instead.
             for tensor in partial.graph.initializer:
                 if external_data_helper.uses_external_data(tensor):
                     tensor.CopyFrom(model.external_tensor(tensor) or tensor)
