@@ -22,10 +22,10 @@ def group(*sources: str) -> ScaleGroup:
 
 
 def relative_error(values: np.ndarray, scale: float) -> float:
-    """By hand: quantize with that scale, squared error over power."""
+    """By hand: quantize with that scale, root of squared error over power."""
     wide = values.astype(np.float64)
     restored = np.clip(np.rint(wide / scale), -127, 127) * scale
-    return float(((wide - restored) ** 2).mean() / (wide**2).mean())
+    return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
 
 
 def test_max_is_the_largest_magnitude_of_all_members() -> None:

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtool.cli import run
+from tests.insertion.nets import check
+
+
+def test_demo_writes_a_model_and_says_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "demo"
+    assert run(["demo", "-o", str(folder), "--size", "64", "--images", "5"]) == 0
+    assert sorted(p.name for p in (folder / "images").iterdir()) == [f"demo-{i:03d}.png" for i in range(5)]
+    model = onnx.load(folder / "yolov8n-demo_qdq.onnx")
+    check(model)
+    assert sum(n.op_type == "DequantizeLinear" for n in model.graph.node) == 121
+    text = capsys.readouterr().out
+    assert "60 INT8 (54 in and out, 6 to float)" in text
+    assert f"qdqtool predict {folder / 'yolov8n-demo_qdq.onnx'}" in text
+    assert "qdqtool insert yolov8n.onnx --calib images/" in text
+
+
+def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
+    args = ["demo", "-o", str(tmp_path), "--size", "32"]
+    assert run([*args, "--images", "3"]) == 0
+    assert run([*args, "--images", "2"]) == 0
+    assert len(list((tmp_path / "images").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "words"), [(["--size", "100"], "not a positive multiple of 32"), (["--target", "trt1"], "unknown target")]
+)
+def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+    assert run(["demo", "-o", str(tmp_path / "d"), *args]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from PIL import Image
+
+from qdqtool.cli import run
+from qdqtool.demo.images import write_images
+from qdqtool.demo.model import yolov8n
+from tests.insertion.nets import check
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model m.onnx and a folder of images."""
+    path = tmp_path_factory.mktemp("insert")
+    onnx.save(yolov8n(64, classes=3), path / "m.onnx")
+    (path / "images").mkdir()
+    write_images(path / "images", 6, 64)
+    return path
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The error that was printed: one line, no traceback."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [row for row in captured.err.splitlines() if row]  # click ends the ^C of a terminal with an empty line
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("qdqtool: ")
+    return lines[0]
+
+
+def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images")]) == 0
+    check(onnx.load(folder / "m_qdq.onnx"))
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    text = captured.out
+    assert "quantized 61 activations (mse 61) and the weights of 60 nodes" in text
+    assert "Left float (4 nodes)" in text
+    assert "/model.22/dfl/conv/Conv" in text
+    assert "only 6 calibration images" in text
+    assert "64 convolutions: 60 INT8 (54 in and out, 6 to float), 4" in text
+    assert "conversion at /model.0/conv/_input_quantizer/QuantizeLinear" in text
+    assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt8.5" in text
+    wide = [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
+    assert not wide
+
+
+def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "q.onnx"
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(out), "--format", "json"]
+    assert run([*args, "--method", "max", "--no-unify"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "qdqtool/insertion/1"
+    assert data["output"] == str(out)
+    assert data["calibration"]["images"] == 6
+    assert data["prediction"]["int8"] == 60
+    assert out.exists()
+
+
+def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, table = tmp_path / "q.onnx", tmp_path / "t.table"
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(out), "--format", "json"]
+    more = [
+        "--method-for", "^images$=max", "--exclude", r"/model\.0/", "--head", "none", "--residual", "none",
+        "--weights", "int8", "--target", "trt10", "--high-precision", "fp16", "--write-table", str(table), "--bgr",
+        "--mean", "0.1,0.2,0.3", "--std", "0.5", "--max-images", "4", "--resize", "stretch", "--no-predict",
+    ]  # fmt: skip
+    assert run([*args, *more]) == 2  # the first convolution was excluded, so that 'images' is not quantized
+    assert "--method-for ^images$=max: matches no quantized tensor" in line(capsys)
+    assert not out.exists()
+    more[3] = r"/model\.1/"
+    assert run([*args, *more]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["calibration"]["images"] == 4
+    assert data["prediction"] is None
+    assert data["target"] == "trt10"
+    assert {q["tensor"]: q["method"] for q in data["quantized"]}["images"] == "max"
+    assert data["skipped"][0]["reason"].startswith("excluded by --exclude")
+    assert table.read_text().startswith("TRT-")
+    types = {t.data_type for t in onnx.load(out).graph.initializer}
+    assert onnx.TensorProto.INT8 in types
+    assert onnx.TensorProto.FLOAT16 in types
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["MODEL"], "give calibration images with --calib FOLDER"),
+        (["no.onnx", "--calib", "IMAGES"], "no.onnx: no such file"),
+        (["MODEL", "--calib", "nowhere"], "nowhere: no such file or folder"),
+        (["MODEL", "--calib", "EMPTY"], "no images"),
+        (["MODEL", "--calib", "BROKEN"], "none of the 1 images could be read"),
+        (["MODEL", "--calib", "IMAGES", "-o", "no/where/q.onnx"], "does not exist"),
+        (["MODEL", "--calib", "IMAGES", "-o", "MODEL"], "is the input"),
+        (["MODEL", "--calib", "IMAGES", "-o", "EMPTY"], "is a folder"),
+        (["MODEL", "--calib", "IMAGES", "--exclude", "zzz"], "matches no node"),
+        (["MODEL", "--calib", "IMAGES", "--exclude-op", "Softplus"], "no such operator"),
+        (["MODEL", "--calib", "IMAGES", "--method-for", "max"], "is not REGEX=METHOD"),
+        (["MODEL", "--calib", "IMAGES", "--size", "big"], "neither a number nor HEIGHTxWIDTH"),
+        (["MODEL", "--calib", "IMAGES", "--mean", "1,2"], "neither a number nor three"),
+        (["MODEL", "--calib", "IMAGES", "--std", "0"], "std"),
+        (["MODEL", "--calib", "IMAGES", "--target", "trt9.9"], "unknown target"),
+        (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
+        (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
+        (["MODEL", "--calib-table", "MODEL"], "TensorRT calibration table"),
+        (["TEXT", "--calib", "IMAGES"], "not an ONNX model"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.png").write_bytes(b"not a png")
+    (tmp_path / "text.onnx").write_bytes(b"hello, this is not a model at all")
+    places = {
+        "MODEL": str(folder / "m.onnx"), "IMAGES": str(folder / "images"), "EMPTY": str(tmp_path / "empty"),
+        "BROKEN": str(tmp_path / "broken"), "TEXT": str(tmp_path / "text.onnx"),
+    }  # fmt: skip
+    before = (folder / "m.onnx").read_bytes()
+    full = [places.get(a, a) for a in args]
+    if "-o" not in full and "m.onnx" in full[0]:
+        full += ["-o", str(tmp_path / "q.onnx")]
+    assert run(["insert", *full]) == 2
+    assert words in line(capsys)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "empty", "text.onnx"]
+    assert (folder / "m.onnx").read_bytes() == before
+
+
+def test_a_broken_image_is_skipped_and_counted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(3):
+        Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(tmp_path / f"{i}.png")
+    (tmp_path / "bad.png").write_bytes(b"not a png")
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(tmp_path), "-o", str(tmp_path / "q.onnx")]
+    assert run([*args, "--method", "max", "--no-predict"]) == 0
+    assert "1 of 4 images could not be read and were skipped" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interrupt_ends_with_130_and_leaves_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qdqtool.files.os.replace", interrupted)
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    assert run([*args, "--method", "max"]) == 130
+    assert "interrupted" in line(capsys)
+    assert list(tmp_path.iterdir()) == []

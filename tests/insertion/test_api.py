@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import calibration
+import qdqtool
+from calibration.cache import read_tensorrt_cache
+from qdqtool.demo.images import write_images
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion.calibrate import write_table
+from qdqtool.qdq import is_q, read_params
+from tests.insertion.nets import Array, Net, check, images, nodes_of, run
+
+SIZE = 96
+
+
+@pytest.fixture(scope="module")
+def yolo() -> onnx.ModelProto:
+    return yolov8n(SIZE, classes=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("images")
+    write_images(path, 12, SIZE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def inserted(yolo: onnx.ModelProto, folder: Path) -> qdqtool.Insertion:
+    return qdqtool.insert(yolo, folder)
+
+
+def one_layer(**attributes: object) -> onnx.ModelProto:
+    net = Net(**attributes)  # type: ignore[arg-type]
+    net.output(net.op("Relu", "r", net.conv("c", "x")))
+    return net.model()
+
+
+def test_yolov8_end_to_end(inserted: qdqtool.Insertion, yolo: onnx.ModelProto, folder: Path) -> None:
+    check(inserted.model)
+    assert len(inserted.weights) == 60
+    assert {s.node for s in inserted.skipped} == {
+        *(f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)), "/model.22/dfl/conv/Conv",
+    }  # fmt: skip
+    sample = next(iter(calibration.open_data(folder, [calibration.InputSpec("images", (1, 3, SIZE, SIZE))])))
+    before, after = run(yolo, sample)[0], run(inserted.model, sample)[0]
+    assert np.abs(after - before)[:, :4].mean() < 1.5  # pixels, of 96
+    assert np.corrcoef(after[:, 4:].ravel(), before[:, 4:].ravel())[0, 1] > 0.98
+
+
+def test_no_conversion_stays_inside_a_yolov8(inserted: qdqtool.Insertion) -> None:
+    assert inserted.prediction is not None
+    summary = inserted.prediction.summary()
+    assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)
+    assert inserted.prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
+
+
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
+def test_every_target_runs_all_sixty_in_int8(yolo: onnx.ModelProto, target: str) -> None:
+    result = qdqtool.insert(yolo, images(1, 3, SIZE, "images"), target=target, method="max")
+    assert result.prediction is not None
+    assert result.prediction.target == target
+    assert result.prediction.summary()["int8"] == 60
+
+
+def test_relu_yolo_needs_the_same_placement(folder: Path) -> None:
+    result = qdqtool.insert(yolov8n(SIZE, classes=8, activation="relu"), folder, method="max")
+    assert result.prediction is not None
+    assert result.prediction.summary()["int8"] == 60
+
+
+def test_bits_lost_are_those_of_the_ranges(inserted: qdqtool.Insertion) -> None:
+    assert len(inserted.groups) == 10
+    for group in inserted.groups:
+        for member in group.members:
+            assert member.bits_lost == pytest.approx(np.log2(group.scale * 127 / member.amax), abs=1e-4)
+
+
+def test_tensors_of_a_group_have_one_scale(inserted: qdqtool.Insertion) -> None:
+    index = Model(inserted.model)
+    scales = {n.input(0): read_params(index, n).scale for n in index.nodes if is_q(n)}
+    for group in inserted.groups:
+        assert {float(scales[t][0]) for t in group.group.quantized} == {group.scale}  # type: ignore[index]
+
+
+def test_max_of_single_tensors_is_the_largest_value_seen(yolo: onnx.ModelProto) -> None:
+    """Checked against onnxruntime running the float model."""
+    data = images(3, 3, SIZE, "images")
+    result = qdqtool.insert(yolo, data, method="max", unify=False, predict=False)
+    wanted = ["/model.0/act/Mul_output_0", "/model.2/Concat_output_0", "/model.9/Concat_output_0"]
+    probe = onnx.ModelProto()
+    probe.CopyFrom(yolo)
+    probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(t) for t in wanted)
+    seen = [run(probe, feeds, wanted) for feeds in data]
+    scales = {q.tensor: q.scale for q in result.activations}
+    for i, tensor in enumerate(wanted):
+        largest = max(float(np.abs(s[i]).max()) for s in seen)
+        assert scales[tensor] == pytest.approx(largest / 127, rel=1e-5)
+
+
+def test_json_has_the_published_fields(inserted: qdqtool.Insertion) -> None:
+    data = json.loads(json.dumps(inserted.as_json()))
+    assert data["schema"] == "qdqtool/insertion/1"
+    assert set(data) >= {"output", "quantized", "skipped", "calibration"}
+    assert set(data["quantized"][0]) >= {"tensor", "scale", "method", "group", "node"}
+    assert set(data["skipped"][0]) == {"node", "reason"}
+    assert data["calibration"]["images"] == 12
+    numbers = {q["group"] for q in data["quantized"]} - {None}
+    assert numbers == set(range(len(data["groups"])))
+
+
+def test_a_model_in_memory_is_not_changed(yolo: onnx.ModelProto) -> None:
+    before = yolo.SerializeToString(deterministic=True)
+    qdqtool.insert(yolo, images(1, 3, SIZE, "images"), method="max", predict=False, weights="int8")
+    index = Model(yolo)
+    qdqtool.insert(index, images(1, 3, SIZE, "images"), method="max", predict=False)
+    assert yolo.SerializeToString(deterministic=True) == before
+
+
+def test_two_runs_give_the_same_bytes(folder: Path) -> None:
+    model = yolov8n(64, classes=2)
+    one, two = (qdqtool.insert(model, folder, predict=False).model for _ in range(2))
+    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
+
+
+def test_method_for_some_tensors(yolo: onnx.ModelProto) -> None:
+    result = qdqtool.insert(
+        yolo, images(2, 3, SIZE, "images"), method="percentile", method_for=[("^images$", "max")], predict=False
+    )
+    methods = {q.tensor: q.method for q in result.activations}
+    assert methods.pop("images") == "max"
+    assert set(methods.values()) == {"percentile"}
+    assert result.calibration["methods"] == {"max": 1, "percentile": len(methods)}
+
+
+def test_a_cache_is_reused_for_another_method(yolo: onnx.ModelProto, folder: Path, tmp_path: Path) -> None:
+    cache, path = tmp_path / "cache.npz", tmp_path / "model.onnx"
+    onnx.save(yolo, path)
+    plain = qdqtool.insert(path, folder, method="percentile", predict=False)
+    qdqtool.insert(path, folder, calib_cache=cache, predict=False)
+    again = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
+    assert "reused" in again.calibration["notes"][0]
+    assert [q.scale for q in again.quantized] == [q.scale for q in plain.quantized]
+    # Another model must not take these ranges, not even one that differs in a prepared weight alone.
+    other = onnx.ModelProto()
+    other.CopyFrom(yolo)
+    other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
+    onnx.save(other, path)
+    changed = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
+    assert "another model" in changed.calibration["notes"][0]
+
+
+def test_a_tensorrt_table_replaces_calibration(yolo: onnx.ModelProto, folder: Path, tmp_path: Path) -> None:
+    table = tmp_path / "calib.table"
+    first = qdqtool.insert(yolo, folder, predict=False)
+    write_table(first, table)
+    assert read_tensorrt_cache(table)["images"] == pytest.approx(first.activations[0].scale)
+    second = qdqtool.insert(yolo, calib_table=table, predict=False)
+    assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
+    table.write_text("TRT-8502-EntropyCalibration2\nimages: 3c000000\n")
+    with pytest.raises(DataError, match="has no scale for tensor"):
+        qdqtool.insert(yolo, calib_table=table, predict=False)
+
+
+def test_dynamic_batch_and_size(folder: Path) -> None:
+    model = yolov8n(64, classes=2)
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims[0].dim_param, dims[2].dim_param, dims[3].dim_param = "batch", "height", "width"
+    del model.graph.value_info[:]
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    output = model.graph.output[0].type.tensor_type.shape
+    for name in ("batch", "channels", "anchors"):
+        output.dim.add(dim_param=name)
+    result = qdqtool.insert(model, folder)  # its imgsz metadata say 64
+    kept = result.model.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param for d in kept] == ["batch", "", "height", "width"]
+    assert len(result.weights) == 60
+    run(result.model, images(1, 3, 64, "images")[0])
+
+
+def test_external_weights(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "model.onnx"
+    path.parent.mkdir()
+    model = one_layer()
+    onnx.save(one_layer(), path, save_as_external_data=True, location="w.bin", size_threshold=16)
+    result = qdqtool.insert(path, images(), predict=False)
+    out = tmp_path / "q.onnx"
+    result.save(out)
+    np.testing.assert_allclose(run(onnx.load(out), images(1)[0])[0], run(model, images(1)[0])[0], atol=0.05)
+    (path.parent / "w.bin").unlink()
+    with pytest.raises(ModelError, match="missing"):
+        qdqtool.insert(path, images())
+
+
+def test_a_model_with_every_batch_normalization_unfolded() -> None:
+    net = Net()
+    tensor = "x"
+    for i in range(4):
+        tensor = net.op("Relu", f"r{i}", net.norm(f"n{i}", net.conv(f"c{i}", tensor, bias=False)))
+    net.output(tensor)
+    model = net.model()
+    result = qdqtool.insert(model, images(8))
+    assert not nodes_of(result.model, "BatchNormalization")
+    feeds = images(1, seed=7)[0]
+    before, after = run(model, feeds)[0], run(result.model, feeds)[0]
+    assert np.abs(after - before).max() < 0.1 * np.abs(before).max()
+    assert result.prediction is not None
+    assert result.prediction.summary()["int8_to_int8"] == 3
+
+
+def residual_chain(activation: bool) -> onnx.ModelProto:
+    net = Net()
+    tensor = net.op("Relu", "stem", net.conv("c0", "x"))
+    for i in range(3):
+        inner = net.conv(f"b{i}", net.op("Relu", f"r{i}", net.conv(f"a{i}", tensor)))
+        if activation:
+            inner = net.silu(f"s{i}", inner)
+        tensor = net.op("Add", f"add{i}", inner, tensor)
+        if not activation:
+            tensor = net.op("Relu", f"ra{i}", tensor)
+    net.output(net.conv("last", tensor))
+    return net.model()
+
+
+def test_default_for_residuals_behind_an_activation_is_what_leaves_the_fewest_conversions() -> None:
+    counts = {}
+    for choice in ("auto", "skip", "both", "none"):
+        prediction = qdqtool.insert(residual_chain(True), images(2), residual=choice).prediction
+        assert prediction is not None
+        counts[choice] = prediction.conversions or 0
+    assert counts["auto"] == min(counts.values())
+    assert counts["auto"] < counts["none"]
+
+
+def test_bare_residuals_run_int8_in_and_out() -> None:
+    prediction = qdqtool.insert(residual_chain(False), images(2)).prediction
+    assert prediction is not None
+    summary = prediction.summary()
+    assert (summary["int8"], summary["int8_to_int8"]) == (8, 7)
+    assert prediction.conversions == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"head": "everything"}, QdqtoolError, "--head everything: choose one of"),
+        ({"residual": "some"}, QdqtoolError, "--residual some: choose one of"),
+        ({"weights": "int4"}, QdqtoolError, "--weights int4: choose one of"),
+        ({"high_precision": "bf16"}, QdqtoolError, "--high-precision bf16: choose one of"),
+        ({"target": "trt7"}, QdqtoolError, "unknown target 'trt7'"),
+        ({"method": "kl"}, QdqtoolError, "method 'kl' is unknown"),
+        ({"method_for": [("zzz", "max")]}, QdqtoolError, "matches no quantized tensor"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        qdqtool.insert(one_layer(), images(), **options)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_quantized_models_are_refused_with_the_reason() -> None:
+    done = qdqtool.insert(one_layer(), images(), predict=False).model
+    with pytest.raises(ModelError, match="is quantized already"):
+        qdqtool.insert(done, images())
+
+
+def test_nothing_left_to_quantize_says_why() -> None:
+    with pytest.raises(ModelError, match="nothing to quantize; 1 nodes: excluded by --exclude c"):
+        qdqtool.insert(one_layer(), images(), exclude=["c"])
+
+
+def test_no_data_at_all() -> None:
+    with pytest.raises(DataError, match="no calibration data"):
+        qdqtool.insert(one_layer())
+
+
+def test_wrong_shapes_and_names_of_data() -> None:
+    with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
+        qdqtool.insert(one_layer(), images(2, 3))
+    wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]
+    with pytest.raises(DataError, match="no array for the model's input 'x'"):
+        qdqtool.insert(one_layer(), wrong)
+
+
+def poisoned(value: float) -> list[dict[str, Array]]:
+    data = images()
+    data[1]["x"][0, 0, 0, 0] = value
+    return data
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_in_activations_name_the_tensor(value: float) -> None:
+    with pytest.raises(DataError, match="tensor 'x': 1 of 4096 values are NaN or infinite"):
+        qdqtool.insert(one_layer(), poisoned(value))
+
+
+def test_dead_activations_get_a_positive_scale_and_a_warning() -> None:
+    result = qdqtool.insert(one_layer(), [{"x": np.zeros((1, 16, 8, 8), np.float32)}], predict=False)
+    assert result.activations[0].scale > 0  # type: ignore[operator]
+    assert any("'x' is always zero" in w for w in result.warnings)
+    check(result.model)
+
+
+def test_constant_activations_are_kept_exactly_enough() -> None:
+    data = [{"x": np.full((1, 16, 8, 8), 0.37, np.float32)}]
+    model = one_layer()
+    result = qdqtool.insert(model, data, predict=False)
+    np.testing.assert_allclose(run(result.model, data[0])[0], run(model, data[0])[0], atol=0.05)
+
+
+def test_int8_weights_for_a_target_that_cannot_read_them_are_warned_of() -> None:
+    result = qdqtool.insert(one_layer(), images(), target="trt8.0", weights="int8", predict=False)
+    assert any("cannot read int8 weights" in w for w in result.warnings)
+
+
+def test_saving_never_touches_the_input(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(one_layer(), path)
+    before = path.read_bytes()
+    result = qdqtool.insert(path, images(), predict=False)
+    with pytest.raises(ModelError, match="is the input"):
+        result.save(path)
+    assert path.read_bytes() == before
+    with pytest.raises(QdqtoolError, match="does not exist"):
+        result.save(tmp_path / "no" / "q.onnx")
+
+
+def test_a_fixed_batch_above_one() -> None:
+    result = qdqtool.insert(one_layer(batch=4), images(6), predict=False)
+    assert result.calibration["images"] == 6
