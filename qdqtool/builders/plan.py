@@ -91,17 +91,18 @@ def _multiplies_in(layer: BuiltLayer) -> Precision:
 def _integers_arrive(name: str, first: Precision) -> bool:
     """Whether a fused kernel's product takes integers, told from the steps in its name and its first input's type.
 
-    A Cast turns integers into floats; behind a Round, or first of all on float data, it makes integers.
+    The Cast of a Q follows a Round, or is the first step where the kernel in front has rounded; that of a DQ is
+    followed by the Mul with its scale. MulSum is a product of floats, written out.
     """
-    steps = name.removeprefix("__myl_")
     product = _PRODUCT.search(name)
-    if product is not None:
-        steps = name[: product.start()].removeprefix("__myl_")
-    integers = not first.is_float
-    for cast in re.finditer("Cast", steps):
-        before = steps[: cast.start()]
-        integers = not integers and (before.endswith("Roun") or (not before and first == Precision.FP32))
-    return integers
+    if product is None or product[1] == "MulSum":
+        return False
+    steps = name[: product.start()].removeprefix("__myl_")
+    cast = steps.rfind("Cast")
+    if cast < 0:
+        return not first.is_float
+    before, after = steps[:cast], steps[cast + len("Cast") :]
+    return "Mul" not in after and (before.endswith("Roun") or (not before and first == Precision.FP32))
 
 
 def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str], back: dict[str, str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import onnx
 from onnx import helper
 
+from tests.fuzz.driver import Answer
+
 Disagrees = Callable[[onnx.ModelProto], bool]
 
 
@@ -125,3 +127,17 @@ def _smaller(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
                     if output.name == node.output[0]:
                         output.name = source
                 yield candidate
+
+
+def shrink_answer(proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]) -> onnx.ModelProto:
+    """Shrinks while a disagreement of the same kind (status, or the same two precisions) stays."""
+    kind = _kind(answer(proto).wrong)
+
+    def disagrees(smaller: onnx.ModelProto) -> bool:
+        return bool(kind & _kind(answer(smaller).wrong))
+
+    return shrink(proto, disagrees) if kind else proto
+
+
+def _kind(wrong: list[tuple[str, str, str]]) -> set[tuple[bool, str, str]]:
+    return {(bool(name), predicted, built[:60]) for name, predicted, built in wrong}

@@ -129,8 +129,7 @@ class _Walk:
         if len(shape) == 1 and shape[0] > 1:
             axis = int(node.attributes.get("axis", 1))
             axes = frozenset({axis % len(data) if data else axis})
-        elif len(shape) > 1 and data is not None:
-            axes = frozenset(i for i, d in enumerate(shape) if d > 1)
+        # Scales by block (of a MatMul's weights) do not hinder an INT8 gemm: the compiler takes them into the product.
         width = WIDTH.get(self.types.get(node.output, 0), 32)
         return Dequantized(node, self._integer(node, params.precision), not shape, scale, width, width, axes=axes)
 

@@ -69,6 +69,10 @@ def refusals(
             yield _error(REFUSED, node.name,
                          f"{node.name}: \"NonMaxSuppression has no runners that implement the layer\".",
                          "Cut the NonMaxSuppression off the model and run it outside.")
+        elif node.op == "InstanceNormalization" and _one_value(model, node):
+            yield _error(REFUSED, node.name,
+                         f"{node.name}: normalizes a single value; \"Error during shape inference of ... inorm\".",
+                         "Remove the InstanceNormalization: its result is its bias.")
         elif node.op in ("Conv", "ConvTranspose"):
             yield from _convolution(types, states, node)
         elif node.op == "Constant":
@@ -76,6 +80,11 @@ def refusals(
             if proto is not None:
                 yield from _constant(node.output, proto.data_type)
     yield from _hardware(model, sm)
+
+
+def _one_value(model: Model, node: Node) -> bool:
+    shape = model.shape(node.input(0))
+    return shape is not None and all(d == 1 for d in shape[2:])
 
 
 def _error(code: str, node: str, message: str, fix: str) -> Finding:

@@ -1,0 +1,56 @@
+"""`python -m tests.fuzz --networks N [--seed S]`: random networks, predicted and built by TensorRT-RTX."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from qdqtool.builders.child import is_installed
+from tests.fuzz.driver import Lab, run
+from tests.fuzz.emit import as_case
+from tests.fuzz.grammar import network
+from tests.fuzz.shrink import shrink_answer
+
+GOAL = 0.999  # share of convolutions on which both must agree
+MOST_SHRUNK = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the fuzzer; 0 when it reached its goal, 1 when not, 2 without a compiler."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--seed", type=int, default=None, help="of the first network (default: from the clock)")
+    parser.add_argument("--no-shrink", action="store_true", help="only count disagreements")
+    options = parser.parse_args(arguments)
+    if not is_installed("tensorrt_rtx"):
+        print("TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's licence)")
+        return 2
+    first = options.seed if options.seed is not None else int(time.time()) * 10_000
+    told = absent = 0
+    statuses: Counter[str] = Counter()
+    wrong: list[tuple[int, tuple[str, str, str]]] = []
+    start = time.monotonic()
+    with Lab() as lab:
+        for count, (seed, answer) in enumerate(run(iter(range(first, first + options.networks)), network, lab), 1):
+            told += answer.convolutions
+            absent += answer.absent
+            statuses[answer.status] += 1
+            wrong += [(seed, w) for w in answer.wrong]
+            for name, predicted, built in answer.wrong:
+                print(f"seed {seed}: {name or 'status'}: predicted {predicted}, built {built[:200]}", flush=True)
+            if sys.stderr.isatty():
+                print(f"\r{count}/{options.networks}", end="", file=sys.stderr)
+        if not options.no_shrink:
+            for seed in list(dict.fromkeys(s for s, _ in wrong))[:MOST_SHRUNK]:
+                print(as_case(shrink_answer(network(seed), lab.answer), f"case_{seed}", f"Seed {seed}."), flush=True)
+    agreed = (told - len(wrong)) / told if told else 1.0
+    print(f"seeds {first} to {first + options.networks - 1}: {options.networks} networks ({dict(statuses)}), {told} "
+          f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
+          f"{time.monotonic() - start:.0f} s")
+    return 0 if agreed >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
