@@ -121,6 +121,8 @@ class Model:
                     self.consumers.setdefault(name, []).append(node)
         self.ordered = self._order()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+        #: What other modules worked out about nodes, by node index; dropped with the constants that it came from.
+        self.memory: dict[str, dict[int, Any]] = {}
 
     def _order(self) -> list[Node]:
         ready: set[str] = set()
@@ -223,6 +225,7 @@ class Model:
     def forget_constants(self) -> None:
         """Drops the cached values of constants, after their protos were filled in."""
         self._arrays.clear()
+        self.memory.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
         """A copy of an external tensor with its data, None when the file is not there."""

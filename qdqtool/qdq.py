@@ -6,6 +6,7 @@ weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -99,10 +100,19 @@ def is_qdq(node: Node | None) -> bool:
 
 def read_params(model: Model, node: Node) -> QuantParams:
     """Reads scale and zero point of a Q or DQ node, whatever their spelling."""
+    known = model.memory.setdefault("quantizers", {})
+    found = known.get(node.index)
+    if found is None:
+        found = known[node.index] = _read_params(model, node)
+    assert isinstance(found, QuantParams)
+    return found
+
+
+def _read_params(model: Model, node: Node) -> QuantParams:
     scale_name, zero_name = node.input(1), node.input(2)
     scale = _flat(model.constant(scale_name), np.float64)
     shape = model.constant_shape(scale_name)
-    count = int(np.prod(shape)) if shape is not None else (scale.size if scale is not None else 0)
+    count = math.prod(shape) if shape is not None else (scale.size if scale is not None else 0)
     zero: npt.NDArray[np.int64] | None
     if zero_name:
         zero = _flat(model.constant(zero_name), np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 
@@ -23,28 +25,32 @@ _BLOCKS_FROM = ("trt10", "trt11", "rtx1.7")
 def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
     for node in view.quantizers:
-        params = view.params(node)
-        if _is_bias(view, node) or _repeats(view, node, params):
+        if _is_bias(view, node) or _repeats(view, node):
             continue  # judged with its convolution, or with its Q
+        params = view.params(node)
         _zero_point(view, report, node, params)
         _scale(view, report, node, params)
         _axis(view, report, node, params)
 
 
 def _is_bias(view: View, node: Node) -> bool:
-    return qdq.is_dq(node) and view.is_weight(node) and view.params(node).precision == Precision.INT32
+    return qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32 and view.is_weight(node)
 
 
-def _repeats(view: View, node: Node, params: QuantParams) -> bool:
+def _repeats(view: View, node: Node) -> bool:
     """Whether a DQ only says again what its Q says."""
-    q = view.model.producer(node.input(0))
-    if not qdq.is_dq(node) or q is None or not qdq.is_q(q):
+    if not qdq.is_dq(node):
         return False
-    first = view.params(q)
+    q = view.model.producer(node.input(0))
+    if q is None or not qdq.is_q(q):
+        return False
+    if q.inputs[1:] == node.inputs[1:]:
+        return True
+    first, params = view.params(q), view.params(node)
     return (
         first.has_zero_point == params.has_zero_point
         and first.scale_shape == params.scale_shape
-        and (q.inputs[1:] == node.inputs[1:] or first.same_as(params) is True)
+        and first.same_as(params) is True
     )
 
 
@@ -69,7 +75,7 @@ def _zero_point(view: View, report: Report, node: Node, params: QuantParams) -> 
     if not params.has_zero_point:
         report.add("DQ-3-INPUTS", name, f"{name} ({node.op}) has no zero-point input.")
     elif values is not None and params.scale_shape is not None:
-        count = int(np.prod(params.scale_shape))
+        count = math.prod(params.scale_shape)
         if values.size != count:
             report.add("ZP-VOLUME", name, f"{name} has {count} scales and {values.size} zero points.")
 
@@ -96,7 +102,7 @@ def _scale(view: View, report: Report, node: Node, params: QuantParams) -> None:
                 which = f" in {int(bad.sum())} of {scale.size} channels ({channels}{' ...' if bad.sum() > 5 else ''})"
             report.add("SCALE-NONPOS", name, f"{name} has scale {number(float(scale[bad][0]))}{which}.")
     shape = params.scale_shape
-    if shape is not None and len(shape) > 1 and (int(np.prod(shape)) != 1 or report.target not in _BLOCKS_FROM):
+    if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or report.target not in _BLOCKS_FROM):
         blocked = int(node.attributes.get("block_size", 0)) > 0
         report.add(
             "SCALE-RANK", name,
@@ -126,7 +132,7 @@ def _axis(view: View, report: Report, node: Node, params: QuantParams) -> None:
         return
     shape = view.model.constant_shape(node.input(0))
     axis = view.axis(node) or 0
-    count = int(np.prod(params.scale_shape)) if params.scale_shape is not None else 0
+    count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
     if shape and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
         report.add(
             "SCALE-COUNT", name,

@@ -52,13 +52,10 @@ class View:
         self.model = model
         #: Whether a convolution takes an Add behind its activation, too (Conv + SiLU + Add).
         self.add_behind_activation = target in TARGETS and TARGETS[target].residual_through_activation
-        self._params: dict[int, QuantParams] = {}
 
     def params(self, node: Node) -> QuantParams:
         """Scale and zero point of a Q or DQ."""
-        if node.index not in self._params:
-            self._params[node.index] = qdq.read_params(self.model, node)
-        return self._params[node.index]
+        return qdq.read_params(self.model, node)
 
     def axis(self, node: Node) -> int | None:
         """The channel axis of a per-channel Q or DQ; None for a per-tensor one.
