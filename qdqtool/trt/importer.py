@@ -34,6 +34,7 @@ ACTIVATIONS = {
 ELEMENTWISE = {"Add": "SUM", "Mul": "PROD", "Sub": "SUB", "Div": "DIV", "Pow": "POW", "Min": "MIN", "Max": "MAX"}
 UNARY = ("Exp", "Log", "Sqrt", "Abs", "Neg", "Reciprocal", "Erf", "Sin", "Cos", "Floor", "Ceil", "Round", "Sign")
 SHUFFLES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth")
+MOVING_SHUFFLES = ("Transpose", "DepthToSpace", "SpaceToDepth")  # the others leave the values in their order
 REDUCTIONS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
 SHAPE_OPS = ("Shape", "Size")
 _TRANSPARENT = (*SHUFFLES, "Identity", "Cast")
@@ -139,7 +140,7 @@ class Importer:
         elif node.op in UNARY:
             self._simple(net.UNARY, node, 1)
         elif node.op in SHUFFLES:
-            self._simple(net.SHUFFLE, node, 1)
+            self._simple(net.SHUFFLE, node, 1).attrs["moves"] = node.op in MOVING_SHUFFLES
         elif node.op in REDUCTIONS:
             self._simple(net.REDUCE, node, 1)
         else:

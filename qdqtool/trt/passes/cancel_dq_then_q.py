@@ -15,6 +15,7 @@ class CancelDQThenQ(Pass):
     Cases:
         * DQ -> Q with equal scales: the Q's readers read the DQ's INT8 input (documented by ModelOpt's comments on
           Concat elimination: such a pair cancels only if the scales are equal).
+        * The Q writes a network output: both stay (assumed).
         * Unequal scales: a requantization stays (:class:`RequantizeFusion`).
     """
 
@@ -23,7 +24,7 @@ class CancelDQThenQ(Pass):
     def apply(self, network: Network) -> None:
         for q in network.of_kind(net.QUANTIZE):
             dq = dq_of(q.data)
-            if dq is None or dq.quant is None or q.quant is None:
+            if dq is None or dq.quant is None or q.quant is None or q.out.is_output:
                 continue
             if dq.quant.same_as(q.quant) is not True:
                 self.refuse(

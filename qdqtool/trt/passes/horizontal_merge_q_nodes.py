@@ -20,6 +20,7 @@ class HorizontalMergeQNodes(Pass):
           that this is the reason is assumed. Which one survives changes names only.
         * A Concat's clone is merged into the original Q (yolov8-orin-trt8412-excerpts).
         * Different scales: both stay (yolo-resnet18-orin-trt8502, ``layer2.1/relu_1``).
+        * A Q that writes a network output stays; others are merged into it (assumed).
         * A scale that is not known (its data is not at hand) counts as different, and the outcome as assumed.
     """
 
@@ -36,7 +37,7 @@ class HorizontalMergeQNodes(Pass):
         kept: list[Layer] = []
         for q in group:
             survivor = next((k for k in kept if _equal(k, q)), None)
-            if survivor is None:
+            if survivor is None or q.out.is_output:
                 kept.append(q)
                 continue
             self.running(survivor)
@@ -45,7 +46,7 @@ class HorizontalMergeQNodes(Pass):
             survivor.nodes.extend(q.nodes)
             network.retarget(q.out, survivor.out)
             network.remove(q)
-        if len(kept) > 1:
+        if any(not _equal(kept[0], k) for k in kept[1:]):
             scales = tuple(None if k.quant is None or k.quant.scale is None else k.quant.scale.tolist() for k in kept)
             if None in scales:
                 for q in kept:
@@ -55,9 +56,9 @@ class HorizontalMergeQNodes(Pass):
             )
 
 
-def _precedence(q: Layer, relisted: bool) -> tuple[bool, int]:
+def _precedence(q: Layer, relisted: bool) -> tuple[bool, bool, int]:
     clone = bool(q.attrs.get("clone"))
-    return clone, q.id if clone or not relisted else -q.id
+    return not q.out.is_output, clone, q.id if clone or not relisted else -q.id
 
 
 def _equal(a: Layer, b: Layer) -> bool:

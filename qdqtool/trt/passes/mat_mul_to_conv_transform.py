@@ -39,6 +39,7 @@ class MatMulToConvTransform(Pass):
         for position, what in ((1, "transpose_before"), (0, "reshape_before")):
             shuffle = Layer(net.SHUFFLE, f"{what}_{layer.name}")
             shuffle.rank = (layer.rank[0] - 0.25, position)
+            shuffle.attrs.update(inserted=True, moves=position == 1)
             source = layer.inputs[position]
             between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
             if position == 0 and source.shape is not None:

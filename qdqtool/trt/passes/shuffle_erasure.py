@@ -22,8 +22,10 @@ class ShuffleErasure(Pass):
             before, after = shuffle.data.shape, shuffle.out.shape
             if not shuffle.attrs.get("fused") or before is None or before != after:
                 continue
-            if "Transpose" in shuffle.name or "transpose" in shuffle.name:
+            if shuffle.attrs.get("moves"):
                 continue  # equal dimensions do not make a transpose a no-op
+            if shuffle.out.is_output and (shuffle.data.is_output or shuffle.data.producer is None):
+                continue  # a network output has a name and memory of its own
             self.running(shuffle)
             self.event(REMOVING, shuffle.name)
             source, out = shuffle.data, shuffle.out

@@ -28,3 +28,4 @@ class ShuffleShuffleFusion(Pass):
                 self.event(FUSING, shuffle.name, reader.name)
                 network.absorb_reader(shuffle, reader, f"{shuffle.name} + {reader.name}")
                 shuffle.attrs["fused"] = True
+                shuffle.attrs["moves"] = shuffle.attrs.get("moves") or reader.attrs.get("moves")

@@ -30,7 +30,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             op = dq.out.only_reader()
             if op is None or not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
                 continue
-            inserted = op.name.startswith(("transpose_before_", "reshape_before_"))
+            inserted = op.attrs.get("inserted")
             if dq.quant is not None and dq.quant.per_channel and not inserted:
                 continue
             self.running(dq)

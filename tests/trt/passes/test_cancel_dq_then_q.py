@@ -34,6 +34,12 @@ def test_different_scales_are_refused() -> None:
     assert found.reasons == [("c.in.Q", "scales-differ")]
 
 
+def test_q_that_writes_a_network_output_stays() -> None:
+    g = Graph()
+    x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
+    assert step(g.model(g.q(x, "out")), CancelDQThenQ).rows == []
+
+
 def test_q_behind_something_else_is_left() -> None:
     g = Graph()
     assert step(g.model(g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")), CancelDQThenQ).rows == []

@@ -77,6 +77,17 @@ def test_zero_points_count(zero: int, merged: bool) -> None:
     assert bool(step(g.model(*outputs), HorizontalMergeQNodes).rows) is merged
 
 
+def test_q_that_writes_a_network_output_stays() -> None:
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    inner = g.op("Neg", g.pair(x, "a"), "n")
+    outputs = [g.q(x, "first"), g.q(x, "second")]
+    found = step(g.model(inner, *outputs), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "first"), ("Eliminating", "a.Q", "first"), ("Removing", "a.Q")]
+    assert found.reasons == []
+    assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
+
+
 def test_three_with_two_scales() -> None:
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")

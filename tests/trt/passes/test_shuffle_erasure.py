@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from qdqtool.trt.passes.shuffle_erasure import ShuffleErasure
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -35,12 +37,21 @@ def test_name_of_a_network_output_survives() -> None:
     assert [t.name for t in found.network.outputs] == [out]
 
 
-def test_transpose_of_equal_dimensions_is_left() -> None:
+def test_network_input_that_is_an_output() -> None:
+    """Nothing is left to write the output if the shuffles between go."""
     g = Graph()
-    x = g.op("Transpose", g.input(4, 4), "Transpose_1", perm=[1, 0])
-    found = step(g.model(g.reshape(x, "Reshape_2", 4, 4)), ShuffleErasure)
+    found = step(g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure)
     assert found.rows == []
-    assert found.has("Transpose_1 + Reshape_2")
+    assert [t.name for t in found.network.inputs] == ["x"]
+
+
+@pytest.mark.parametrize("names", [("Transpose_1", "Reshape_2"), ("a", "b")])
+def test_transpose_of_equal_dimensions_is_left(names: tuple[str, str]) -> None:
+    g = Graph()
+    x = g.op("Transpose", g.input(4, 4), names[0], perm=[1, 0])
+    found = step(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
+    assert found.rows == []
+    assert found.has(" + ".join(names))
 
 
 def test_shuffle_that_changes_the_shape_is_left() -> None:

@@ -1,0 +1,124 @@
+"""Turns a network in the middle of the pipeline back into ONNX, to see whether it still computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.graph import Model, Node
+from qdqtool.trt import network as net
+from qdqtool.trt.importer import build
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.types import Precision
+
+_INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
+
+
+class Exporter:
+    """A network of which passes may move, copy and remove Q and DQ; made before they run, asked afterwards."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.network: Network = build(model)
+        self._nodes = {layer.id: self._node(layer) for layer in self.network.layers.values()}
+        self._slots = {layer.id: self._slots_of(layer) for layer in self.network.layers.values()}
+        self._names: dict[int, str] = {}
+
+    def _node(self, layer: Layer) -> Node | None:
+        return self.model.node(layer.nodes[0]) if layer.nodes else None
+
+    def _slots_of(self, layer: Layer) -> list[int]:
+        """Which input of its node each input of a layer stands for."""
+        node = self._nodes[layer.id]
+        if node is None:
+            return []
+        slots: list[int] = []
+        for tensor in layer.inputs:
+            named = [i for i, n in enumerate(node.inputs) if n == tensor.name and i not in slots]
+            slots.append(named[0] if named else next(i for i in range(len(node.inputs)) if i not in slots))
+        return slots
+
+    def export(self) -> onnx.ModelProto:
+        """The network as it is now."""
+        proto = self.model.proto
+        self._names = {id(t): t.name for t in self.network.inputs}
+        self._names.update({id(t): n for t, n in zip(self.network.outputs, self.model.outputs, strict=True)})
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers = list(proto.graph.initializer)
+        for node in proto.graph.node:
+            if node.op_type == "Constant":
+                self.nodes.append(node)
+        for layer in self.network.in_order():
+            self._layer(layer)
+        graph = helper.make_graph(
+            self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers
+        )
+        return helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
+
+    def _name(self, tensor: Tensor) -> str:
+        return self._names.setdefault(id(tensor), f"t{len(self._names)}")
+
+    def _layer(self, layer: Layer) -> None:
+        inputs = [self._name(t) for t in layer.inputs]
+        outputs = [self._name(t) for t in layer.outputs]
+        if layer.kind == net.CONSTANT and self._nodes.get(layer.id) is None:
+            self.nodes.append(helper.make_node("Identity", [layer.name], outputs))
+        elif layer.kind in (net.QUANTIZE, net.DEQUANTIZE):
+            self._quantizer(layer, inputs[0], outputs[0])
+        elif self._nodes.get(layer.id) is None:
+            # A layer of the parser's own: the sum of a Gemm, or a shuffle, which broadcasting makes unnecessary.
+            self.nodes.append(helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs))
+        else:
+            self._copy(layer, inputs, outputs)
+
+    def _copy(self, layer: Layer, inputs: list[str], outputs: list[str]) -> None:
+        node = self._nodes[layer.id]
+        assert node is not None
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node.proto)
+        copy.name = ""
+        for slot, name in zip(self._slots[layer.id], inputs, strict=True):
+            copy.input[slot] = name
+        if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:
+            del copy.input[2]
+        if node.op == "Split":
+            split = layer.attrs["split"]
+            copy.output[:] = [outputs[0] if i == split else f"{outputs[0]}:unused{i}" for i in range(len(copy.output))]
+        else:
+            copy.output[:] = outputs
+        self.nodes.append(copy)
+
+    def _quantizer(self, layer: Layer, source: str, target: str) -> None:
+        quant = layer.quant
+        assert quant is not None and quant.scale is not None and quant.zero_point is not None
+        stem = f"{target}:{layer.name}"
+        shape = quant.scale_shape
+        scale = quant.scale.astype(np.float32).reshape(shape if shape is not None else (-1,))
+        zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(_INTEGERS[quant.precision])
+        self.initializers.append(numpy_helper.from_array(scale, f"{stem}.s"))
+        self.initializers.append(numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z"))
+        attributes: dict[str, Any] = {} if quant.axis is None else {"axis": quant.axis}
+        op = "QuantizeLinear" if layer.kind == net.QUANTIZE else "DequantizeLinear"
+        self.nodes.append(helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes))
+
+
+def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
+    """The outputs of a model for random inputs, without any of onnxruntime's optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(seed)
+    feeds = {}
+    for value in model.graph.input:
+        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        assert value.type.tensor_type.elem_type == TensorProto.FLOAT
+        feeds[value.name] = random.normal(0, 3, dims).astype(np.float32)
+    outputs: list[npt.NDArray[Any]] = session.run(None, feeds)
+    return outputs

@@ -1,0 +1,244 @@
+"""Random Q/DQ graphs for property tests: every operator that a pass knows, with pairs in sensible and in odd places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from hypothesis import strategies as st
+
+from tests.trt.builder import Graph
+
+Shape = tuple[int, ...]
+SCALES = (0.05, 0.1)
+WEIGHTS = ("qdq", "qdq", "tensor", "int8", "float")
+
+
+@dataclass
+class Sketch:
+    """A graph that grows.
+
+    Attributes:
+        graph: The nodes so far.
+        draw: Hypothesis's.
+        shapes: Tensors that a next node may read.
+        ends: Tensors that only an output may read (integers).
+    """
+
+    graph: Graph
+    draw: Callable[[st.SearchStrategy[Any]], Any]
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    ends: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def one(self, *values: Any) -> Any:
+        return self.draw(st.sampled_from(values))
+
+    def name(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}_{self.count}"
+
+    def pick(self, rank: int = 4) -> str | None:
+        """A tensor of that rank, the late ones more often."""
+        found = [t for t, s in self.shapes.items() if len(s) == rank]
+        if not found:
+            return None
+        return str(found[-1] if self.draw(st.booleans()) else self.one(*found))
+
+    def make(self, tensor: str, shape: Shape) -> None:
+        self.shapes[tensor] = shape
+        self.graph.channels[tensor] = shape[1]
+
+    def maybe_pair(self, tensor: str) -> str:
+        if not self.draw(st.booleans()):
+            return tensor
+        out = self.graph.pair(tensor, self.name("pair"), self.one(*SCALES))
+        self.make(out, self.shapes[tensor])
+        return out
+
+
+def _conv(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    shape = s.shapes[x]
+    depthwise = s.one(False, False, True)
+    channels = shape[1] if depthwise else s.one(4, 8)
+    k, stride = s.one(1, 3), s.one(1, 1, 2)
+    out = s.graph.conv(
+        x, s.name("conv"), channels, k, stride, shape[1] if depthwise else 1, s.one(*SCALES, None),
+        s.one(*WEIGHTS), bias=s.one(False, True),
+    )
+    size = tuple((d + 2 * (k // 2) - k) // stride + 1 for d in shape[2:])
+    s.make(out, (shape[0], channels, *size))
+    _tail(s, out)
+
+
+def _tail(s: Sketch, x: str) -> None:
+    """What usually follows a convolution."""
+    shape = s.shapes[x]
+    if s.draw(st.booleans()):
+        x = s.graph.bn(x, s.name("bn"))
+        s.make(x, shape)
+    kind = s.one("Relu", "LeakyRelu", "silu", "Clip", "")
+    if kind == "silu":
+        s.make(s.graph.silu(x, s.name("silu")), shape)
+    elif kind:
+        s.make(s.graph.op(kind, x, s.name(kind)), shape)
+
+
+def _activation(s: Sketch) -> None:
+    x = s.pick()
+    if x is not None:
+        kind = s.one("Relu", "LeakyRelu", "Sigmoid", "Neg", "Softmax")
+        s.make(s.graph.op(kind, x, s.name(kind)), s.shapes[x])
+
+
+def _pair(s: Sketch) -> None:
+    x = s.pick()
+    if x is not None:
+        s.make(s.graph.pair(x, s.name("pair"), s.one(*SCALES)), s.shapes[x])
+
+
+def _lone_q(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    quantized = s.graph.q(x, s.name("q"), s.one(*SCALES))
+    if s.draw(st.booleans()):
+        s.ends.append(quantized)
+    else:
+        s.make(s.graph.dq(quantized, s.name("dq"), s.one(*SCALES)), s.shapes[x])
+
+
+def _add(s: Sketch) -> None:
+    a = s.pick()
+    if a is None:
+        return
+    same = [t for t, shape in s.shapes.items() if shape == s.shapes[a]]
+    b = str(s.one(*same))
+    a, b = s.maybe_pair(a), s.maybe_pair(b)
+    out = s.graph.op(s.one("Add", "Add", "Mul"), [a, b], s.name("add"))
+    s.make(out, s.shapes[a])
+    if s.draw(st.booleans()):
+        s.make(s.graph.relu(out, s.name("relu")), s.shapes[a])
+
+
+def _constant(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    shape = s.shapes[x]
+    dims = s.one((), (1, shape[1], 1, 1), (shape[1], 1, 1))
+    constant = s.graph.const(s.name("k"), s.graph.random.uniform(0.5, 2, dims))
+    s.make(s.graph.op(s.one("Add", "Mul", "Sub", "Div"), [x, constant], s.name("const")), shape)
+
+
+def _concat(s: Sketch) -> None:
+    a = s.pick()
+    if a is None:
+        return
+    shape = s.shapes[a]
+    fitting = [t for t, d in s.shapes.items() if len(d) == 4 and d[0] == shape[0] and d[2:] == shape[2:]]
+    parts = [a, *s.draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=3))]
+    total = sum(s.shapes[t][1] for t in parts)
+    if total > 32:
+        return
+    out = s.graph.concat(parts, s.name("cat"))
+    s.make(out, (shape[0], total, *shape[2:]))
+    s.maybe_pair(out)
+
+
+def _split(s: Sketch) -> None:
+    x = s.pick()
+    if x is None or s.shapes[x][1] % 2:
+        return
+    shape = s.shapes[x]
+    for part in s.graph.ops("Split", [x], s.name("split"), count=2, axis=1):
+        s.make(part, (shape[0], shape[1] // 2, *shape[2:]))
+
+
+def _slice(s: Sketch) -> None:
+    x = s.pick()
+    if x is None or s.shapes[x][1] < 2:
+        return
+    shape, step = s.shapes[x], s.one(1, 1, 2)
+    end = shape[1] // 2 * step if step == 1 else shape[1]
+    out = s.graph.slice(x, s.name("slice"), 0, end, step=step)
+    s.make(out, (shape[0], (end + step - 1) // step, *shape[2:]))
+
+
+def _pool(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    shape, op = s.shapes[x], s.one("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
+    if op == "GlobalAveragePool":
+        s.make(s.graph.op(op, x, s.name("gap")), (*shape[:2], 1, 1))
+        return
+    k, stride = s.one((2, 2), (3, 1), (3, 2))
+    if min(shape[2:]) < k:
+        return
+    size = tuple((d + 2 * (k // 2 if k % 2 else 0) - k) // stride + 1 for d in shape[2:])
+    s.make(s.graph.pool(x, s.name("pool"), op, k, stride), (*shape[:2], *size))
+
+
+def _resize(s: Sketch) -> None:
+    x = s.pick()
+    if x is not None and max(s.shapes[x][2:]) <= 8:
+        shape = s.shapes[x]
+        out = s.graph.resize(x, s.name("resize"), s.one("nearest", "nearest", "linear"))
+        s.make(out, (*shape[:2], shape[2] * 2, shape[3] * 2))
+
+
+def _shuffle(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    n, c, h, w = s.shapes[x]
+    kind = s.one("Transpose", "Reshape", "Identity")
+    if kind == "Transpose":
+        s.make(s.graph.op("Transpose", x, s.name("Transpose"), perm=[0, 1, 3, 2]), (n, c, w, h))
+    elif kind == "Reshape":
+        s.make(s.graph.reshape(x, s.name("reshape_before"), n, c, w * h, 1), (n, c, w * h, 1))
+    else:
+        s.make(s.graph.op("Identity", x, s.name("same")), (n, c, h, w))
+
+
+def _gemm(s: Sketch) -> None:
+    x = s.pick()
+    if x is None:
+        return
+    shape = s.shapes[x]
+    size = int(np.prod(shape[1:]))
+    flat = s.graph.op("Flatten", x, s.name("flat"))
+    out = s.graph.gemm(flat, s.name("gemm"), size, 4, s.one(*SCALES, None), s.one(*WEIGHTS), s.one(False, True))
+    s.make(out, (shape[0], 4))
+
+
+STEPS = (_conv, _conv, _conv, _activation, _pair, _lone_q, _add, _add, _constant, _concat, _split, _slice, _pool,
+         _resize, _shuffle, _gemm)
+
+
+@st.composite
+def models(draw: st.DrawFn, max_steps: int = 12) -> onnx.ModelProto:
+    """A valid model of up to ``max_steps`` steps with one to four outputs."""
+    graph = Graph(constant_nodes=draw(st.booleans()), seed=draw(st.integers(0, 3)))
+    sketch = Sketch(graph, draw)
+    sketch.make(graph.input(1, 4, 8, 8), (1, 4, 8, 8))
+    if draw(st.booleans()):
+        sketch.make(graph.input(1, 4, 8, 8, name="y"), (1, 4, 8, 8))
+    for move in draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=max_steps)):
+        move(sketch)
+    read = {i for node in graph.nodes for i in node.input}
+    made = [t for t in sketch.shapes if t not in ("x", "y")]
+    loose = [t for t in made if t not in read]
+    outputs = dict.fromkeys([*loose[-3:], *sketch.ends[:2]])
+    if made and draw(st.booleans()):
+        outputs[draw(st.sampled_from(made))] = None
+    if not outputs:
+        outputs[graph.relu("x", "only")] = None
+    return graph.model(*outputs)

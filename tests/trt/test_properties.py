@@ -1,0 +1,191 @@
+"""What holds for every graph: the simulation ends, gives one answer, and its Q/DQ motions change no number."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import onnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from qdqtool.modelfile import load
+from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes.cancel_dq_then_q import CancelDQThenQ
+from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
+from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
+from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
+from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
+from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import TARGETS, target_named
+from qdqtool.types import Prediction
+from tests.trt.builder import Graph
+from tests.trt.execute import Exporter, evaluate
+from tests.trt.random_graphs import models
+
+CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
+MOTION: tuple[type[Pass], ...] = (
+    VanillaSwapWithPreceedingDQ,
+    VanillaSwapWithFollowingQ,
+    HorizontalMergeQNodes,
+    SplitQAcrossPrecedingFanIn,
+    CancelDQThenQ,
+)
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
+    """What is promised to be the same for equal graphs: precisions, what was fused, how many conversions."""
+    known = names or {}
+    rows = {
+        known.get(c.name, c.name): (
+            c.precision, tuple(c.inputs), c.output, sorted(known.get(n, n) for n in c.fused), c.evidence,
+        )
+        for c in prediction.convolutions
+    }
+    return rows, prediction.conversions, sorted(layer.type for layer in prediction.layers)
+
+
+def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The same graph with its nodes in another topological order."""
+    dice = random.Random(seed)
+    waiting = list(model.graph.node)
+    made = {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer} | {""}
+    order = []
+    while waiting:
+        ready = [n for n in waiting if all(i in made for i in n.input)]
+        node = dice.choice(ready)
+        waiting.remove(node)
+        order.append(node)
+        made.update(node.output)
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    del other.graph.node[:]
+    other.graph.node.extend(order)
+    return other
+
+
+def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """The same graph under other names, and the old name for each new node name."""
+    dice = random.Random(seed)
+    numbers = list(range(10_000))
+    dice.shuffle(numbers)
+    tensors: dict[str, str] = {"": ""}
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    graph = other.graph
+    back = {}
+
+    def fresh(name: str) -> str:
+        return tensors.setdefault(name, f"v{numbers.pop()}")
+
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = fresh(value.name)
+    for node in graph.node:
+        new = f"n{numbers.pop()}"
+        back[new] = node.name
+        node.name = new
+        node.input[:] = [fresh(i) for i in node.input]
+        node.output[:] = [fresh(o) for o in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                attribute.t.name = ""
+    return other, back
+
+
+@quick
+@given(models(), st.sampled_from(CLASSIC))
+def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: str) -> None:
+    first, second = (predict(model, target, advice=False) for _ in range(2))
+    assert first.as_json() == second.as_json()
+    assert first.trace == second.trace
+    assert first.refusals == second.refusals
+    operators = [n for n in model.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm")]
+    assert len(first.convolutions) <= len(operators)
+    for conv in first.convolutions:
+        assert conv.layer in {layer.name for layer in first.layers} or conv.layer == ""
+
+
+@quick
+@given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
+def test_order_of_nodes_does_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
+    other = reordered(model, seed)
+    assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False))
+
+
+@quick
+@given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
+def test_names_do_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
+    other, back = renamed(model, seed)
+    assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False), back)
+
+
+def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
+    """The network behind all motions, and the passes that did something."""
+    exporter, fired = Exporter(load(model)), set()
+    target = target_named("trt8.5")
+    ConstQDQInitializersFusion(target).run(exporter.network)
+    for _ in range(100):
+        changed = {kind.__name__ for kind in MOTION if kind(target).run(exporter.network).changed}
+        fired |= changed
+        if not changed:
+            return exporter, fired
+    raise AssertionError("the motions do not end")
+
+
+@quick
+@given(models())
+def test_motions_change_no_number(model: onnx.ModelProto) -> None:
+    """MaxPool, Slice, Concat, nearest Resize and shuffles commute with Q and DQ exactly."""
+    # A Gemm is a product and a sum in the network, whose rounding differs: then the network itself is the measure.
+    gemm = any(n.op_type == "Gemm" for n in model.graph.node)
+    before = Exporter(load(model)).export() if gemm else model
+    after = moved(model)[0].export()
+    for old, new in zip(evaluate(before), evaluate(after), strict=True):
+        assert np.array_equal(old, new)
+
+
+def everything() -> Graph:
+    """Every motion has something to do here, and an average pooling that none may pass."""
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
+    half = g.pool(x, "pool")
+    joined = g.concat([g.resize(half, "up"), g.slice(x, "cut", 0, 2), x], "cat")
+    g.conv(g.pool(g.pair(x, "early", 0.01), "late"), "a", scale=0.01)
+    g.conv(x, "b", scale=0.01)
+    g.conv(joined, "c", scale=0.01)
+    g.conv(g.pool(x, "average", "AveragePool"), "d", scale=0.01)
+    return g
+
+
+def test_every_motion_fires() -> None:
+    model = everything().model("a:0", "b:0", "c:0", "d:0")
+    exporter, fired = moved(model)
+    assert fired == {kind.__name__ for kind in MOTION}
+    after = exporter.export()
+    assert [n.op_type for n in after.graph.node] != [n.op_type for n in model.graph.node]
+    for old, new in zip(evaluate(model), evaluate(after), strict=True):
+        assert np.array_equal(old, new)
+
+
+def test_a_wrong_motion_would_be_seen() -> None:
+    model = everything().model("a:0", "b:0", "c:0", "d:0")
+    exporter, _ = moved(model)
+    layers = {layer.name: layer for layer in exporter.network.layers.values()}
+    VanillaSwapWithFollowingQ._swap(exporter.network, layers["average"], layers["d.in.Q"])
+    after = exporter.export()
+    # onnxruntime has no INT8 average pooling: it is done in float, on the integers.
+    for node in after.graph.node:
+        if node.op_type == "AveragePool":
+            inner, outer = node.input[0] + ":f", node.output[0]
+            at = list(after.graph.node).index(node)
+            cast = helper.make_node("Cast", [node.input[0]], [inner], to=TensorProto.FLOAT)
+            back = helper.make_node("Cast", [outer + ":f"], [outer], to=TensorProto.INT8)
+            node.input[0], node.output[0] = inner, outer + ":f"
+            after.graph.node.insert(at + 1, back)
+            after.graph.node.insert(at, cast)
+            break
+    assert not np.array_equal(evaluate(model)[3], evaluate(after)[3])
