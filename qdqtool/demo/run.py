@@ -6,14 +6,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from qdqtool.demo.images import write_images
+import numpy as np
+import onnx
+import onnxruntime
+
+from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import Insertion, insert
 from qdqtool.modelfile import save
 from qdqtool.render.insertion_text import render
-from qdqtool.render.output import terminal_width
+from qdqtool.render.output import terminal_width, wrap
 from qdqtool.trt.targets import Target
+
+_CHECKED = 8
 
 
 def run(folder: Path, size: int, images: int, activation: str, target: Target) -> Iterator[str]:
@@ -44,13 +50,55 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
     yield f"   and {images} generated images of {size} x {size} pixels to {pictures}"
     yield ""
-    yield "2. qdqtool insert: calibrating and placing Q/DQ pairs"
+    yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     result = insert(model, pictures, target=target, progress=True)
     result.save(quantized)
-    yield from (f"   {line}".rstrip() for line in render(result, terminal_width() - 3).splitlines())
+    yield from _indented(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
+    pixels, correlation = _difference(proto, result.model, size, images)
+    yield f"   on {_CHECKED} other images boxes move by {pixels:.1f} px on average; scores correlate by {correlation:.3f}"
+    yield ""
+    yield "3. qdqtool verify: a real compiler's answer"
+    yield from _verified(quantized)
     yield ""
     yield from _next(result, quantized, time.perf_counter() - started)
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"   {line}".rstrip() for line in text.rstrip().splitlines())
+
+
+def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int) -> tuple[float, float]:
+    """Mean distance of box coordinates in pixels and correlation of scores, on images that calibration did not see."""
+    outputs = []
+    for proto in (before, after):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        rows = []
+        for index in range(first, first + _CHECKED):
+            pixels = np.asarray(make_image(size, index), np.float32).transpose(2, 0, 1)[None] / 255
+            rows.append(session.run(None, {"images": pixels})[0])
+        outputs.append(np.concatenate(rows))
+    boxes = float(np.abs(outputs[0] - outputs[1])[:, :4].mean())
+    return boxes, float(np.corrcoef(outputs[0][:, 4:].ravel(), outputs[1][:, 4:].ravel())[0, 1])
+
+
+def _verified(quantized: Path) -> Iterator[str]:
+    from qdqtool.builders.child import is_installed
+
+    if not is_installed("tensorrt_rtx"):
+        yield from wrap(
+            "no TensorRT here. After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the "
+            "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes trtexec's log:",
+            3, terminal_width(),
+        )  # fmt: skip
+        yield f"     qdqtool verify {quantized} build.log"
+        return
+    from qdqtool.render.verify_text import render_verification
+    from qdqtool.verification.built_here import verify_with_builder
+
+    yield from _indented(render_verification(verify_with_builder(quantized, "tensorrt-rtx"), terminal_width() - 3))
 
 
 def _next(result: Insertion, quantized: Path, seconds: float) -> Iterator[str]:

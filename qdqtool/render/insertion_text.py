@@ -70,7 +70,7 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     )  # fmt: skip
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
     for group in ranked if everything else ranked[:_GROUPS]:
-        members = ", ".join(f"{m.tensor} {m.bits_lost:+.1f}" for m in group.members)
+        members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         lines += wrap(f"scale {group.scale:.4g}: {members}", 4, width, "  - ")
     rest = len(groups) - _GROUPS
     if rest > 0 and not everything:
