@@ -272,7 +272,7 @@ def _only_float(view: View, tensor: str, writes: str, edge: Boundary | None, flo
         return Cause("SILU-NO-Q-AFTER", edge.activation.name if edge.activation else tensor,
                      f"{writes} behind SiLU: {told}.", values=values)
     outputs_only = all(u.kind == "output" for u in floats)
-    why = " (post-processing, left float)" if floats and expected and not outputs_only else ""
+    why = " (left float)" if floats and expected and not outputs_only else ""
     maker = layer_of(view, tensor)
     return Cause("OUT-FLOAT", maker.name if maker is not None else tensor, f"{writes}: {told}{why}.", values=values)
 

@@ -57,13 +57,15 @@ FUSION = (
     Code(
         "ADD-ACT",
         "An activation stands between the convolution and the Add",
-        Severity.INFO,
-        "SiLU (or another activation) of the convolution comes before the Add, as in every YOLOv8 bottleneck.",
+        Severity.WARNING,
+        "SiLU (or another activation) of the convolution comes before the Add, as in every YOLOv8 bottleneck, and not "
+        "both inputs of the Add are quantized.",
         "Only a convolution whose own result goes into the Add can take it. With SiLU in between, the Add is a "
         "separate layer in the builds that users report for 8.5 and 10.6; ModelOpt counts on a fusion since late "
         "2025.",
         "A PointWise layer with the Add's name.",
-        "Nothing to change in the model. Quantize the Add's inputs and output so that it reads and writes INT8.",
+        "Quantize both inputs of the Add and its result: the convolution then writes INT8, and the Add reads and "
+        "writes INT8 (qdqtool insert --residual both).",
         (assumed(CLASSIC, "NVIDIA/TensorRT issue 3861 (users, 8.5 and 10.6)"),),
     ),
     Code(

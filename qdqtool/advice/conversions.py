@@ -65,6 +65,8 @@ def _quantize(
             why += f", and {scales.code} at {scales.node}"
     elif above.maker is not None and (inner := _inner_pair(view, report, above.maker)):
         why = inner
+    elif above.maker is not None and (known := _known_at(report, above.maker)):
+        why = known
     elif above.maker is not None:
         maker = above.maker
         joined = " joins what is in front of it, and" if maker.op in JOINS else ""
@@ -83,6 +85,11 @@ def _inner_pair(view: View, report: Report, node: Node) -> str:
             if told:
                 return told
     return ""
+
+
+def _known_at(report: Report, node: Node) -> str:
+    return next((f"see {code} at {node.name}" for code in ("SKIP-FLOAT", "ADD-ACT", "ADD-OUT-FLOAT", "POOL-FLOAT")
+                 if report.has(code, node.name)), "")
 
 
 def _told_inner(report: Report, q: Node) -> str:

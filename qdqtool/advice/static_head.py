@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from qdqtool import qdq
+from qdqtool.advice.heads import head_of, last_convolutions
 from qdqtool.advice.knowledge import STRONG
 from qdqtool.advice.report import Report, names
 from qdqtool.advice.view import View
@@ -30,27 +31,12 @@ def _is_quantized(view: View, conv: Node) -> bool:
     return data is not None and view.weights(conv).dq is not None
 
 
-def last_convolutions(view: View) -> list[Node]:
-    """Convolutions with no other convolution behind them (YOLO's DFL does not count as one).
-
-    Empty where the network does not look like a detector: fewer than two such convolutions.
-    """
-    last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
-    return last if len(last) >= 2 else []
-
-
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
     last = last_convolutions(view)
     if not last:
         return
-    for conv in last:
-        if conv.index in quantized:
-            report.add("HEAD-QUANT", conv.name, f"{conv.name} is the last convolution of a head branch and is "
-                       "quantized.", convolutions=[conv.name])
-    for conv in view.weighted:
-        if view.is_dfl(conv) and conv.index in quantized:
-            report.add("HEAD-QUANT", conv.name, f"{conv.name} is the DFL convolution (a weighted mean of the box "
-                       "bins) and is quantized.", convolutions=[conv.name])
+    if any(n.index in quantized for n in last) or any(view.is_dfl(n) for n in view.weighted):
+        _ends(view, report, last, quantized)
     for q in view.activation_qs:
         if q.index in view.feeds_weighted:
             continue
@@ -58,6 +44,22 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
         if concat is not None:
             report.add("HEAD-CONCAT", q.name, f"{q.name} gives everything that {concat.name} joins behind the head "
                        "one scale.")
+
+
+def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
+    """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
+    head = head_of(view)
+    for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
+        report.add("HEAD-QUANT", conv.name, f"{conv.name} is the DFL (the mean over a box side's bins) and is "
+                   "quantized.", convolutions=[conv.name])
+    for conv in (n for n in last if n.index in quantized):
+        if head.dfl and conv.index not in head.boxes:
+            report.add("HEAD-SCORE", conv.name, f"{conv.name} is the last convolution of a class branch and is "
+                       "quantized.", convolutions=[conv.name])
+        else:
+            branch = "box" if head.dfl else "head"
+            report.add("HEAD-QUANT", conv.name, f"{conv.name} is the last convolution of a {branch} branch and is "
+                       "quantized.", convolutions=[conv.name])
 
 
 def _concat_above(view: View, q: Node) -> Node | None:

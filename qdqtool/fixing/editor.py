@@ -34,7 +34,7 @@ class Editor:
         self._taken = {n.name for n in graph.node} | set(model.producers) | set(model.initializers) | set(model.inputs)
         self._removed: set[int] = set()
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
-        self._touched: set[str] = set()
+        self._alias: dict[str, str] = {}
 
     def proto_of(self, node: Node) -> onnx.NodeProto:
         """The node in the copy."""
@@ -62,8 +62,6 @@ class Editor:
         proto = self.proto_of(node)
         while len(proto.input) <= position:
             proto.input.append("")
-        if proto.input[position]:
-            self._touched.add(proto.input[position])
         proto.input[position] = tensor
 
     def redirect(self, old: str, new: str, readers: Iterable[Node] | None = None) -> None:
@@ -73,12 +71,10 @@ class Editor:
             for position, tensor in enumerate(proto.input):
                 if tensor == old:
                     proto.input[position] = new
-        self._touched.add(old)
 
     def remove(self, node: Node) -> None:
         """Removes a node; what it alone read is pruned in :meth:`finish`."""
         self._removed.add(node.index)
-        self._touched.update(t for t in node.inputs if t)
 
     def insert(
         self, before: Node, op: str, wanted: str, inputs: list[str], attributes: dict[str, Any] | None = None
@@ -107,15 +103,32 @@ class Editor:
             proto.attribute.append(helper.make_attribute("axis", axis))
 
     def bypass(self, q: Node, dqs: Iterable[Node]) -> bool:
-        """Removes Q/DQ pairs: what read a DQ reads what Q read. False where a DQ is a network output."""
+        """Removes Q/DQ pairs: what read a DQ reads what Q read, and the maker of that makes a network output instead.
+
+        Returns:
+            False where nothing was done: Q's result is a network output, or one tensor would have to be two outputs.
+        """
         pairs = list(dqs)
-        if any(self.model.is_output(dq.output) for dq in pairs) or self.model.is_output(q.output):
+        ends = [dq for dq in pairs if self.model.is_output(dq.output)]
+        source = q.input(0)
+        maker = self.model.producer(source)
+        if self.model.is_output(q.output):
+            return False
+        if ends and (len(ends) > 1 or maker is None or self.model.is_output(source) or self.is_removed(maker)):
             return False
         for dq in pairs:
-            self.redirect(dq.output, q.input(0))
+            if dq not in ends:
+                self.redirect(dq.output, source)
+                self._alias[dq.output] = source  # source may itself be removed by another bypass
             self.remove(dq)
         if all(self.is_removed(n) for n in self.model.readers(q.output)):
             self.remove(q)
+        if ends and maker is not None:
+            outputs = self.proto_of(maker).output
+            outputs[list(outputs).index(source)] = ends[0].output
+            self.redirect(source, ends[0].output)
+            for reader in (r for dq in pairs for r in self.model.readers(dq.output)):
+                self.redirect(source, ends[0].output, [reader])
         return True
 
     def finish(self) -> onnx.ModelProto:
@@ -126,6 +139,10 @@ class Editor:
             nodes.extend(self._before.get(index, ()))
             if index not in self._removed:
                 nodes.append(node)
+        for node in nodes:
+            for position, tensor in enumerate(node.input):
+                if tensor in self._alias:
+                    node.input[position] = self._resolved(tensor)
         kept = self._prune(nodes)
         copies = [_copied(n) for n in kept]
         del graph.node[:]
@@ -133,6 +150,11 @@ class Editor:
         self._sort()
         self._drop_stale()
         return self.proto
+
+    def _resolved(self, tensor: str) -> str:
+        while tensor in self._alias:
+            tensor = self._alias[tensor]
+        return tensor
 
     def _prune(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """Drops Q, DQ and constants that lost their last reader; nodes unused from the start stay."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from qdqtool import qdq
 from qdqtool.advice.causes import quantizer_of
 from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
-from qdqtool.advice.static_head import last_convolutions
+from qdqtool.advice.heads import head_of, last_convolutions
 from qdqtool.advice.structure import both_sides, quantized_gate
 from qdqtool.advice.view import View
 from qdqtool.fixing.editor import Editor
@@ -161,12 +161,14 @@ def _pads_zeros(view: View, pad: Node) -> bool:
 
 
 def heads(view: View, target: str) -> list[Site]:
-    """HEAD-QUANT and HEAD-CONCAT: float last convolutions, float DFL, no pair behind them."""
+    """HEAD-QUANT and HEAD-CONCAT: float box outputs and DFL (all last convolutions without one), no pair behind."""
     sites: list[Site] = []
     last = last_convolutions(view)
     if not last:
         return sites
-    for conv in [*last, *(c for c in view.weighted if view.is_dfl(c))]:
+    head = head_of(view)
+    ends = head.boxes | head.dfl if head.dfl else {n.index for n in last}
+    for conv in (n for n in view.weighted if n.index in ends):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
         if data is None or data[1] is None or weights.dq is None or weights.q is None or weights.after:
             continue

@@ -90,7 +90,7 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
 
 
 # Notes that are the reason of a convolution that is not INT8 to INT8: told like warnings.
-_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-ACT", "ADD-BOTH", "CT-FLOAT")
+_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-BOTH", "CT-FLOAT")
 
 
 def _by_code(findings: Iterable[Finding]) -> list[Finding]:

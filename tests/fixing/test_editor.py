@@ -27,7 +27,19 @@ def test_bypass_drops_the_pair_and_its_constants():
     onnx.checker.check_model(proto, full_check=True)
 
 
-def test_a_dequantized_output_is_not_bypassed():
+def test_a_dequantized_output_keeps_its_name():
+    g = Graph()
+    y = g.relu(g.input(1, 4), "r")
+    model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
+    editor = Editor(model)
+    assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
+    proto = editor.finish()
+    assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
+    assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == ["a.DQ:0"]
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def test_a_network_input_is_not_renamed():
     g = Graph()
     model = Model(g.model(g.pair(g.input(1, 4), "a")))
     assert not Editor(model).bypass(model.node("a.Q"), [model.node("a.DQ")])
@@ -69,3 +81,14 @@ def test_new_parameters_keep_the_scale_type():
     new = Model(editor.finish())
     name = new.node("a.Q").input(1)
     assert new.elem_type(name) == onnx.TensorProto.FLOAT16 and new.constant(name) == 0.5
+
+
+def test_pairs_that_follow_each_other_go_together():
+    model = Model(two_pairs())
+    for order in (("a", "b"), ("b", "a")):
+        editor = Editor(model)
+        for stem in order:
+            assert editor.bypass(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
+        proto = editor.finish()
+        assert [n.name for n in proto.graph.node] == ["r", "end"]
+        onnx.checker.check_model(proto, full_check=True)
