@@ -140,7 +140,9 @@ class Importer:
         elif node.op in UNARY:
             self._simple(net.UNARY, node, 1)
         elif node.op in SHUFFLES:
-            self._simple(net.SHUFFLE, node, 1).attrs["moves"] = node.op in MOVING_SHUFFLES
+            layer = self._simple(net.SHUFFLE, node, 1)
+            layer.attrs["moves"] = node.op in MOVING_SHUFFLES
+            layer.attrs["perm"] = node.attributes.get("perm") if node.op == "Transpose" else None
         elif node.op in REDUCTIONS:
             self._simple(net.REDUCE, node, 1)
         else:

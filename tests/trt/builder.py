@@ -174,7 +174,9 @@ class Graph:
         """The finished model; shape inference gives its outputs their types."""
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}
+        imports = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         del model.graph.output[:]
         model.graph.output.extend(inferred.graph.output)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
+from qdqtool.qdq import QuantParams
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, dq_of, weaken
@@ -20,7 +22,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
           DequantizeLinear_310 past ``transpose_before_Gemm_311``, DequantizeLinear_307 past
           ``reshape_before_Gemm_311``).
         * DQ -> MaxPool, nearest Resize, Slice or another shuffle, the DQ having no other reader (documented: DQ moves
-          forward over commuting layers; not seen in a log).
+          forward over commuting layers; not seen in a log). With a scale for each channel only past a Transpose, which
+          says where the channels went (TensorFlow's weights; assumed).
     """
 
     def apply(self, network: Network) -> None:
@@ -31,8 +34,9 @@ class VanillaSwapWithPreceedingDQ(Pass):
             if op is None or not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
                 continue
             inserted = op.attrs.get("inserted")
-            if dq.quant is not None and dq.quant.per_channel and not inserted:
-                continue
+            if dq.quant is not None and dq.quant.axis is not None and not inserted:
+                if not _carry_axis(dq, dq.quant, op):
+                    continue
             self.running(dq)
             self.event(SWAPPING, dq.name, op.name)
             if not inserted:
@@ -50,3 +54,15 @@ class VanillaSwapWithPreceedingDQ(Pass):
         network.set_output(dq, out)
         middle.shape = out.shape
         dq.rank = (op.rank[0], op.rank[1] + 1)
+
+
+def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
+    """Gives the DQ the axis that its channels have behind a Transpose; False where that is not known."""
+    perm = op.attrs.get("perm")
+    if perm is None or quant.axis is None:
+        return False
+    axis = quant.axis % len(perm)
+    if axis not in perm:
+        return False
+    dq.quant = replace(quant, axis=list(perm).index(axis))
+    return True

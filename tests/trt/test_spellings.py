@@ -1,0 +1,372 @@
+"""The same network in every spelling of Q/DQ that exporters use must get the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqtool.demo.model import yolov8n
+from qdqtool.insertion.api import insert
+from qdqtool.trt.predict import predict
+from qdqtool.types import Precision, Prediction
+from tests.trt.builder import Graph
+
+INT8, FLOAT = Precision.INT8, Precision.FLOAT
+Outcome = tuple[list[Precision], Precision]
+
+
+def chain(g: Graph, weights: str = "qdq") -> onnx.ModelProto:
+    """Two convolutions with a Relu between: INT8 to INT8, then INT8 to float."""
+    x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", weights=weights), "r")
+    return g.model(g.op("Softmax", g.conv(x, "b", weights=weights), "s"))
+
+
+def outcomes(prediction: Prediction) -> dict[str, Outcome]:
+    return {c.name: (c.inputs, c.output) for c in prediction.convolutions}
+
+
+EXPECTED: dict[str, Outcome] = {"a": ([INT8], INT8), "b": ([INT8], FLOAT)}
+
+
+def changed(model: onnx.ModelProto, change: Callable[[onnx.NodeProto], None]) -> onnx.ModelProto:
+    for node in model.graph.node:
+        change(node)
+    return model
+
+
+@pytest.mark.parametrize("constant_nodes", [False, True], ids=["initializers", "constant-nodes"])
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
+def test_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
+    prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
+    assert outcomes(prediction) == EXPECTED
+    assert prediction.conversion_nodes == ["a.in.Q"]
+
+
+@pytest.mark.parametrize("opset", range(10, 24))
+def test_opsets(opset: int) -> None:
+    """Before opset 13 there is one scale for a tensor, and Split and Softmax read differently."""
+    prediction = predict(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq"), advice=False)
+    assert outcomes(prediction) == EXPECTED
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["[]", "[1]"])
+@pytest.mark.parametrize("zero", [True, False], ids=["zero-point", "no-zero-point"])
+def test_scale_shapes(shape: tuple[int, ...], zero: bool) -> None:
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    for name in "ab":
+        scale = g.const(f"{name}.s", np.full(shape, 0.1, np.float32))
+        point = [g.const(f"{name}.z", np.zeros(shape, np.int8))] if zero else []
+        x = g.op("QuantizeLinear", [x, scale, *point], f"{name}.Q")
+        x = g.op("DequantizeLinear", [x, scale, *point], f"{name}.DQ")
+        x = g.relu(g.conv(x, name, scale=None), f"{name}.r")
+    prediction = predict(g.model(g.op("Softmax", x, "s")), advice=False)
+    assert outcomes(prediction) == EXPECTED
+
+
+@pytest.mark.parametrize("axis", [0, -4])
+def test_axis_of_weights_from_either_end(axis: int) -> None:
+    def flip(node: onnx.NodeProto) -> None:
+        for attribute in node.attribute:
+            if attribute.name == "axis" and node.op_type.endswith("quantizeLinear"):
+                attribute.i = axis
+
+    assert outcomes(predict(changed(chain(Graph()), flip), advice=False)) == EXPECTED
+
+
+def test_microsoft_domain() -> None:
+    def move(node: onnx.NodeProto) -> None:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.domain = "com.microsoft"
+
+    model = changed(chain(Graph()), move)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert outcomes(predict(model, advice=False)) == EXPECTED
+
+
+def test_float16() -> None:
+    """Opset 19 allows float16 scales; TensorRT 10 reads them."""
+    prediction = predict(chain(Graph(opset=19, half=True)), "trt10", advice=False)
+    assert outcomes(prediction) == EXPECTED
+    strong = predict(chain(Graph(opset=19, half=True)), "trt11", advice=False)
+    assert outcomes(strong) == {"a": ([INT8], INT8), "b": ([INT8], Precision.FP16)}
+
+
+@pytest.mark.parametrize("label", ["", "same"])
+def test_nodes_without_names_and_with_one_name(label: str) -> None:
+    """A node without a name of its own goes by its first output."""
+    def rename(node: onnx.NodeProto) -> None:
+        node.name = label
+
+    prediction = predict(changed(chain(Graph()), rename), advice=False)
+    assert outcomes(prediction) == {"a:0": EXPECTED["a"], "b:0": EXPECTED["b"]}
+    assert len(prediction.conversion_nodes) == 1
+    names = [layer.name for layer in prediction.layers]
+    assert len(names) == len(set(names))
+
+
+def test_parser_names_for_nodes_without_a_name() -> None:
+    """NVIDIA's parser: node_of_<output> (NVIDIA/TensorRT issue 3385)."""
+    def rename(node: onnx.NodeProto) -> None:
+        node.name = ""
+
+    prediction = predict(changed(chain(Graph(), "int8"), rename), advice=False)
+    assert prediction.convolutions[0].layer == "a.weight + node_of_a:0 + node_of_r:0"
+
+
+@pytest.mark.parametrize("keep", ["scales", "nothing"])
+def test_missing_external_data(tmp_path: Path, keep: str) -> None:
+    model = chain(Graph())
+    path = tmp_path / "model.onnx"
+    limit = 1024 if keep == "scales" else 0
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=limit,
+                    convert_attribute=True)
+    (tmp_path / "weights.bin").unlink()
+    assert outcomes(predict(path, advice=False)) == EXPECTED
+
+
+# Exporters ----------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Calibration data for onnxruntime."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def get_next(self) -> dict[str, Any] | None:
+        self.left -= 1
+        if self.left < 0:
+            return None
+        return {"x": np.random.default_rng(self.left).normal(0, 1, (1, 3, 8, 8)).astype(np.float32)}
+
+
+def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
+    """quantize_static on convolution, Relu, convolution with biases."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    CalibrationDataReader.register(Reader)
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", scale=None, weights="float", bias=True), "r")
+    model = g.model(g.conv(x, "b", scale=None, weights="float", bias=True))
+    onnx.save(model, tmp_path / "float.onnx")
+    quantize_static(
+        str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx"), Reader(), quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QInt8, weight_type=QuantType.QInt8, **options,
+    )
+    return onnx.load(tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
+    """Its int32 bias comes from a DQ, its weights are int8 and its output has a pair."""
+    model = by_onnxruntime(tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True})
+    assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
+    prediction = predict(model, advice=False)
+    assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
+
+
+def test_onnxruntime_asymmetric(tmp_path: Path) -> None:
+    """TensorRT takes no zero point but 0."""
+    prediction = predict(by_onnxruntime(tmp_path), advice=False)
+    assert all(c.precision.is_float for c in prediction.convolutions)
+    assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
+
+
+def test_onnxruntime_symmetric_without_bias_pair(tmp_path: Path) -> None:
+    options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
+    prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
+    assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
+
+
+def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
+    """NHWC: Transposes around each convolution, pairs outside; weights HWIO behind a pair where not folded."""
+    x = g.input(1, 8, 8, 3)
+    channels = 3
+    for name in "ab":
+        x = g.pair(x, f"{name}.in", [0.1])
+        x = g.op("Transpose", x, f"{name}.before", perm=[0, 3, 1, 2])
+        if fold:
+            weights = g.weights(name, (8, channels, 3, 3), "qdq")
+        else:
+            stored = g.const(f"{name}.weight", g.random.normal(0, 0.3, (3, 3, channels, 8)))
+            pair = g.pair(stored, f"{name}.w", [0.01] * 8, axis=3)
+            weights = g.op("Transpose", pair, f"{name}.wt", perm=[3, 2, 0, 1])
+        x = g.op("Conv", [x, weights], name, pads=[1] * 4)
+        x = g.op("Transpose", x, f"{name}.after", perm=[0, 2, 3, 1])
+        x = g.relu(x, f"{name}.r")
+        channels = 8
+    return g.model(g.op("Softmax", x, "s"))
+
+
+@pytest.mark.parametrize("fold", [True, False], ids=["weights-OIHW", "weights-HWIO"])
+@pytest.mark.parametrize("constant_nodes", [True, False])
+def test_tensorflow(fold: bool, constant_nodes: bool) -> None:
+    """DQ moves forward past the Transpose in front, so every convolution reads INT8; scales have shape [1]."""
+    prediction = predict(tensorflow(Graph(constant_nodes=constant_nodes), fold), advice=False)
+    assert [(c.name, c.inputs) for c in prediction.convolutions] == [("a", [INT8]), ("b", [INT8])]
+
+
+def by_modelopt() -> onnx.ModelProto:
+    """Integers with a DQ for weights, scalar scales, pairs on the skip branch only, Relu behind the Add."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 3, 8, 8), "stem", weights="int8", bias=True), "r")
+    y = g.relu(g.conv(x, "a", weights="int8", bias=True), "ra")
+    y = g.conv(y, "b", weights="int8", bias=True)
+    out = g.relu(g.add(y, g.pair(x, "skip", 0.1), "Add"), "rb")
+    return g.model(g.op("GlobalAveragePool", g.conv(out, "c", weights="int8"), "gap"))
+
+
+def test_modelopt() -> None:
+    found = {c.name: c for c in predict(by_modelopt(), advice=False).convolutions}
+    assert outcomes(predict(by_modelopt(), advice=False)) == {
+        "stem": ([INT8], INT8), "a": ([INT8], INT8), "b": ([INT8, INT8], INT8), "c": ([INT8], FLOAT),
+    }
+    assert found["b"].fused == ["Add", "rb"]
+
+
+@pytest.mark.parametrize("weights", ["float", "int8"])
+def test_our_own_insertion(weights: str) -> None:
+    """Every convolution whose weights got a pair is INT8, every other one float."""
+    data = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 64)).astype(np.float32)
+    inserted = insert(yolov8n(size=64), data, method="max", weights=weights, predict=False)
+    prediction = predict(inserted.model, advice=False)
+    dequantizers = {o for n in inserted.model.graph.node if n.op_type == "DequantizeLinear" for o in n.output}
+    wanted = {n.name for n in inserted.model.graph.node if n.op_type == "Conv" and n.input[1] in dequantizers}
+    assert len(wanted) > 50
+    assert {c.name for c in prediction.convolutions if c.precision == INT8} == wanted
+    assert {c.name for c in prediction.convolutions if c.precision == FLOAT} == {
+        n.name for n in inserted.model.graph.node if n.op_type == "Conv" and n.name not in wanted
+    }
+
+
+# Strange graphs -----------------------------------------------------------------------------------------------
+
+
+def conv_names(prediction: Prediction) -> list[str]:
+    return [c.name for c in prediction.convolutions]
+
+
+def test_empty_graph() -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
+    prediction = predict(model, advice=False)
+    assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
+
+
+def test_input_that_is_an_output() -> None:
+    g = Graph()
+    g.input(1, 3, 8, 8)
+    assert predict(g.model("x"), advice=False).layers == []
+
+
+def test_initializer_that_is_an_output() -> None:
+    g = Graph()
+    g.const("k", [1.0])
+    assert predict(g.model("k"), advice=False).convolutions == []
+
+
+def test_initializer_that_is_an_input() -> None:
+    """ONNX IR 3 lists every initializer among the inputs."""
+    model = chain(Graph())
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    assert outcomes(predict(model, advice=False)) == EXPECTED
+
+
+def test_output_of_a_q() -> None:
+    g = Graph()
+    prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], INT8)}
+
+
+def test_input_of_a_dq() -> None:
+    """Integers from outside."""
+    g = Graph()
+    g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
+    g.channels["i"] = 3
+    prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], FLOAT)}
+    assert prediction.conversions == 0
+
+
+def test_dead_nodes() -> None:
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    g.conv(x, "dead")
+    assert conv_names(predict(g.model(g.conv(x, "alive")), advice=False)) == ["alive"]
+
+
+def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
+    out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out])
+
+
+def test_if_reads_from_outside() -> None:
+    """A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed."""
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    condition = g.const("yes", np.asarray(True))
+    node = helper.make_node("If", [condition], ["if:0"], "If", then_branch=branch("then", conv, "Relu"),
+                            else_branch=branch("else", conv, "Neg"))
+    g.nodes.append(node)
+    prediction = predict(g.model("if:0", g.op("Softmax", g.conv(conv, "d"), "s")), advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
+
+
+def test_loop() -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", conv], ["w"])],
+        "body",
+        [helper.make_tensor_value_info("n", TensorProto.INT64, []),
+         helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("w", TensorProto.FLOAT, None)],
+    )
+    count = g.const("count", np.asarray(3, np.int64))
+    g.nodes.append(helper.make_node("Loop", [count, "", "x"], ["loop:0"], "Loop", body=body))
+    assert outcomes(predict(g.model("loop:0"), advice=False)) == {"c": ([INT8], FLOAT)}
+
+
+@pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
+def test_unknown_operators(op: str) -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    g.nodes.append(helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""))
+    g.channels["u:0"] = 8
+    prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
+    assert prediction.conversions == 2
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
+    ids=["0", "-1", "nan", "inf", "empty"],
+)
+def test_senseless_scales(scale: Any) -> None:
+    """The advice complains; the simulation must only not fail."""
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
+    data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
+    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
+
+
+def test_scale_without_a_value() -> None:
+    """A Constant node with a string, a scale that is not there at all."""
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
+    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
+    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
+    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
