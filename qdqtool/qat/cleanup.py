@@ -1,0 +1,99 @@
+"""What torch's export leaves to be tidied: constants that other nodes make, and Q/DQ pairs that say the same twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from qdqtool import qdq
+from qdqtool.fixing.editor import Editor
+from qdqtool.graph import Model, Node
+
+_FOLDED = ("Identity", "Cast", "Transpose")
+
+
+def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Constant nodes become initializers, and Identity, Cast and Transpose of constants their value."""
+    model = Model(proto, sha256="edited")
+    editor = Editor(model)
+    values: dict[str, str] = {}
+    for node in model.ordered:
+        if node.op == "Constant":
+            value = model.constant(node.output)
+        elif node.op in _FOLDED and node.domain == "":
+            value = _folded(model, node, values, editor)
+        else:
+            continue
+        if value is None or model.is_output(node.output):
+            continue
+        values[node.output] = editor.constant(f"{node.output}_value", value)
+        editor.redirect(node.output, values[node.output])
+        editor.remove(node)
+    return editor.finish()
+
+
+def _folded(model: Model, node: Node, values: dict[str, str], editor: Editor) -> np.ndarray | None:
+    source = model.constant(node.input(0))
+    if source is None and node.input(0) in values:
+        name = values[node.input(0)]
+        source = next(numpy_helper.to_array(t) for t in editor.proto.graph.initializer if t.name == name)
+    if source is None or node.op == "Identity":
+        return source
+    if node.op == "Transpose":
+        return np.ascontiguousarray(np.transpose(source, node.attributes.get("perm")))
+    return source.astype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
+
+
+def transpose_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A Transpose between a weight's DQ and a MatMul goes into the weights: TensorRT wants the DQ beside the product."""
+    return _edited(proto, _transpose_weight)
+
+
+def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
+    dq = model.producer(node.input(0))
+    q = model.producer(dq.input(0)) if dq is not None and dq.op == qdq.DQ else None
+    if node.op != "Transpose" or dq is None or q is None or q.op != qdq.Q or len(model.readers(q.output)) != 1:
+        return
+    value = model.constant(q.input(0))
+    if value is None or len(model.readers(dq.output)) != 1 or model.is_output(node.output):
+        return
+    perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
+    editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
+    for pair in (q, dq):
+        for attribute in editor.proto_of(pair).attribute:
+            if attribute.name == "axis":
+                attribute.i = perm.index(attribute.i % value.ndim)
+    editor.redirect(node.output, dq.output)
+    editor.remove(node)
+
+
+def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Readers of one tensor that quantize it with the same scale share one Q/DQ pair, as TensorRT would merge them."""
+    model = Model(proto, sha256="edited")
+    editor = Editor(model)
+    kept: dict[tuple[str, float, bytes], Node] = {}
+    for q in model.ordered:
+        if q.op != qdq.Q or model.is_constant(q.input(0)):
+            continue
+        params = qdq.read_params(model, q)
+        dqs = model.readers(q.output)
+        if params.scale is None or params.scale.size != 1 or len(dqs) != 1 or dqs[0].op != qdq.DQ:
+            continue
+        key = (q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii"))
+        first = kept.setdefault(key, dqs[0])
+        if first is not dqs[0] and not model.is_output(dqs[0].output):
+            editor.redirect(dqs[0].output, first.output)
+            editor.remove(dqs[0])
+            editor.remove(q)
+    return editor.finish()
+
+
+def _edited(proto: onnx.ModelProto, change: Callable[[Model, Editor, Node], None]) -> onnx.ModelProto:
+    model = Model(proto, sha256="edited")
+    editor = Editor(model)
+    for node in model.nodes:
+        change(model, editor, node)
+    return editor.finish()

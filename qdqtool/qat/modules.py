@@ -1,0 +1,193 @@
+"""Modules that quantize: the network's own classes, with quantizers in front of what they compute.
+
+A module becomes an instance of a class of the same name that is derived from its own. Class names, parameters and
+state-dict keys stay as they are; only the quantizers' own come on top.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
+
+Observer = Callable[[nn.Module, str, Tensor], None]
+
+
+class _State(threading.local):
+    observer: Observer | None = None
+
+
+_state = _State()
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Activations are shown to ``observer`` (module, quantizer's attribute, tensor) and nothing is quantized."""
+    before, _state.observer = _state.observer, observer
+    try:
+        yield
+    finally:
+        _state.observer = before
+
+
+def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
+    observer = _state.observer
+    if observer is not None:
+        if not weight:
+            with uncounted():
+                observer(module, attribute, value)
+        return value
+    with uncounted():
+        return getattr(module, attribute)(value)
+
+
+class Quantizing:
+    """Mixed into a module's class; see :func:`make_quantizing`.
+
+    Attributes:
+        qdq_input: Attribute that holds the quantizer of the data input; None for a module without.
+        qdq_weight: The same of the weights.
+        qdq_calls: From kind of call, number of the call and input to the attribute that holds its quantizer.
+        qdq_expected: How many calls of a kind run inside.
+    """
+
+    qdq_input: str | None = None
+    qdq_weight: str | None = None
+    qdq_calls: Mapping[tuple[str, int, int], str] = MappingProxyType({})
+    qdq_expected: Mapping[str, int] = MappingProxyType({})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self
+        if self.qdq_input is not None:
+            args = (_quantized(module, self.qdq_input, args[0]), *args[1:])
+        if self.qdq_weight is not None:
+            return self._with_weight(args, kwargs)
+        if self.qdq_calls:
+            return self._with_calls(args, kwargs)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def _with_weight(self, args: Any, kwargs: Any) -> Any:
+        # The weights are quantized once, when forward asks for them; outside of forward they are the float ones.
+        self.__dict__["_qdq_running"] = True
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            del self.__dict__["_qdq_running"]
+
+    def _with_calls(self, args: Any, kwargs: Any) -> Any:
+        counts: Counter[str] = Counter()
+
+        def seen(kind: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            call = counts[kind]
+            counts[kind] += 1
+            changed = list(values)
+            found = False
+            for position in range(min(2, len(values))):
+                attribute = self.qdq_calls.get((kind, call, position))
+                if attribute is not None:
+                    changed[position] = _quantized(self, attribute, values[position])
+                    found = True
+            return tuple(changed) if found else None
+
+        with CallWatcher(seen):
+            result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        for kind, expected in self.qdq_expected.items():
+            if counts[kind] != expected:
+                raise QdqtoolError(
+                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, {expected} when it was "
+                    "prepared, so that its quantizers would stand at other places; exclude it, or make the number fixed"
+                )
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuilt, (_base_of(type(self)),), self.__dict__
+
+
+class QuantizingWeights(Quantizing):
+    """The same for a class with weights."""
+
+    @property
+    def weight(self) -> Any:
+        module: Any = self
+        value = module._parameters["weight"]
+        if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
+            return value
+        try:
+            return _quantized(module, self.qdq_weight, value, weight=True)
+        except AttributeError as error:  # would make Python ask nn.Module, which returns the float weights
+            raise RuntimeError(f"the weights' quantizer failed: {error}") from error
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        raise AttributeError("weight")  # nn.Module.__setattr__ takes parameters before it gets here
+
+
+_classes: dict[type, type] = {}
+
+
+def _class_for(base: type) -> type:
+    if base not in _classes:
+        mixin = QuantizingWeights if issubclass(base, WEIGHTED) else Quantizing
+        names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+        _classes[base] = type(base.__name__, (mixin, base), names)
+    return _classes[base]
+
+
+def _base_of(made: type) -> type:
+    return made.__mro__[made.__mro__.index(Quantizing) + 1]
+
+
+def _rebuilt(base: type) -> object:
+    made = _class_for(base)
+    return made.__new__(made)
+
+
+def make_quantizing(module: nn.Module) -> Quantizing:
+    """Turns a module into one that quantizes, in place; it has no quantizers yet."""
+    if not isinstance(module, Quantizing):
+        module.__class__ = _class_for(type(module))
+    assert isinstance(module, Quantizing)
+    return module
+
+
+def quantizers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, bool]]:
+    """Every module that quantizes, the attribute of each of its quantizers, and whether that is for weights."""
+    for module in model.modules():
+        if isinstance(module, Quantizing):
+            if module.qdq_input is not None:
+                yield module, module.qdq_input, False
+            for attribute in module.qdq_calls.values():
+                yield module, attribute, False
+            if module.qdq_weight is not None:
+                yield module, module.qdq_weight, True
+
+
+class ExportQuantizer(nn.Module):  # type: ignore[misc]
+    """Fake quantization that torch exports as a Q/DQ pair.
+
+    Args:
+        scale: Scalar, or [channels], in units of the tensor per integer step.
+        axis: The channel axis; None for a scalar scale.
+    """
+
+    def __init__(self, scale: Tensor, axis: int | None) -> None:
+        super().__init__()
+        self.axis = axis
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale: Any = self.scale
+        if self.axis is None:
+            return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
+        zero_point: Any = self.zero_point
+        return torch.fake_quantize_per_channel_affine(x, scale, zero_point, self.axis, -128, 127)

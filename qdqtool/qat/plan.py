@@ -1,0 +1,277 @@
+"""Which quantizers a network gets, decided before it is touched."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion import api as insertion_api
+from qdqtool.insertion import presets
+from qdqtool.insertion.groups import scale_groups
+from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, place
+from qdqtool.insertion.prepare import index_of
+from qdqtool.insertion.prepare import prepare as prepare_proto
+from qdqtool.insertion.structure import POOLS, WEIGHTED
+from qdqtool.qat.cleanup import fold_constants
+from qdqtool.qat.sites import ADD, Site
+from qdqtool.qat.trace import Traced, trace
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+
+BACKENDS = ("pytorch-quantization", "modelopt")
+
+
+@dataclass(frozen=True)
+class ActivationQuantizer:
+    """A quantizer on an activation.
+
+    Attributes:
+        site: Where it stands.
+        tensor: The tensor's name in the traced graph.
+        group: Quantizers of one group are one module, with one amax.
+        role: ``input`` or ``residual``.
+    """
+
+    site: Site
+    tensor: str
+    group: int
+    role: str
+
+
+@dataclass(frozen=True)
+class WeightQuantizer:
+    """A quantizer on a module's weights; ``axis`` is that of the output channels, None for one amax for all."""
+
+    module: str
+    axis: int | None
+
+
+@dataclass
+class Plan:
+    """What :func:`prepare` does to a network.
+
+    Attributes:
+        target: Which TensorRT it is for.
+        backend: Whose quantizers.
+        activations: Quantizers on activations, in the order in which they run.
+        weights: Quantizers on weights.
+        skipped: What could have been quantized and stays float, and why: pairs of name and reason.
+        norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
+        calls: How many calls of a kind run inside a module that has quantizers on some of them.
+        tied: Groups whose tensors are tied by Concat, Split, Slice, MaxPool or Resize, as lists of module names.
+    """
+
+    target: str
+    backend: str
+    activations: list[ActivationQuantizer] = field(default_factory=list)
+    weights: list[WeightQuantizer] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    norms: dict[str, str] = field(default_factory=dict)
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def convolutions(self) -> list[str]:
+        """Modules that will compute in INT8."""
+        return [w.module for w in self.weights]
+
+    @property
+    def tied(self) -> list[list[str]]:
+        """Places that share one amax although they read different tensors."""
+        groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for quantizer in self.activations:
+            groups[quantizer.group][quantizer.tensor].append(_told(quantizer.site))
+        return [[n for names in g.values() for n in names] for g in groups.values() if len(g) > 1]
+
+    def text(self) -> str:
+        """The plan in words, a line for each module."""
+        residuals = [a for a in self.activations if a.site.kind == ADD]
+        pools = [a for a in self.activations if a.site.kind == "pool"]
+        lines = [
+            f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in INT8, "
+            f"{len(residuals)} residual inputs, {len(pools)} averaging pools; {len(self.skipped)} stay float"
+        ]
+        lines.extend(f"  residual  {_told(a.site)}" for a in residuals)
+        lines.extend(f"  pool      {_told(a.site)}" for a in pools)
+        lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
+        lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
+        return "\n".join(lines)
+
+
+def _told(site: Site) -> str:
+    name = site.module or "(network)"
+    if site.kind == ADD:
+        return f"{name} (input {site.position} of Add {site.call})"
+    return name
+
+
+def plan(
+    model: nn.Module,
+    sample: Any,
+    *,
+    target: str | Target = DEFAULT_TARGET,
+    backend: str = "pytorch-quantization",
+    head: str = "box",
+    residual: str = "auto",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+) -> Plan:
+    """Decides where quantizers go; the network is not changed.
+
+    The float network is exported to ONNX in memory, :func:`qdqtool.insertion.placement.place` decides as for
+    :func:`qdqtool.insert`, and each decision is carried back to the module or call it belongs to.
+
+    Args:
+        model: The float network, on any device.
+        sample: A tensor or a tuple of arguments to call it with.
+        target: Which TensorRT, as for :func:`qdqtool.predict`.
+        backend: ``pytorch-quantization`` or ``modelopt``.
+        head: As for :func:`qdqtool.insert`.
+        residual: As for :func:`qdqtool.insert`.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one amax.
+        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX graph, that stay
+            float; an Add belongs to the module in whose ``forward`` it is written.
+        include: The same for modules to quantize although a rule leaves them float.
+
+    Raises:
+        QdqtoolError: An option is wrong, or a pattern matches nothing.
+        ModelError: torch cannot export the network, or nothing in it can be quantized.
+    """
+    for value, choices, option in (
+        (backend, BACKENDS, "backend"), (head, presets.HEADS, "head"), (residual, RESIDUALS, "residual"),
+    ):  # fmt: skip
+        if value not in choices:
+            raise QdqtoolError(f"{option}='{value}': choose one of {', '.join(choices)}")
+    chosen = target_named(target)
+    traced = trace(model, sample)
+    traced.proto = fold_constants(traced.proto)
+    prepare_proto(traced.proto)
+    work = index_of(traced.proto)
+    candidates = [n for n in work.nodes if n.op in (*WEIGHTED, *POOLS, "Add")]
+    names = {n.name: _module_of(traced, n.name) for n in candidates}
+    reasons = _matches(names, exclude, "exclude")
+    included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
+    while True:
+        rules = Rules(
+            head, residual, insertion_api._residual_default(chosen), _exactly(reasons), _exactly(included), (),
+            not chosen.is_rtx,
+        )  # fmt: skip
+        placement = place(work, rules)
+        unreachable = _unreachable(traced, work, placement)
+        if not unreachable:
+            break
+        reasons.update(unreachable)
+    if not placement.readers:
+        why = f"; {placement.skipped[0].node}: {placement.skipped[0].reason}" if placement.skipped else ""
+        raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
+    return _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
+
+
+def _module_of(traced: Traced, node: str) -> str:
+    site = traced.sites.get((node, 0)) or traced.sites.get((node, 1))
+    return site.module if site is not None else ""
+
+
+def _exactly(names: Iterable[str]) -> list[str]:
+    return [f"^{re.escape(n)}$" for n in names]
+
+
+def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, str]:
+    """Node names that a pattern matches, by their module's name or their own, with the reason."""
+    found: dict[str, str] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise QdqtoolError(f"{option} '{pattern}': not a regular expression ({error})") from None
+        hits = [node for node, module in names.items() if compiled.search(module) or compiled.search(node)]
+        if not hits:
+            example = next((m for m in names.values() if m), "")
+            raise QdqtoolError(f"{option} '{pattern}': matches no module that could be quantized; "
+                               f"names look like '{example}'")  # fmt: skip
+        for node in hits:
+            found.setdefault(node, f"excluded by {option} '{pattern}'")
+    return found
+
+
+def _unreachable(traced: Traced, work: Model, placement: Placement) -> dict[str, str]:
+    """Nodes that would be quantized where no module or call of the network can hold the quantizer."""
+    found: dict[str, str] = {}
+    placed: dict[Site, set[str]] = defaultdict(set)
+    for readers in placement.readers.values():
+        for reader in readers:
+            site = traced.sites.get((reader.node.name, reader.position))
+            if site is None:
+                found[reader.node.name] = _why_unreachable(reader)
+            else:
+                placed[site].add(reader.node.name)
+    everywhere: dict[Site, set[str]] = defaultdict(set)
+    for (node, _), site in traced.sites.items():
+        everywhere[site].add(node)
+    for site, nodes in placed.items():
+        if nodes < everywhere[site]:  # a module that runs several times has one quantizer for all of them
+            found.update(dict.fromkeys(nodes, "another run of the same module has to stay float"))
+    return found
+
+
+def _why_unreachable(reader: Reader) -> str:
+    if reader.node.op in WEIGHTED:
+        return "a function call with weights, or a module called with keywords or padding other than zeros; only the "\
+               "input of Conv, ConvTranspose and Linear modules can be quantized while training"
+    return "no call of + or of an averaging pool that can be found again in the network's code"
+
+
+def _as_plan(
+    traced: Traced, work: Model, placement: Placement, target: Target, backend: str, unify: bool,
+    reasons: dict[str, str], names: dict[str, str],
+) -> Plan:  # fmt: skip
+    result = Plan(target.name, backend, norms=_norms(traced))
+    numbers = _group_numbers(traced, work, placement, unify)
+    order = {n.index: i for i, n in enumerate(work.ordered)}
+    readers = [(t, r) for t, found in placement.readers.items() for r in found]
+    seen: set[Site] = set()
+    for tensor, reader in sorted(readers, key=lambda f: (order[f[1].node.index], f[1].position)):
+        site = traced.sites[reader.node.name, reader.position]
+        if site not in seen:
+            seen.add(site)
+            result.activations.append(ActivationQuantizer(site, tensor, numbers[tensor], reader.role))
+            if site.kind != "input":
+                result.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
+    for weight in placement.weights:
+        module = traced.sites[weight.node.name, 0].module
+        axis = None if weight.axis is None else 1 if weight.node.op == "ConvTranspose" else 0
+        if module not in result.convolutions:
+            result.weights.append(WeightQuantizer(module, axis))
+    for skipped in placement.skipped:
+        reason = reasons.get(skipped.node) or re.sub(r"--(\w+) (\w+)", r"\1='\2'", skipped.reason)
+        result.skipped.append((names.get(skipped.node) or skipped.node, reason.replace("--", "")))
+    return result
+
+
+def _norms(traced: Traced) -> dict[str, str]:
+    once = {m for m, count in traced.runs.items() if count == 1}
+    return {norm: conv for norm, conv in traced.norms.items() if norm in once and conv in once}
+
+
+def _group_numbers(traced: Traced, work: Model, placement: Placement, unify: bool) -> dict[str, int]:
+    """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
+    number: dict[str, int] = {}
+    for index, group in enumerate(scale_groups(work, placement.readers, unify)):
+        number.update(dict.fromkeys(group.quantized, index))
+    by_site: dict[Site, int] = {}
+    for tensor, readers in placement.readers.items():
+        for reader in readers:
+            site = traced.sites[reader.node.name, reader.position]
+            first = by_site.setdefault(site, number[tensor])
+            if first != number[tensor]:
+                second = number[tensor]
+                number = {t: first if g == second else g for t, g in number.items()}
+                by_site = {s: first if g == second else g for s, g in by_site.items()}
+    renumbered = {g: i for i, g in enumerate(dict.fromkeys(number.values()))}
+    return {t: renumbered[g] for t, g in number.items()}

@@ -1,0 +1,17 @@
+"""ModelOpt's quantizer. Importing this needs nvidia-modelopt."""
+
+from __future__ import annotations
+
+from modelopt.torch.quantization.config import QuantizerAttributeConfig
+from modelopt.torch.quantization.nn import TensorQuantizer as _TensorQuantizer
+
+from qdqtool.qat.backends import LoadsAmax
+
+
+class TensorQuantizer(LoadsAmax, _TensorQuantizer):  # type: ignore[misc]
+    """ModelOpt's, which loads its amax without ModelOpt's own restore."""
+
+
+def make(axis: int | None) -> TensorQuantizer:
+    """A signed 8-bit quantizer with ModelOpt's max calibrator."""
+    return TensorQuantizer(QuantizerAttributeConfig(num_bits=8, axis=axis))

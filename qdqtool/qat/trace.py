@@ -1,0 +1,225 @@
+"""From a torch network to its float ONNX graph, knowing which node input belongs to which place in the network.
+
+The network is exported with a mark (an operator of a domain of our own) at every place where a quantizer could stand;
+the marks are then taken out of the graph, and the nodes that read them are noted. Names of nodes play no part.
+Whatever torch.onnx.export can trace is understood, networks that torch.fx cannot trace included.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
+
+TRACE_OPSET = 17
+_DOMAIN = "qdqtool.qat"
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_NORM = "batch-norm"
+
+
+@dataclass
+class Traced:
+    """The float graph.
+
+    Attributes:
+        proto: Without any mark.
+        sites: From a node's name and an input position to the place in the network.
+        norms: From a BatchNormalization's place to the convolution module that alone feeds it, where there is one.
+        calls: How many Adds and pools ran inside each module that makes some, by module and kind.
+        runs: How often each module with a site ran.
+    """
+
+    proto: onnx.ModelProto
+    sites: dict[tuple[str, int], Site] = field(default_factory=dict)
+    norms: dict[str, str] = field(default_factory=dict)
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    runs: Counter[str] = field(default_factory=Counter)
+
+
+class _Mark(torch.autograd.Function):  # type: ignore[misc]
+    """An identity that leaves a node with its key in the exported graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, key: str) -> Any:
+        return g.op(f"{_DOMAIN}::Mark", x, key_s=key).setType(x.type())
+
+
+def as_arguments(sample: Any) -> tuple[Any, ...]:
+    """What a network is called with, from a tensor or a tuple of arguments."""
+    if isinstance(sample, Tensor):
+        return (sample,)
+    if isinstance(sample, list | tuple):
+        return tuple(sample)
+    raise QdqtoolError(f"sample: give a tensor or a tuple of the network's arguments, not {type(sample).__name__}")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switches every module to evaluation and back to what it was."""
+    before = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def export_proto(model: nn.Module, args: tuple[Any, ...], opset: int, **options: Any) -> onnx.ModelProto:
+    """torch's TorchScript-based ONNX export, in memory.
+
+    Raises:
+        ModelError: torch cannot export the network.
+    """
+    file = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tracer warnings: the same that the user's own export shows
+            torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
+    except Exception as error:  # torch raises what its passes and the network's own code raise
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise ModelError(f"{type(model).__name__}: torch cannot export it to ONNX: {reason}") from error
+    proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
+    return proto
+
+
+def trace(model: nn.Module, sample: Any) -> Traced:
+    """Traces a network in evaluation mode; the network is left as it was.
+
+    Args:
+        model: The float network.
+        sample: A tensor or a tuple of arguments to call it with.
+
+    Raises:
+        ModelError: torch cannot export the network.
+    """
+    args = as_arguments(sample)
+    recorder = _Recorder(model)
+    with evaluating(model), recorder.recording():
+        proto = export_proto(
+            model, args, TRACE_OPSET, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+            custom_opsets={_DOMAIN: 1},
+        )  # fmt: skip
+    traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
+    _take_out_marks(traced, recorder.keys)
+    return traced
+
+
+class _Recorder:
+    """Marks places while the network runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {id(m): name for name, m in model.named_modules()}
+        self.stack: list[tuple[nn.Module, Counter[str]]] = []
+        self.keys: list[Site] = []
+        self.runs: Counter[str] = Counter()
+        self.calls: dict[tuple[str, str], set[int]] = defaultdict(set)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        before = module_hooks.register_module_forward_pre_hook(self._enter)
+        after = module_hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            with CallWatcher(self._seen):
+                yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _mark(self, value: Tensor, site: Site) -> Any:
+        self.keys.append(site)
+        return _Mark.apply(value, str(len(self.keys) - 1))
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        self.stack.append((module, Counter()))
+        name = self.names.get(id(module))
+        if name is None:
+            return None
+        self.runs[name] += 1
+        if isinstance(module, (*WEIGHTED, *_NORMS)) and args and isinstance(args[0], Tensor):
+            kind = _BATCH_NORM if isinstance(module, _NORMS) else "input"
+            return (self._mark(args[0], Site(name, kind)), *args[1:])
+        return None
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.stack or self.stack[-1][0] is not module:
+            return
+        _, counts = self.stack.pop()
+        name = self.names.get(id(module))
+        if name is not None:
+            for kind, count in counts.items():
+                self.calls[name, kind].add(count)
+
+    def _seen(self, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.stack:
+            return None
+        owner = next(
+            (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS)), None
+        )
+        call = owner[1][kind] if owner is not None else 0
+        for _, counts in self.stack:
+            counts[kind] += 1
+        if owner is None:
+            return None
+        name = self.names[id(owner[0])]
+        marked = 2 if kind == ADD else 1
+        return (*(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)), *args[marked:])
+
+
+def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
+    proto = traced.proto
+    graph = proto.graph
+    source: dict[str, str] = {}
+    place: dict[str, Site] = {}
+    for node in graph.node:
+        if node.domain == _DOMAIN:
+            source[node.output[0]] = source.get(node.input[0], node.input[0])
+            place[node.output[0]] = keys[int(node.attribute[0].s)]
+    kept = [n for n in graph.node if n.domain != _DOMAIN]
+    producers = {o: n for n in kept for o in n.output}
+    readers = Counter(source.get(t, t) for n in kept for t in n.input)
+    readers.update(o.name for o in graph.output)
+    module_of: dict[str, str] = {}
+    for node in kept:
+        for position, tensor in enumerate(node.input):
+            site = place.get(tensor)
+            if site is None:
+                continue
+            if site.kind == _BATCH_NORM:
+                feeding = producers.get(source[tensor])
+                if feeding is not None and readers[source[tensor]] == 1 and feeding.name in module_of:
+                    traced.norms[site.module] = module_of[feeding.name]
+            else:
+                traced.sites[node.name, position] = site
+                if site.kind == "input":
+                    module_of[node.name] = site.module
+    for node in kept:
+        for position, tensor in enumerate(node.input):
+            node.input[position] = source.get(tensor, tensor)
+    for output in graph.output:
+        if output.name in source:
+            raise ModelError(f"output '{output.name}' is made by nothing; return a new tensor instead of an input")
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+    del graph.value_info[:]  # shapes behind a mark were not known; they are inferred when asked for
+    for index in reversed(range(len(proto.opset_import))):
+        if proto.opset_import[index].domain == _DOMAIN:
+            del proto.opset_import[index]
