@@ -52,31 +52,30 @@ def drawing_of(report: EngineReport) -> Drawing:
     device = f", {build.device}" if build.device else ""
     time = f", {report.total_ms:.3f} ms" if report.timed else ""
     drawing = Drawing(f"{version}{device}: {len(report.rows)} layers{time}")
-    makers: dict[str, tuple[str, BuiltTensor]] = {}
+    makers: dict[str, list[tuple[str, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
     ends: dict[str, Box] = {}
     used: set[str] = set()
     for row in report.rows:
         key = f"L{row.index}"
         for tensor in row.layer.inputs:
-            source = makers.get(tensor.tensor)
-            if source is None:
+            sources = makers.get(tensor.tensor)
+            if sources is None:
                 box = ends.get(tensor.tensor)
                 if box is None:
                     box = _end(f"I{len(ends)}", INPUT, tensor)
                     ends[tensor.tensor] = box
                     drawing.boxes.append(box)
-                source = (box.key, tensor)
+                sources = [(box.key, tensor)]
             used.add(tensor.tensor)
-            drawing.arrows.append(_arrow(source[0], key, tensor))
+            drawing.arrows += [_arrow(source, key, made) for source, made in sources]
         drawing.boxes.append(_box(key, row))
         for tensor in row.layer.outputs:
-            makers[tensor.tensor] = (key, tensor)
+            makers.setdefault(tensor.tensor, []).append((key, tensor))
     outputs = [name for name in build.bindings if name in makers and name not in ends]
     for name in dict.fromkeys([*outputs, *(n for n in makers if n not in used)]):
-        key, tensor = makers[name]
-        box = _end(f"O{len(drawing.boxes)}", OUTPUT, tensor)
+        box = _end(f"O{len(drawing.boxes)}", OUTPUT, makers[name][-1][1])
         drawing.boxes.append(box)
-        drawing.arrows.append(_arrow(key, box.key, tensor))
+        drawing.arrows += [_arrow(source, box.key, made) for source, made in makers[name]]
     return drawing
 
 
@@ -103,6 +102,9 @@ def title_of(row: LayerCost) -> str:
         return f"reformat {short(fused.of, 26)}"
     if fused.kind == "copy":
         return f"copy {short(fused.of, 30)}"
+    if row.layer.is_qdq:
+        owner, _, op = row.layer.name.rpartition("/")
+        return f"{'DQ' if op.startswith('D') else 'Q'} {short(owner, 33)}" if owner else row.layer.name
     names = fused.components or row.layer.onnx_names or [row.layer.name]
     for name in names:
         if "conv" in name.rsplit("/", 1)[-1].lower() and "weight" not in name and "uantizeLinear" not in name:

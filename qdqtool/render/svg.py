@@ -16,6 +16,7 @@ from qdqtool.render.colours import LEGEND, fill, line
 
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given
+_HALO = 'paint-order="stroke" stroke="white" stroke-width="3"'  # labels stay readable over lines
 MAX_BOXES = 5000
 
 Point = tuple[float, float]
@@ -72,9 +73,11 @@ def _ranks(drawing: Drawing) -> dict[str, int]:
     outgoing: dict[str, list[str]] = {}
     for arrow in drawing.arrows:
         outgoing.setdefault(arrow.source, []).append(arrow.target)
-    for box in drawing.boxes:  # an input or constant stands right above its first reader
-        if not incoming.get(box.key) and outgoing.get(box.key):
-            ranks[box.key] = max(0, min(ranks[target] for target in outgoing[box.key]) - 1)
+    last = max(ranks.values(), default=0)
+    for box in drawing.boxes:
+        if not incoming.get(box.key):  # an input or constant stands right above its first reader, a lone box below all
+            readers = outgoing.get(box.key, ())
+            ranks[box.key] = max(0, min((ranks[target] for target in readers), default=last + 2) - 1)
     return ranks
 
 
@@ -107,10 +110,8 @@ def _layout(
             columns.update({name: x - low + offset for name, x in placed.items()})
             offset = max(columns[name] for name in placed) + 1.0
             linked |= set(placed)
-    for box in drawing.boxes:
-        if box.key not in linked:
-            columns[box.key] = offset
-            offset += 1.0
+    alone = [box.key for box in drawing.boxes if box.key not in linked]
+    columns.update({key: float(column) for column, key in enumerate(alone)})
     spread = _spread(columns, at)
     places = {box.key: (spread[box.key], ranks[box.key]) for box in drawing.boxes}
     ways = {number: [(spread[name], at[name]) for name in names] for number, names in passing.items()}
@@ -148,7 +149,7 @@ def _arrow(arrow: Arrow, points: list[Point]) -> list[str]:
     previous = points[-2]
     label_x, label_y = (previous[0] + x) / 2 + 6, (previous[1] + y) / 2 - 4
     rows = [
-        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" fill="{colour}">{_text(row)}</text>'
+        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" fill="{colour}" {_HALO}>{_text(row)}</text>'
         for i, row in enumerate(arrow.label.split("\n")[:2])
     ]
     return [

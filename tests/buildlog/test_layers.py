@@ -176,7 +176,8 @@ def test_metadata_separators() -> None:
 
 @pytest.mark.parametrize(("name", "kind", "is_qdq"), [
     ("QuantizeLinear_7", "Reformat", True), ("DequantizeLinear_291", "Reformat", True),
-    ("QuantizeLinear_2_quantize_scale_node", "Scale", True), ("w + QuantizeLinear_7 + Conv_9", "CaskConvolution", False),
+    ("QuantizeLinear_2_quantize_scale_node", "Scale", True),
+    ("w + QuantizeLinear_7 + Conv_9", "CaskConvolution", False),
     ("Reformatting CopyNode for Input Tensor 0 to QuantizeLinear_7", "Reformat", False), ("Scale_1", "Scale", False),
 ])
 def test_q_and_dq_that_stayed_are_known_by_their_names(name: str, kind: str, is_qdq: bool) -> None:
