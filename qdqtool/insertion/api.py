@@ -76,6 +76,8 @@ class Insertion:
         """
         save(self.model, path, source=self.source)
         self.output = os.fspath(path)
+        if self.prediction is not None:
+            self.prediction.model.path = self.output
 
     def as_json(self) -> Json:
         return {

@@ -1,8 +1,8 @@
 """What has to be done to a float model before Q/DQ pairs go in.
 
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
-* Weights computed from constants (Identity, Cast, Transpose, Reshape) become constants, or TensorRT 8 ends with
-  "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Weights computed from constants (Identity, Cast, Transpose, Reshape, ConstantOfShape) become constants, or TensorRT 8
+  ends with "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Nodes that share a name get names of their own.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -25,6 +26,7 @@ from qdqtool.insertion.structure import WEIGHTED
 
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales
+_MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory
 _MIN_IR = {13: 7, 19: 9}
 _Array = npt.NDArray[Any]
 
@@ -52,6 +54,11 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
     renamed = _rename_duplicates(proto)
     if renamed:
         notes.append(f"{renamed} nodes that shared a name were named after their outputs (onnxruntime wants that)")
+    sums = [n for n in proto.graph.node if n.op_type == "Sum" and n.domain in ("", "ai.onnx") and len(n.input) == 2]
+    for node in sums:
+        node.op_type = "Add"
+    if sums:
+        notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
     editor = _Editor(proto, path)
     for count, what in (
         (editor.fold_constant_weights(), "weights computed from constants were folded"),
@@ -163,9 +170,7 @@ class _Editor:
         """Replaces weights that are computed from constants by their value."""
         count = 0
         for node in self.model.nodes:
-            if node.op not in WEIGHTED:
-                continue
-            for position in (1, 2):
+            for position in (1, 2) if node.op in WEIGHTED else (1, 2, 3, 4) if node.op == "BatchNormalization" else ():
                 name = node.input(position)
                 value = self._computed(name) if name and not self.model.is_constant(name) else None
                 if value is not None:
@@ -187,6 +192,8 @@ class _Editor:
             return None
         if node.op == "Identity":
             return source
+        if node.op == "ConstantOfShape":
+            return _filled(source, node.attributes.get("value"))
         if node.op == "Cast":
             return _cast(source, int(node.attributes.get("to", 0)))
         if node.op == "Transpose":
@@ -206,7 +213,7 @@ class _Editor:
             dead = {
                 n.index
                 for n in self.model.nodes
-                if n.op in ("Identity", "Cast", "Transpose", "Reshape")
+                if n.op in ("Identity", "Cast", "Transpose", "Reshape", "ConstantOfShape")
                 and not self.model.readers(n.output)
                 and not self.model.is_output(n.output)
             }
@@ -299,6 +306,14 @@ class _Editor:
         for i in reversed(range(len(info))):
             if info[i].name not in made and info[i].name not in self.model.initializers:
                 del info[i]
+
+
+def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
+    fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value).reshape(-1)
+    dims = [int(d) for d in shape.reshape(-1)]
+    if any(d < 0 for d in dims) or math.prod(dims) > _MAX_FILLED or fill.size != 1:
+        return None
+    return np.full(dims, fill[0], fill.dtype)
 
 
 def _cast(value: _Array, to: int) -> _Array | None:

@@ -85,12 +85,13 @@ def test_weights_behind_identity_transpose_and_reshape_become_constants() -> Non
     kernel = net.op("Reshape", "r", turned, net.const("shape", [0, 16, 3, -1], np.int64))
     half = net.const("h", net.rng.standard_normal((16, 16, 1, 1)), np.float16)
     wide = net.op("Cast", "cast", half, to=1)
-    net.output(net.op("Conv", "a", "x", kernel), net.op("Conv", "b", "x", wide))
+    filled = net.op("ConstantOfShape", "f", net.const("fs", [4, 16, 1, 1], np.int64))
+    net.output(net.op("Conv", "a", "x", kernel), net.op("Conv", "b", "x", wide), net.op("Conv", "z", "x", filled))
     before = net.model()
     after, notes = prepared(before)
-    assert notes == ["2 weights computed from constants were folded"]
-    assert [n.op_type for n in after.graph.node] == ["Conv", "Conv"]
-    assert len(after.graph.initializer) == 2
+    assert notes == ["3 weights computed from constants were folded"]
+    assert [n.op_type for n in after.graph.node] == ["Conv"] * 3
+    assert len(after.graph.initializer) == 3
     same(before, after)
 
 
@@ -135,6 +136,15 @@ def test_nodes_with_one_name_are_named_after_their_outputs() -> None:
     assert [n.name for n in after.graph.node] == ["a.out", "b.out", "r.out"]
     assert notes[0].startswith("3 nodes that shared a name")
     run(after, images(1)[0])
+
+
+def test_a_sum_of_two_is_an_add() -> None:
+    net = Net()
+    net.output(net.op("Sum", "two", net.conv("a", "x"), "x"), net.op("Sum", "three", "x", "x", "x"))
+    after, notes = prepared(net.model())
+    assert [n.op_type for n in after.graph.node] == ["Conv", "Add", "Sum"]
+    assert notes == ["1 Sum nodes of two inputs were written as Add, which TensorRT fuses"]
+    same(net.model(), after)
 
 
 def test_a_newer_opset_stays() -> None:
