@@ -44,6 +44,17 @@ FLOAT = (
         ),
     ),
     Code(
+        "FLOAT-OTHER",
+        "A convolution runs in float, for a reason that only the pass tells",
+        Severity.WARNING,
+        "Data and weights seem to be quantized, and still no pass makes an INT8 convolution of it; the message quotes "
+        "the pass that refused.",
+        "The convolution runs in float, and its Q and DQ stay as conversions.",
+        "No 'fusing (... and ...) into' line for it.",
+        "Change what the message names.",
+        (assumed(ALL_TARGETS, "the simulated pass"),),
+    ),
+    Code(
         "FLOAT-SM75",
         "TensorRT-RTX has no INT8 convolution for compute capability 7.5",
         Severity.WARNING,

@@ -45,6 +45,8 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
                 joined=cause.code == "SKIP-FLOAT",
             )
 
+    _without_reason(report, prediction, by_node)
+
     def outcome_of(node: Node) -> ConvOutcome | None:
         return outcomes.get(node.index)
 
@@ -52,6 +54,19 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
     findings = _ordered(report.findings)
     _number(findings, prediction)
     return findings
+
+
+def _without_reason(report: Report, prediction: Prediction, refused: dict[str, list[Refusal]]) -> None:
+    """A finding for each float convolution that no check explains, with what the passes said."""
+    named = {n for f in report.findings for n in f.convolutions}
+    for outcome in prediction.convolutions:
+        if not outcome.is_int8 and outcome.name not in named:
+            told = refusals.reason(refused.get(outcome.name, ()), outcome.name)
+            report.add(
+                "FLOAT-OTHER", outcome.name,
+                f"{outcome.name} runs in float" + (f" ({told})." if told else "; no pass says why."),
+                convolutions=[outcome.name],
+            )
 
 
 def _beside(simulated: list[Finding], found: list[Finding]) -> list[Finding]:

@@ -218,7 +218,7 @@ def layer_of(view: View, tensor: str) -> Node | None:
                          if g is not None and g.op in ("Sigmoid", "HardSigmoid") and g.input(0) in node.inputs), None)
             node = view.model.producer(gate.input(0)) if gate is not None else None
         elif node.op == "Add" and not is_sum(view, node):
-            node = view.model.producer(next(t for t in node.inputs if t not in view.constants))
+            node = view.model.producer(next((t for t in node.inputs if t not in view.constants), ""))
         else:
             return None
     return None

@@ -28,9 +28,12 @@ def run(view: View, report: Report) -> None:
         if _is_bias(view, node) or _repeats(view, node):
             continue  # judged with its convolution, or with its Q
         params = view.params(node)
+        first = len(report.findings)
         _zero_point(view, report, node, params)
         _scale(view, report, node, params)
         _axis(view, report, node, params)
+        for finding in report.findings[first:]:
+            finding.convolutions.extend(dict.fromkeys(view.convolutions_behind(node)))
 
 
 def _is_bias(view: View, node: Node) -> bool:

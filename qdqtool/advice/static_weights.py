@@ -90,27 +90,26 @@ def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -
 
 
 def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
-    first = weights.first
     shape = view.weight_shape(conv)
-    if first is None or shape is None:
-        return
-    params = view.params(first)
-    count = params.scale.size if params.scale is not None else 0
-    axis = view.axis(first)
-    if axis is None or (count and -len(shape) <= axis < len(shape) and shape[axis] != count):
-        return  # per tensor, or SCALE-COUNT
-    axis %= len(shape)
-    wanted = _output_axis(conv, len(shape))
-    if axis == wanted:
-        return
-    written = "" if params.axis_given else " (not written: ONNX means 1, TensorRT 8 and 9 take 0)"
-    code = "CT-AXIS" if conv.op == "ConvTranspose" else "W-AXIS"
-    report.add(
-        code, conv.name,
-        f"{conv.name}: weights {list(shape)} are quantized along axis {axis}{written}; the output channels are axis "
-        f"{wanted}.",
-        convolutions=[conv.name],
-    )
+    wanted = _output_axis(conv, len(shape)) if shape else 0
+    for node in (weights.q, weights.dq):
+        if node is None or shape is None:
+            continue
+        params = view.params(node)
+        count = params.scale.size if params.scale is not None else 0
+        axis = view.axis(node)
+        if axis is None or (count and -len(shape) <= axis < len(shape) and shape[axis] != count):
+            continue  # per tensor, or SCALE-COUNT
+        axis %= len(shape)
+        if axis == wanted:
+            continue
+        written = "" if params.axis_given else " (not written: ONNX means 1, TensorRT 8 and 9 take 0)"
+        report.add(
+            "CT-AXIS" if conv.op == "ConvTranspose" else "W-AXIS", conv.name,
+            f"{conv.name}: {node.name} works along axis {axis}{written} of weights {list(shape)}; the output channels "
+            f"are axis {wanted}.",
+            convolutions=[conv.name],
+        )
 
 
 def _output_axis(conv: Node, rank: int) -> int:

@@ -174,6 +174,11 @@ class View:
             maker = self.model.producer(maker.input(0))
         return maker is not None and maker.op == "Softmax"
 
+    def convolutions_behind(self, node: Node) -> list[str]:
+        """Names of the convolutions that read a Q or DQ directly, as data, weights or bias."""
+        dqs = [n for n in self.model.readers(node.output) if qdq.is_dq(n)] if qdq.is_q(node) else [node]
+        return [n.name for dq in dqs for n in self.model.readers(dq.output) if n.op in WEIGHTED]
+
     def pairs(self) -> Iterator[tuple[Node, list[Node]]]:
         """Each activation Q with the DQs that read it."""
         for q in self.activation_qs:

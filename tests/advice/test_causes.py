@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from qdqtool.advice import advise
+from qdqtool.graph import Model
 from qdqtool.trt.predict import predict
 from qdqtool.types import Severity
 from tests.trt.builder import Graph
@@ -255,3 +257,18 @@ def test_ids_are_the_places_in_the_list():
 def test_codes_of_classic_targets_are_not_told_on_rtx():
     _, codes = outcome(residual("float"), "rtx1.7")
     assert not {"SKIP-FLOAT", "CONVERSION", "OUT-FLOAT", "INPUT-CONVERSION"} & set(codes)
+
+
+def test_findings_of_the_rtx_simulation_are_kept():
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 3, 8, 8), "c0", 8), "r")
+    model = Model(g.model(g.conv(x, "c1", 8, scale=None)))
+    prediction = predict(model, "rtx1.7")
+    own = {(f.code, f.node) for f in prediction.findings if f.code == "IN-BLOCKED" or f.code == "IN-FLOAT"}
+    assert own
+    prediction.findings = advise(model, prediction)
+    found = {(f.code, f.node) for f in prediction.findings}
+    assert own <= found
+    assert {"FLOAT-FP32"} <= {code for code, _ in found}
+    assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
+    assert prediction.convolution("c1").findings
