@@ -140,7 +140,7 @@ def _profile(build: Build, content: list[Any]) -> None:
             continue
         if "count" in item and "name" not in item:
             count = item["count"]
-            build.iterations = count if isinstance(count, int) and count > 0 else None
+            build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
             continue
         total, average = _amount(item.get("timeMs")), _amount(item.get("averageMs"))
         if average is None and total is not None and build.iterations:

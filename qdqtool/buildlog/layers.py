@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from qdqtool.buildlog.records import Shape
+from qdqtool.buildlog.records import MAX_DIMENSION, Shape
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.types import Precision
 
@@ -49,6 +49,7 @@ _EDGE = re.compile(r"(?:\[([A-Za-z]\w*)\(([-\d,: ]*)\)\]| \(([A-Za-z]\w*)\[([-\d
 _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _METADATA = re.compile(r"\[ONNX Layer: ")
+_MAX_RANK = 64
 MAX_TENSORS = 4096  # of one layer; real ones have at most some hundreds
 
 
@@ -74,12 +75,12 @@ def parse_dims(text: str) -> tuple[Shape, int]:
     """Reads ``1,64:32,552,968`` into dimensions and vector width; negative (dynamic) dimensions become None."""
     shape: list[int | None] = []
     vector = 1
-    for piece in text.split(","):
+    for piece in text.split(",", _MAX_RANK)[:_MAX_RANK]:
         size, _, width = piece.strip().partition(":")
         if not size:
             continue
         value = _int(size)
-        shape.append(value if value is not None and value >= 0 else None)
+        shape.append(value if value is not None and 0 <= value < MAX_DIMENSION else None)
         if width:
             vector = _int(width) or 1
     return tuple(shape), vector
@@ -96,7 +97,8 @@ def int_list(value: Any, least: int | None = None) -> list[int] | None:
     """A listed field that is a non-empty list of integers, none below ``least``; None when it is something else."""
     if not isinstance(value, list) or not value or len(value) > 64:
         return None
-    whole = all(isinstance(v, int) and not isinstance(v, bool) and (least is None or v >= least) for v in value)
+    low = -MAX_DIMENSION if least is None else least
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and low <= v < MAX_DIMENSION for v in value)
     return list(value) if whole else None
 
 
@@ -210,7 +212,7 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text[:1] in "[{" or text.lstrip("-").isdigit():
+    if text[:1] in "[{" or text.lstrip("-").isdecimal():
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
@@ -253,7 +255,7 @@ def _tensor(item: Any) -> BuiltTensor:
         shape, listed = parse_dims(dims)
         vector = max(vector, listed)
     elif isinstance(dims, list):
-        shape = tuple(d if isinstance(d, int) and d >= 0 else None for d in dims[:64])
+        shape = tuple(d if isinstance(d, int) and 0 <= d < MAX_DIMENSION else None for d in dims[:_MAX_RANK])
     kind = precision_of(_text(item.get("Datatype") or item.get("DataType") or both))
     return BuiltTensor(_text(item.get("Name", "")), kind, shape, vector, layout)
 

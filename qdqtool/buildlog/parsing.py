@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from qdqtool.buildlog.records import ParsedNode, ParsedTensor, ParseSection, Shape
+from qdqtool.buildlog.records import MAX_DIMENSION, ParsedNode, ParsedTensor, ParseSection, Shape
 
 _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
 _INPUT = re.compile(r"Adding network input: (.*) with dtype: (\w+), dimensions: \((.*)\)")
@@ -145,7 +145,7 @@ class ParseReader:
                 value = text[len(key) :].strip()[:500]
                 if target == "onnx_file":
                     self.section.onnx_file = value
-                elif target == "opset" and value.isdigit() and len(value) < 6:
+                elif target == "opset" and value.isdecimal() and len(value) < 6:
                     self.section.opset = int(value)
                 elif target == "producer":
                     self.section.producer = value
@@ -177,5 +177,6 @@ def _shape(text: str) -> Shape:
     shape: list[int | None] = []
     for piece in text.split(", ") if text.strip() else []:
         stripped = piece.strip()
-        shape.append(int(stripped) if stripped.isdigit() and len(stripped) < 19 else None)
+        value = int(stripped) if stripped.isascii() and stripped.isdecimal() and len(stripped) < 19 else MAX_DIMENSION
+        shape.append(value if value < MAX_DIMENSION else None)
     return tuple(shape)

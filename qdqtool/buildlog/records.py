@@ -9,6 +9,8 @@ from typing import Any
 Shape = tuple[int | None, ...]
 """Dimensions as printed (NCHW for images); None where TensorRT prints a dynamic one as a negative number."""
 
+MAX_DIMENSION = 1 << 40  # a larger one is damage, and is taken as unknown
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedTensor:

@@ -233,7 +233,7 @@ class Sections:
             self.block = "profile"
             self.build.profile_rows.clear()
             digits = title[len("Profile (") :].split(" ", 1)[0]
-            self.build.iterations = int(digits) if digits.isdigit() and len(digits) < 12 else None
+            self.build.iterations = int(digits) if digits.isdecimal() and len(digits) < 12 else None
         else:
             self.block = {"Device Information": "device", "Trace details": "trace"}.get(title, "")
             if title.startswith("Explanations"):

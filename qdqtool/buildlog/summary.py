@@ -75,7 +75,7 @@ def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
     """
     names = list(dict.fromkeys(e.pass_name for e in build.trace))
     wanted = name.lower()
-    exact = [n for n in names if n.lower() == wanted]
+    exact = [name] if name in names else [n for n in names if n.lower() == wanted]
     found = exact or [n for n in names if n and n.lower().startswith(wanted)]
     if len(found) != 1:
         listed = ", ".join(sorted(n for n in found or names if n)) or "none: the log has no optimizer lines"

@@ -59,7 +59,7 @@ class _Rebuilder:
         self.nodes = build.parse.nodes
         self.opset = build.parse.opset or 13
         major = (build.tensorrt or build.version_hint or "8").split(".")[0]
-        self.narrowed = major.isdigit() and int(major) < 10  # TensorRT before 10 prints INT64 as INT32
+        self.narrowed = major.isdecimal() and int(major) < 10  # TensorRT before 10 prints INT64 as INT32
         self.tensors: dict[str, ParsedTensor] = {}
         self.made: set[str] = set()
         self.readers: dict[str, list[ParsedNode]] = {}

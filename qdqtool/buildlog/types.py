@@ -28,6 +28,7 @@ CONVERSION = "conversion"
 REFORMAT = "reformat"
 CONVOLUTION = "convolution"
 OTHER = "other"
+_MAX_ELEMENTS = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,12 @@ class BuiltTensor:
 
     @property
     def elements(self) -> int | None:
-        """Number of elements; None for an unknown or dynamic shape."""
+        """Number of elements; None for an unknown, dynamic or impossible shape."""
         if self.shape is None:
             return None
         known = [d for d in self.shape if d is not None]
-        return math.prod(known) if len(known) == len(self.shape) else None
+        count = math.prod(known) if len(known) == len(self.shape) else _MAX_ELEMENTS
+        return count if count < _MAX_ELEMENTS else None
 
     def as_json(self) -> dict[str, Any]:
         shape = None if self.shape is None else list(self.shape)

@@ -24,6 +24,8 @@ _WIDTH = {
     Precision.INT64: 8.0,
 }
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MAX_MACS = 1 << 80  # more is damage, as are more weights than these
+_MAX_COUNT = 1 << 48
 ENGINE_SCHEMA = "qdqtool/engine/1"
 
 
@@ -171,7 +173,8 @@ def analyze(build: Build) -> EngineReport:
         cost = LayerCost(layer, index, input_bytes=_bytes(layer.inputs), output_bytes=_bytes(layer.outputs))
         parsed = [nodes[part] for part in layer.fused(known).bases if part in nodes] if nodes else []
         cost.weight_bytes = _weight_bytes(layer, parsed)
-        cost.macs = _macs(layer, parsed)
+        macs = _macs(layer, parsed)
+        cost.macs = macs if macs is not None and 0 <= macs < _MAX_MACS else None
         waiting = times.get(layer.name)
         if waiting:
             cost.ms = waiting.pop(0)
@@ -215,7 +218,7 @@ def _listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")
-            if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 48:
+            if isinstance(count, int) and not isinstance(count, bool) and 0 < count < _MAX_COUNT:
                 return count, precision_of(str(weights.get("Type", "")))
     return None
 
@@ -224,7 +227,8 @@ def _count(node: ParsedNode) -> int | None:
     shape = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
     if shape is None or any(d is None for d in shape):
         return None
-    return math.prod(d for d in shape if d is not None)
+    count = math.prod(d for d in shape if d is not None)
+    return count if count < _MAX_COUNT else None
 
 
 def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
@@ -234,7 +238,7 @@ def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
     if source is None or target is None:
         return None
     if layer.is_convolution and len(source) >= 3:
-        return _convolution_macs(layer, parsed, source, target)
+        return _convolution_macs(layer, parsed, source, target) if len(target) >= 3 else None
     if len(source) >= 2 and len(target) >= 2:  # a matrix product sums over the last dimension of its input
         return math.prod(target) * source[-1]
     return None

@@ -1,0 +1,47 @@
+"""``python -m tests.fuzz_logs [--files 10000] [--base 0] [--first 0]``: the long run; ends with 1 on the "
+"first defect."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import resource
+import sys
+import time
+
+from tests.fuzz_logs.check import check
+from tests.fuzz_logs.mutate import mutated
+
+MEMORY_MB = 700  # of the process, with numpy and onnx loaded; a file has at most 8 MB
+
+
+def main() -> int:
+    """Runs the files in one process and reports counts, the slowest file and the memory used."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--base", type=int, default=0, help="another base gives other files")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    options = parser.parse_args()
+    counts: collections.Counter[str] = collections.Counter()
+    slowest = (0.0, 0)
+    started = time.perf_counter()
+    for number in range(options.first, options.first + options.files):
+        data = mutated(number, options.base)
+        begun = time.perf_counter()
+        try:
+            counts[check(data)] += 1
+        except Exception:
+            print(f"file {number} (base {options.base}, {len(data)} bytes):", file=sys.stderr)
+            raise
+        slowest = max(slowest, (time.perf_counter() - begun, number))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{options.files} files in {time.perf_counter() - started:.0f} s: {counts['read']} read, "
+        f"{counts['refused']} refused; "
+        f"slowest {slowest[0]:.2f} s (file {slowest[1]}); {memory:.0f} MB of memory"
+    )
+    return int(memory > MEMORY_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

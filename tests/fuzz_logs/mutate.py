@@ -1,0 +1,161 @@
+"""Seeds and mutations: small builds of every kind, damaged in the ways files get damaged and in hostile ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.buildlog import samples
+from tests.engine.test_costs import CONV
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+Mutation = Callable[[bytes, random.Random], bytes]
+
+OLD_LOG = "\n".join([
+    "[TensorRT] VERBOSE: Original: 12 layers", "[TensorRT] VERBOSE: Running: EltReluFusion",
+    "[TensorRT] VERBOSE: EltReluFusion: Fusing Add_1 with Relu_2",
+    "[TensorRT] VERBOSE: Merging layers: Conv_1 + Relu_2 || Conv_3 + Relu_4",
+    "[TensorRT] VERBOSE: Engine Layer Information:",
+    "Layer(Scale): QuantizeLinear_2_quantize_scale_node, Tactic: 0, input[Float(1,3,-17,-18)] -> "
+    "255[Int8(1,3,-17,-18)]",
+    "Layer(CaskConvolution): PWN(PWN(a + b), c) || d, Tactic: -494, x[Half(1,8,9,9)], PWN(a, b)[Int8(1,8,9,9)] -> "
+    "y[Float(1,8,9,9)]",
+    "[TensorRT] INFO: === Profile (1434 iterations ) ===",
+    "[TensorRT] INFO:    Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+    "[TensorRT] INFO:      84.73       0.0591       0.0594       3.7   Conv_237 + Relu_238",
+    "",
+])
+INFO = "\n".join([
+    "Layers:",
+    "Name: a + (Unnamed Layer* 3) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: x, Location: "
+    "Device, Dimensions: "
+    "[1,3,8,8], Format/Datatype: Four wide channel vectorized row major Int8 format }], Outputs: [ { Name: y, "
+    "Location: "
+    'Device, Dimensions: [1,16,4,4], Format/Datatype: Half }], ParameterType: Convolution, Kernel: [3,3], '
+    'Weights: {"Type": '
+    '"Int8", "Count": 432}, TacticValue: 0x12, Metadata: [ONNX Layer: a]\x1e[ONNX Layer: b]',
+    "Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0", "", "Bindings:", "x",
+    "y", "",
+])
+JSON = {
+    "Layers": [CONV, {"Name": "q", "LayerType": "Reformat", "Origin": "QDQ", "Metadata": "[ONNX Layer: "
+    "q]\u001f[ONNX Layer: r]",
+                      "Inputs": [{"Name": "x", "Dimensions": [1, 3, 8, 8], "Datatype": "Float", "Format": "(Linear)"}],
+                      "Outputs": [{"Name": "y", "Dimensions": [1, 3, 8, 8], "Datatype": "Int8", "Format": "(NHWC)"}]}],
+    "Bindings": ["x", "y"],
+}
+PROFILE = [{"count": 10}, {"name": "conv", "timeMs": 1.5, "averageMs": 0.15, "medianMs": 0.15, "percentage": 100.0}]
+
+
+def seeds() -> list[bytes]:
+    """One of each dialect, all our own."""
+    return [
+        samples.trtexec_log().encode(), OLD_LOG.encode(), INFO.encode(), json.dumps(JSON).encode(),
+        json.dumps(PROFILE, indent=1).encode(), b'{"Layers": ["a + b",\n"PWN(c)"],\n"Bindings": ["x"]}',
+        gzip.decompress((DATA / "rtx-1.7.1-c2f-split.log.gz").read_bytes()),
+    ]
+
+
+def _cut(data: bytes, rng: random.Random) -> bytes:
+    first, last = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    return data[first:last] if rng.random() < 0.3 else data[:last]
+
+
+def _flip(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 3, 30, 300))):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def _repeat(data: bytes, rng: random.Random) -> bytes:
+    first, last = sorted(rng.randrange(len(data)) for _ in range(2))
+    return data[:last] + data[first:last] * rng.choice((1, 2, 20)) + data[last:]
+
+
+def _shuffle(data: bytes, rng: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    for _ in range(rng.randrange(1, 40)):
+        a, b = rng.randrange(len(lines)), rng.randrange(len(lines))
+        lines[a], lines[b] = lines[b], lines[a]
+    return b"\n".join(lines)
+
+
+def _drop_lines(data: bytes, rng: random.Random) -> bytes:
+    return b"\n".join(line for line in data.split(b"\n") if rng.random() < 0.8)
+
+
+def _long_line(data: bytes, rng: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines))
+    piece = rng.choice((b"A", b" + a", b"(", b"PWN(", b"[", b", ", b" || ", b"{ Name: ", b" -> ", b"], [", b"[Int8(",
+    b"_myl1_",
+                        b"x [Conv] inputs: [", b"\x1b[", b" (Int8[", b"_clone_1", b"\\", b"9", b", Tactic: ",
+                        b" with "))
+    lines[at] = lines[at] + piece * rng.choice((100, 5000, 60_000))
+    return b"\n".join(lines)
+
+
+def _numbers(data: bytes, rng: random.Random) -> bytes:
+    """Puts a hostile number where a number was."""
+    hostile = rng.choice((b"9" * 400, b"-1", b"1e999", b"nan", b"0", b"1" + b"0" * 30, b"0x", b"--", b"."))
+    places = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
+    if not places:
+        return data
+    changed = data
+    for at in sorted(rng.sample(places, min(len(places), rng.choice((1, 5)))), reverse=True):
+        changed = changed[:at] + hostile + changed[at + 1:]
+    return changed
+
+
+def _nest(data: bytes, rng: random.Random) -> bytes:
+    depth = rng.choice((50, 2000, 100_000))
+    opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b"(", b")"), (b"PWN(", b")")))
+    at = rng.randrange(len(data))
+    return data[:at] + opening * depth + (closing * depth if rng.random() < 0.5 else b"") + data[at:]
+
+
+def _words(data: bytes, rng: random.Random) -> bytes:
+    """Swaps a word of the format for another, so that lines turn up where they do not belong."""
+    words = (b"inputs", b"outputs", b"Layer(", b"Tactic", b"Running: ", b" on ", b" with ", b" into ", b"Name: ",
+    b"null", b"true",
+             b"=== Profile (1 iterations ) ===", b"&&&& RUNNING", b"Bindings:", b"\"Layers\"", b"\x00", b"\xff\xfe",
+             b"\r", b"")
+    old, new = rng.choice(words[:-4]), rng.choice(words)
+    return data.replace(old, new, rng.choice((1, -1)))
+
+
+def _pack(data: bytes, rng: random.Random) -> bytes:
+    packed = gzip.compress(data) if rng.random() < 0.5 else lzma.compress(data)
+    return rng.choice((lambda d, _r: d, _cut, _flip))(packed, rng)
+
+
+def _wide(data: bytes, rng: random.Random) -> bytes:
+    return b"\xff\xfe" + data.decode("latin-1").encode("utf-16-le")[: rng.randrange(1, 2 * len(data) + 1)]
+
+
+def _mix(data: bytes, rng: random.Random) -> bytes:
+    other = rng.choice(seeds())
+    at = rng.randrange(len(data))
+    return data[:at] + other[rng.randrange(len(other)):] + data[at:]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _cut, _flip, _repeat, _shuffle, _drop_lines, _long_line, _numbers, _nest, _words, _pack, _wide, _mix,
+)
+
+
+def mutated(number: int, base: int = 0) -> bytes:
+    """The file of that number: one to three mutations of a seed; the same number gives the same file."""
+    rng = random.Random(base * 1_000_003 + number)
+    data = rng.choice(seeds())
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if not data:
+            break
+        data = rng.choice(MUTATIONS)(data, rng)
+        data = data[: 8 << 20]
+    return data

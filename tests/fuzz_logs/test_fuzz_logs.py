@@ -1,0 +1,84 @@
+"""Five hundred mutated files, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.source import MAX_LINE, lines_of
+from tests.buildlog import samples
+from tests.fuzz_logs.check import check
+from tests.fuzz_logs.mutate import mutated, seeds
+
+
+def test_the_seeds_themselves_are_read() -> None:
+    assert [check(seed) for seed in seeds()] == ["read"] * len(seeds())
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_no_file_breaks_the_reader(part: int) -> None:
+    outcomes = [check(mutated(number)) for number in range(part * 100, (part + 1) * 100)]
+    assert outcomes.count("read") > 20  # the mutations are mild enough to get past the door
+
+
+_READ_ONE_LINE = """
+import io, resource, sys
+from qdqtool.buildlog.read import read_build
+class Source(io.RawIOBase):
+    def __init__(self):
+        self.left, self.head = 100_000_000, sys.argv[1].encode()
+        self.tail = b"\\nOriginal: 5 layers\\n"
+    def read(self, size=-1):
+        if self.head:
+            data, self.head = self.head, b""
+        elif self.left > 0:
+            data = b"Tactic: (PWN(a + b), " * (min(size, self.left, 1 << 20) // 21 + 1)
+            self.left -= len(data)
+        else:
+            data, self.tail = self.tail, b""
+        return data
+build = read_build(Source())
+print(build.milestones[-1].layers, build.lines.total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+_FIRST = "[V] Original: 4 layers\n"
+
+
+@pytest.mark.parametrize("head", [_FIRST + "[V] [TRT] ", _FIRST + "Layer(Cask): ", _FIRST + "Name: "])
+def test_a_line_of_100_mb(head: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_ONE_LINE, head], capture_output=True, text=True, timeout=60, check=True
+    )
+    layers, lines, memory = map(int, done.stdout.split())
+    assert (layers, lines) == (5, 3)
+    assert memory < 150
+
+
+def test_long_lines_are_cut_and_the_next_ones_whole() -> None:
+    def blocks() -> Iterator[bytes]:
+        yield b"first\nlo"
+        for _ in range(5):
+            yield b"x" * MAX_LINE
+        yield b"end\nlast\nopen"
+
+    lines = [line for group in lines_of(blocks()) for line in group]
+    assert [len(line) for line in lines] == [5, MAX_LINE, 4, 4]
+    assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
+
+
+def test_what_is_kept_of_an_endless_log_is_bounded() -> None:
+    """400,000 optimizer lines: no real build has a hundredth of them."""
+    import io
+
+    line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"
+    build = read_build(io.BytesIO(samples.trtexec_log().encode() + line * 400_000))
+    assert len(build.trace) <= 300_000
+    assert any("300,000" in note for note in build.notes)
+    assert not build.complete
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
