@@ -248,7 +248,7 @@ class _Work:
             for site in sites:
                 site.apply(editor)
             if sites:
-                model = Model(editor.finish(), self.model.path)
+                model = Model(editor.finish(), self.model.path, sha256="edited")
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.update(step.codes)
                 factor = max(factor, step.noise)
@@ -274,7 +274,7 @@ class _Work:
 
     def _judge(self, proto: onnx.ModelProto, changes: list[Change], tried: set[str], factor: float) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
-        candidate = Model(proto, self.model.path)
+        candidate = Model(proto, self.model.path, sha256="edited")
         prediction = predict(candidate, self.target)
         why_not = _no_better(self.prediction, prediction, tried)
         if why_not:

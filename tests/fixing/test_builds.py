@@ -1,0 +1,65 @@
+"""What a real compiler refuses, it builds in INT8 once it is fixed (TensorRT-RTX, no GPU needed)."""
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.advice import codes
+from qdqtool.advice.static import check
+from qdqtool.builders import build
+from qdqtool.builders.child import is_installed
+from qdqtool.fixing.api import fix
+from qdqtool.graph import Model
+from tests.trt.builder import Graph
+
+pytestmark = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+
+
+def asymmetric(g):
+    """uint8 activations as onnxruntime's defaults make them."""
+    y = g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8)
+    return g.op("Conv", [y, g.weights("c", (16, 16, 3, 3), "qdq")], "c", kernel_shape=[3, 3])
+
+
+def integer_bias(g):
+    x = g.pair(g.input(1, 16, 8, 8), "p")
+    bias = g.dq(g.const("b", np.arange(16, dtype=np.int32)), "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
+    return g.op("Conv", [x, g.weights("c", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1])
+
+
+def dead_channel(g):
+    weights = g.random.normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
+    weights[3] = 0
+    w = g.pair(g.const("w", weights), "wq", np.abs(weights).max(axis=(1, 2, 3)) / 127, axis=0)
+    return g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", kernel_shape=[1, 1])
+
+
+def scale_of_shape_1(g):
+    y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
+    return g.op("Conv", [y, g.weights("c", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
+
+
+def bare_weights(g):
+    return g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
+
+
+@pytest.mark.parametrize(("make", "code", "before"), [
+    (asymmetric, "ZP-NONZERO", "refused"), (integer_bias, "BIAS-DQ", "refused"),
+    (dead_channel, "SCALE-NONPOS", "refused"), (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
+    (bare_weights, "W-NO-DQ", "FP32"),
+])
+def test_fixed_models_build_in_int8(tmp_path, make, code, before):
+    g = Graph()
+    proto = g.model(make(g))
+    onnx.save(proto, tmp_path / "given.onnx")
+    given = build(tmp_path / "given.onnx", timeout=120)
+    assert (given.status if given.status != "built" else str(given.node("c").precision)) == before
+    found = [f for f in check(Model(proto), "rtx1.7") if f.code == code]
+    assert found
+    if given.status == "refused":  # the finding quotes the compiler's own words
+        quoted = codes.get(code).error_text("rtx1.7")
+        assert quoted in given.message and quoted in found[0].message
+    onnx.save(fix(proto, "rtx1.7").proto, tmp_path / "fixed.onnx")
+    fixed = build(tmp_path / "fixed.onnx", timeout=120)
+    assert fixed.status == "built", fixed.message
+    assert fixed.node("c").precision == "INT8"
