@@ -210,7 +210,10 @@ def insert(
         proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source
     )
     if predict:
-        result.prediction = _predict(proto, chosen)
+        try:
+            result.prediction = _predict(proto, chosen)
+        except QdqtoolError as error:  # the Q/DQ model is good without it
+            result.warnings.append(f"not predicted: {error}")
     return result
 
 

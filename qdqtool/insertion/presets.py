@@ -6,6 +6,10 @@ feed the Softmax are the box outputs, those beside them in the same Concat or Sp
 
 Measured on two trained models, quantizing the DFL and the box outputs costs 0.06 to 0.10 mAP50-95, quantizing the
 class outputs as well costs 0.005; hence the default ``box``.
+
+A network without a DFL that ends in two or more bare convolutions is taken for a detector of another kind (YOLOv5,
+CenterNet, SSD). Boxes and scores cannot be told apart there, so that ``box`` leaves all of its last convolutions float,
+as NVIDIA's cuDLA-samples and Ultralytics do.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion.structure import WEIGHTED, activation_input, commuting_inputs, counts_up
 
 HEADS = ("box", "float", "none")
+_DETECTOR = 2  # last convolutions that make a network without a DFL a detector
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
 
 
@@ -55,6 +60,10 @@ def float_nodes(model: Model, choice: str) -> dict[int, str]:
     head = find_head(model)
     result = dict.fromkeys(head.boxes, "box output of a YOLOv8-style head (--head none quantizes it)")
     result.update(dict.fromkeys(head.dfl, "DFL: expected value over the box bins (--head none quantizes it)"))
+    if choice == "box" and not head.dfl:
+        ends = [i for i in sorted(head.finals) if model.nodes[i].op == "Conv"]
+        if len(ends) >= _DETECTOR:
+            result.update(dict.fromkeys(ends, "last convolution of a detection head (--head none quantizes it)"))
     if choice == "float":
         for index in sorted(head.finals - result.keys()):
             result[index] = "last convolution before an output (--head float)"

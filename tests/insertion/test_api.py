@@ -321,6 +321,17 @@ def test_int8_weights_for_a_target_that_cannot_read_them_are_warned_of() -> None
     assert any("cannot read int8 weights" in w for w in result.warnings)
 
 
+def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: object, **kwargs: object) -> None:
+        raise QdqtoolError("pass Nonsense failed")
+
+    monkeypatch.setattr("qdqtool.trt.predict.predict", failing)
+    result = qdqtool.insert(one_layer(), images())
+    assert result.prediction is None
+    assert result.warnings == ["not predicted: pass Nonsense failed"]
+    check(result.model)
+
+
 def test_saving_never_touches_the_input(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(one_layer(), path)

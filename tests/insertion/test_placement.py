@@ -19,7 +19,7 @@ def reasons(placement: Placement) -> dict[str, str]:
 
 
 def placed(net: Net, rules: Rules | None = None) -> Placement:
-    return place(net.index(), rules or Rules())
+    return place(net.index(), rules or Rules(head="none"))
 
 
 def test_data_and_weights_of_a_convolution_and_nothing_else() -> None:

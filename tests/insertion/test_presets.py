@@ -87,6 +87,23 @@ def test_softmax_of_a_classifier_is_no_dfl() -> None:
     assert set(names(model, float_nodes(model, "float"))) == {"fc"}
 
 
+@pytest.mark.parametrize(("ends", "expected"), [(1, set()), (2, {"end0", "end1"}), (3, {"end0", "end1", "end2"})])
+def test_other_detectors_keep_their_last_convolutions_float(ends: int, expected: set[str]) -> None:
+    net = Net()
+    stem = net.op("Relu", "r", net.conv("stem", "x"))
+    net.output(*(net.conv(f"end{i}", stem, kernel=1) for i in range(ends)))
+    model = net.index()
+    assert names(model, float_nodes(model, "box")) == expected
+    assert float_nodes(model, "none") == {}
+
+
+def test_two_fully_connected_ends_are_no_detector() -> None:
+    net = Net()
+    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
+    net.output(*(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2)))
+    assert float_nodes(net.index(), "box") == {}
+
+
 def test_a_convolution_with_an_activation_behind_it_is_not_a_final_one() -> None:
     net = Net()
     net.output(net.op("Relu", "r", net.conv("c", "x")))

@@ -18,7 +18,7 @@ def inserted(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     index = Model(copy)
-    placement = place(index, Rules(include=include))
+    placement = place(index, Rules(head="none", include=include))
     quantized = rewrite(index, placement, {t: ActivationScale(scale, "max", None) for t in placement.readers}, weights)
     check(copy)
     return copy, quantized
