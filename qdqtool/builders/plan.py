@@ -34,10 +34,14 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: dict[int, str
     for layer in layers:
         for name in layer.onnx_names or _components(layer):
             by_node.setdefault(name, []).append(layer)
+    multiply = {names[n.index] for n in model.nodes if n.op in OPERATORS}
+    # A generated kernel that computes several small products does not tell which of them is in which type.
+    crowded = {id(x) for x in layers if x.type == "kgen" and len(multiply.intersection(x.onnx_names)) > 1}
     rows = []
     for node in model.nodes:
         if node.op in OPERATORS:
-            rows.append(_row(node.index, node.name, node.op, by_node.get(names[node.index], [])))
+            own = [x for x in by_node.get(names[node.index], []) if id(x) not in crowded]
+            rows.append(_row(node.index, node.name, node.op, own))
     return rows
 
 

@@ -35,8 +35,8 @@ def test_networks_are_valid_and_repeat() -> None:
         operators.update(n.op_type for n in model.graph.node)
     # What users have is in the grammar.
     assert {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Concat", "Split", "Slice", "MaxPool", "Resize",
-            "Sigmoid", "Relu", "HardSwish", "LeakyRelu", "Clip", "BatchNormalization", "Softmax", "Transpose", "Reshape",
-            "Pad", "GlobalAveragePool", "QuantizeLinear", "DequantizeLinear", "Constant"} <= operators
+            "Sigmoid", "Relu", "HardSwish", "LeakyRelu", "Clip", "BatchNormalization", "Softmax", "Transpose",
+            "Reshape", "Pad", "GlobalAveragePool", "QuantizeLinear", "DequantizeLinear", "Constant"} <= operators
 
 
 def _deep() -> onnx.ModelProto:

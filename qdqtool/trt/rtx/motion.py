@@ -61,7 +61,7 @@ class Motion:
         if not quantized:
             return next((s for s in data if isinstance(s, Float) and s.reason), NOTHING)
         first = quantized[0]
-        if first.pad is not None or any(s.pad is not None for s in quantized):
+        if any(s.pad is not None for s in quantized) and node.op != "Pad":
             return self._lost("pad", node, first)
         if node.op in ("Sum", "Mean", "Max", "Min", "Concat") and len(node.inputs) == 1:
             return first
@@ -135,7 +135,7 @@ class Motion:
 
     def _pad(self, node: Node, state: Dequantized) -> State:
         """Zeros around height and width join the convolution behind; cutting and repeating edges are moves."""
-        if node.attributes.get("mode", "constant") != "constant":
+        if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._with_axes(node, state)
         pads = node.attributes.get("pads")
         if pads is None:
@@ -143,7 +143,7 @@ class Motion:
         if pads is None:
             return self._lost("pad", node, state)
         pads = [int(p) for p in pads]
-        if max(pads, default=0) <= 0:
+        if max(pads, default=0) <= 0 and state.pad is None:
             return self._with_axes(node, state)
         value: float | None = float(node.attributes.get("value", 0.0))
         if node.input(2):
@@ -180,11 +180,16 @@ class Motion:
         if all(v == 1 for v in (*attributes.get("kernel_shape", [0]), *attributes.get("strides", [1]))):
             return state
         maker = self.model.producer(node.input(0))
-        while maker is not None and maker.op in ("Identity", "Dropout", "Cast"):
+        while maker is not None and (maker.op in ("Identity", "Dropout", "Cast") or self._does_nothing(maker)):
             maker = self.model.producer(maker.input(0))
         if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
             return self._lost("pool", node, state)
         return self._with_axes(node, state)
+
+    def _does_nothing(self, node: Node) -> bool:
+        """A Tile, Expand or Resize to the size that its input has: removed before anything moves."""
+        before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
+        return node.op in ("Tile", "Expand", "Resize") and before is not None and None not in before and before == after
 
     def _einsum(self, node: Node, state: Dequantized) -> State:
         """Einsum with one input is a Transpose when it only reorders."""

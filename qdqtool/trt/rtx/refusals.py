@@ -140,7 +140,8 @@ def _scale(model: Model, constants: Constants, node: Node, params: QuantParams) 
     name = node.input(1)
     if not constants.is_plain(name):
         if qdq.is_dq(node):
-            weights = constants.is_weight(node.input(0))
+            maker = model.producer(node.input(0))
+            weights = constants.is_weight(maker.input(0) if maker is not None and qdq.is_q(maker) else node.input(0))
             yield _error(
                 REFUSED if weights else CRASH, node.name,
                 f"{node.name}: its scale '{name}' is computed at run time; TensorRT-RTX "
