@@ -60,6 +60,8 @@ def command(
     """
     if calib is None and calib_table is None:
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
+    if calib is not None and calib_table is not None:
+        raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
     path = output or _default_output(model)
     for written, option in ((path, "-o"), (write_table, "--write-table")):
         if written is not None:

@@ -45,7 +45,7 @@ class Rules:
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
             ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
             where an activation (SiLU in C2f) stands between convolution and Add.
-        residual_after_activation: The target's choice for ``auto``.
+        residual_after_activation: The target's choice for ``auto``; ``none`` goes for bare convolutions as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
         exclude_ops: Operator types to leave float.
@@ -302,7 +302,8 @@ def _residual(
     assert found is not None
     choice = rules.residual
     if choice == "auto":
-        choice = rules.residual_after_activation if found.activation else "skip"
+        by_target = found.activation or rules.residual_after_activation == "none"
+        choice = rules.residual_after_activation if by_target else "skip"
     if choice == "none":
         return [], "residual left float (--residual none)" if rules.residual == "none" else (
             "residual left float: this target gains nothing from it (--residual skip or both quantizes it)"

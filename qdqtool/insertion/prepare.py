@@ -1,5 +1,6 @@
 """What has to be done to a float model before Q/DQ pairs go in.
 
+* The model's own functions are inlined.
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
 * Weights computed from constants (Identity, Cast, Transpose, Reshape, ConstantOfShape) become constants, or TensorRT 8
   ends with "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
@@ -46,6 +47,9 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         ModelError: The opset cannot be raised.
     """
     notes = []
+    if proto.functions:
+        _inline(proto, path)
+        notes.append("the model's own functions were inlined")
     before = _opset(proto)
     if before < opset:
         _raise_opset(proto, opset, path)
@@ -73,6 +77,21 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
 def index_of(proto: onnx.ModelProto, path: str = "") -> Model:
     """An index over a model that is being edited (its hash is not computed)."""
     return Model(proto, path, sha256="edited")
+
+
+def _inline(proto: onnx.ModelProto, path: str) -> None:
+    """Replaces calls of the model's own functions by their nodes; what they hold could not be quantized otherwise."""
+    from onnx import inliner
+
+    try:
+        inlined = inliner.inline_local_functions(proto)
+    except Exception as error:  # C++ again
+        reason = " ".join(str(error).split())[:120]
+        raise ModelError(f"{path or 'model'}: functions cannot be inlined ({reason}); export without them") from error
+    proto.graph.CopyFrom(inlined.graph)
+    del proto.functions[:]
+    del proto.opset_import[:]
+    proto.opset_import.extend(inlined.opset_import)
 
 
 def _rename_duplicates(proto: onnx.ModelProto) -> int:

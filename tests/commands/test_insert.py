@@ -108,6 +108,7 @@ def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[s
         (["MODEL", "--calib", "IMAGES", "--target", "trt9.9"], "unknown target"),
         (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
         (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
+        (["MODEL", "--calib", "IMAGES", "--calib-table", "T"], "exclude each other"),
         (["MODEL", "--calib-table", "MODEL"], "TensorRT calibration table"),
         (["TEXT", "--calib", "IMAGES"], "not an ONNX model"),
     ],

@@ -82,6 +82,12 @@ def test_a_bare_convolution_ignores_the_targets_choice_for_activations() -> None
     assert {t for t, node, _ in inputs(result) if node == "add"} == {"stem.out"}
 
 
+def test_a_target_that_gains_nothing_quantizes_no_residual_at_all() -> None:
+    result = placed(residual_net(), Rules(residual_after_activation="none"))
+    assert not any(node == "add" for _, node, _ in inputs(result))
+    assert "gains nothing" in reasons(result)["add"]
+
+
 def test_a_residual_whose_result_is_not_quantized_next_stays_float() -> None:
     result = placed(residual_net(after="end"))
     assert not any(node == "add" for _, node, _ in inputs(result))

@@ -138,6 +138,27 @@ def test_nodes_with_one_name_are_named_after_their_outputs() -> None:
     run(after, images(1)[0])
 
 
+def test_functions_are_inlined() -> None:
+    net = Net()
+    net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
+    block = onnx.helper.make_node("Block", ["x", "w"], ["y"], name="block", domain="mine")
+    net.nodes.append(block)
+    net.output(net.op("Relu", "r", "y"))
+    inner = [onnx.helper.make_node("Conv", ["a", "k"], ["b"], name="inner/Conv")]
+    imports = [onnx.helper.make_opsetid("", 17)]
+    function = onnx.helper.make_function("mine", "Block", ["a", "k"], ["b"], inner, imports)
+    graph = onnx.helper.make_graph(net.nodes, "g", net.inputs, net.outputs, net.initializers)
+    model = onnx.helper.make_model(
+        graph, functions=[function], opset_imports=[*imports, onnx.helper.make_opsetid("mine", 1)]
+    )
+    model.ir_version = 8
+    model = onnx.shape_inference.infer_shapes(model)
+    after, notes = prepared(model)
+    assert notes == ["the model's own functions were inlined"]
+    assert [n.op_type for n in after.graph.node] == ["Conv", "Relu"]
+    same(model, after)
+
+
 def test_a_sum_of_two_is_an_add() -> None:
     net = Net()
     net.output(net.op("Sum", "two", net.conv("a", "x"), "x"), net.op("Sum", "three", "x", "x", "x"))
