@@ -67,8 +67,9 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
         seen.add(tensor)
         find(tensor)
         node = model.producer(tensor)
-        above = [t for t in commuting_inputs(node) if not model.is_constant(t)] if node is not None else []
-        if not above:
+        inputs = commuting_inputs(node) if node is not None else ()
+        above = [t for t in inputs if not model.is_constant(t)]
+        if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
             sources[tensor] = None
         for name in above:
             parent[find(name)] = find(tensor)

@@ -47,6 +47,15 @@ def test_pools_resize_split_and_reshape_pass_the_scale_on() -> None:
     assert not groups[0].tied
 
 
+def test_a_constant_joined_in_counts_with_its_values() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
+    net.output(net.conv("d", joined, 32))
+    (group,) = scale_groups(net.index(), ["cat.out"])
+    assert set(group.sources) == {"a.out", "cat.out"}
+
+
 def test_arithmetic_ends_a_group() -> None:
     net = Net()
     a = net.op("Relu", "a", net.conv("ca", "x"))

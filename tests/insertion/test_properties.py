@@ -75,6 +75,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str, unify: bool) -> None:
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
     check(result.model)
+    assert result.prediction is not None, result.warnings
     outputs = run(result.model, images(1)[0])
     assert all(np.isfinite(o).all() for o in outputs)
     index = Model(result.model)
