@@ -72,6 +72,10 @@ class Editor:
                 if tensor == old:
                     proto.input[position] = new
 
+    def is_captured(self, tensor: str) -> bool:
+        """Whether a subgraph (If, Loop, Scan) reads a tensor, which :meth:`redirect` does not reach."""
+        return any(tensor in n.captured for n in self.model.readers(tensor))
+
     def remove(self, node: Node) -> None:
         """Removes a node; what it alone read is pruned in :meth:`finish`."""
         self._removed.add(node.index)
@@ -106,13 +110,14 @@ class Editor:
         """Removes Q/DQ pairs: what read a DQ reads what Q read, and the maker of that makes a network output instead.
 
         Returns:
-            False where nothing was done: Q's result is a network output, or one tensor would have to be two outputs.
+            False where nothing was done: Q's result is a network output, a subgraph reads a DQ, or one tensor would
+            have to be two outputs.
         """
         pairs = list(dqs)
         ends = [dq for dq in pairs if self.model.is_output(dq.output)]
         source = q.input(0)
         maker = self.model.producer(source)
-        if self.model.is_output(q.output):
+        if self.model.is_output(q.output) or any(self.is_captured(dq.output) for dq in pairs):
             return False
         if ends and (len(ends) > 1 or maker is None or self.model.is_output(source) or self.is_removed(maker)):
             return False

@@ -35,7 +35,7 @@ def biases(view: View, target: str) -> list[Site]:
         if not is_bias and view.params(dq).precision != Precision.INT32:
             continue
         value = _dequantized(view, dq)
-        if value is None or view.model.is_output(dq.output):
+        if value is None or view.model.is_output(dq.output) or any(n.captured for n in view.model.readers(dq.output)):
             continue
         done.add(dq.index)
 
