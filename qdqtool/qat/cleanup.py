@@ -48,7 +48,7 @@ def _folded(model: Model, node: Node, values: dict[str, str], editor: Editor) ->
 
 
 def transpose_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A Transpose between a weight's DQ and a MatMul goes into the weights: TensorRT wants the DQ beside the product."""
+    """A Transpose between a weight's DQ and a MatMul goes into the weights, so that the DQ is beside the product."""
     return _edited(proto, _transpose_weight)
 
 

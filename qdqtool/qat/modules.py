@@ -147,7 +147,7 @@ def _base_of(made: type) -> type:
 
 
 def _rebuilt(base: type) -> object:
-    made = _class_for(base)
+    made: Any = _class_for(base)
     return made.__new__(made)
 
 

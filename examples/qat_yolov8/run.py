@@ -1,0 +1,148 @@
+"""Float, PTQ, QAT and a naive QAT of one small detector: accuracy, INT8 convolutions, conversions, in one table.
+
+    python run.py --quick          # about a minute on one core
+    python run.py --seeds 0 1 2    # the table in README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from absl import logging
+from detector import Detector
+from evaluation import detect, mean_average_precision
+from naive import calibrate_naive, export_naive, prepare_naive
+from shapes import CLASSES, SIZE, generate
+from training import as_input, train
+
+import qdqtool
+from qdqtool import qat
+from qdqtool.errors import BuilderError
+
+ROWS = {
+    "float": "float",
+    "float+": "float, fine-tuned as long",
+    "ptq": "PTQ: qdqtool.insert",
+    "qat": "QAT: qdqtool.qat.prepare",
+    "naive": "QAT: naive placement",
+}
+EVALUATION_SEED = 1_000_003  # the same pictures for every seed of training
+METHOD = "mse"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps and pictures: a look at everything in a minute")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--target", default="trt8.5")
+    parser.add_argument("--backend", default="pytorch-quantization", choices=["pytorch-quantization", "modelopt"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.set_verbosity(logging.ERROR)
+    torch.set_num_threads(options.threads)
+    options.steps, options.tuning, options.train, options.evaluate = (
+        (70, 15, 640, 200) if options.quick else (400, 100, 4000, 1000)
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    evaluation = generate(options.evaluate, EVALUATION_SEED)
+    results = {}
+    for seed in options.seeds:
+        results[seed] = one_seed(seed, options, evaluation)
+        (options.out / "results.json").write_text(json.dumps(results, indent=1))
+    print(table(results, options))
+
+
+def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarray, list]) -> dict[str, Any]:
+    """Trains, quantizes and measures everything from one seed."""
+    pictures, objects = generate(options.train, seed)
+    sample = torch.zeros(1, 3, SIZE, SIZE)
+    calibration = as_input(pictures[:256])
+    files = {row: options.out / f"{row}-{seed}.onnx" for row in ROWS}
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty() or not options.quick:
+            print(f"seed {seed}: {time.process_time():6.0f} s CPU: {text}", file=sys.stderr, flush=True)
+
+    def tune(model: torch.nn.Module) -> torch.nn.Module:
+        train(model, pictures, objects, steps=options.tuning, rate=3e-4, seed=seed + 1, freeze_norms=True, progress=say)
+        return model
+
+    torch.manual_seed(seed)
+    model = Detector(len(CLASSES), SIZE)
+    train(model, pictures, objects, steps=options.steps, rate=3e-3, seed=seed, progress=say)
+    torch.onnx.export(model, (sample,), str(files["float"]), opset_version=17, dynamo=False)
+
+    say("PTQ")
+    qdqtool.insert(files["float"], calibration.numpy(), method=METHOD, target=options.target).save(files["ptq"])
+
+    say("float, fine-tuned as long")
+    longer = tune(copy.deepcopy(model))
+    torch.onnx.export(longer, (sample,), str(files["float+"]), opset_version=17, dynamo=False)
+
+    say("QAT")
+    careful = copy.deepcopy(model)
+    plan = qat.prepare(careful, sample, target=options.target, backend=options.backend, report=None)
+    qat.calibrate(careful, calibration.split(32), METHOD)
+    qat.export(tune(careful), files["qat"], sample)
+
+    say("naive QAT")
+    naive = copy.deepcopy(model)
+    prepare_naive(naive)
+    calibrate_naive(naive, calibration.split(32), METHOD)
+    export_naive(tune(naive), str(files["naive"]), sample)
+
+    say("evaluation")
+    result: dict[str, Any] = {"plan": len(plan.convolutions)}
+    for row, path in files.items():
+        score = mean_average_precision(detect(str(path), evaluation[0]), evaluation[1], len(CLASSES))
+        result[row] = {"map": score, **qdqtool.predict(path, options.target).summary(), "built": built(path, row)}
+        say(f"{row}: {result[row]}")
+    return result
+
+
+def built(path: Path, row: str) -> str:
+    """How many convolutions TensorRT-RTX really built as predicted for it, where it is installed."""
+    if row.startswith("float"):
+        return ""
+    from qdqtool.verification.built_here import verify_with_builder
+
+    try:
+        verification = verify_with_builder(path, "tensorrt-rtx")
+    except BuilderError:
+        return "not installed"
+    counts = verification.convolutions
+    return f"{counts['agree']} of {counts['total']} as predicted"
+
+
+def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> str:
+    """Markdown: means over the seeds, and paired differences to float with their standard deviation."""
+    lines = [
+        f"| {len(results)} seeds, {options.evaluate} pictures | mAP50-95 | minus float, paired | INT8 | INT8 in and out |"
+        f" conversions, {options.target} | TensorRT-RTX build |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, name in ROWS.items():
+        found = [r[row] for r in results.values()]
+        scores = np.array([f["map"] for f in found])
+        paired = scores - np.array([r["float"]["map"] for r in results.values()])
+        deviation = f" ± {paired.std(ddof=1):.2f}" if len(paired) > 1 else ""
+        one = found[0]
+        difference = "" if row == "float" else f"{paired.mean():+.2f}{deviation}"
+        convolutions = f"{one['int8']} of {one['convolutions']} | {one['int8_to_int8']} | {one['conversions']}"
+        lines.append(f"| {name} | {scores.mean():.2f} | {difference} | {convolutions} | {one['built']} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
