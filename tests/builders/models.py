@@ -1,0 +1,31 @@
+"""Small models for the builders' tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from tests.fuzz.net import Net
+
+NASTY = "/a b/[x], Name: {y}, LayerType: z\n\x1e/Conv"
+
+
+def two_convolutions(*names: str, bad_zero_point: bool = False) -> onnx.ModelProto:
+    """A quantized convolution, a Relu, and a float convolution; ``names`` are given to the two."""
+    net = Net()
+    x = net.input((1, 8, 8, 8))
+    zero = 3 if bad_zero_point else 0
+    x = net.conv(net.dq(net.q(x, zero=zero), zero=zero), 8, name="first")
+    x = net.conv(net.op("Relu", x), 4, weights="none", name="second")
+    model = net.model(x)
+    for node in model.graph.node:
+        if node.name in ("first", "second") and names:
+            node.name = names[("first", "second").index(node.name)]
+    return model
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> str:
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return str(path)

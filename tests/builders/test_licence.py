@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqtool.builders.licence import tell_once
+
+
+def test_said_once_for_each_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert tell_once()
+    assert "NVIDIA's licence" in capsys.readouterr().err
+    assert not tell_once()
+    assert capsys.readouterr().err == ""
+
+
+def test_said_each_time_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    assert tell_once()
+    assert tell_once()
