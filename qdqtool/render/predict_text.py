@@ -43,7 +43,7 @@ def render(
     lines += _findings(prediction, width, everything)
     lines += _unexplained(prediction, width)
     if everything:
-        lines += ["", "Every convolution", *_table(prediction.convolutions)]
+        lines += ["", "Every convolution", *_table(prediction.convolutions, prediction.findings, width)]
     if layers:
         lines += ["", f"Engine layers ({len(prediction.layers)})", *_layers(prediction.layers)]
     if trace:
@@ -154,18 +154,23 @@ def _unexplained(prediction: Prediction, width: int) -> list[str]:
         left = [c for c in prediction.convolutions if not c.int8_in_int8_out and not c.findings]
     if not left:
         return []
-    return ["", "Not INT8 to INT8, for a reason not known", *_table(left)]
+    return ["", "Not INT8 to INT8, for a reason not known", *_table(left, prediction.findings, width)]
 
 
-def _table(convolutions: Iterable[ConvOutcome]) -> list[str]:
+def _table(convolutions: Iterable[ConvOutcome], findings: list[Finding], width: int) -> list[str]:
+    """One row for each: types, name, what it takes in, and the codes of its errors and warnings."""
     rows = list(convolutions)
     signatures = [f"{' + '.join(c.inputs)} -> {c.output}" for c in rows]
     wide = max((len(s) for s in signatures), default=0)
     lines = []
     for conv, signature in zip(rows, signatures, strict=True):
-        fused = f"  + {', '.join(conv.fused)}" if conv.fused else ""
-        assumed = "  (assumed)" if conv.evidence == "assumed" else ""
-        lines.append(f"  {signature:<{wide}}  {conv.name}{fused}{assumed}")
+        told = [findings[i] for i in conv.findings if i < len(findings)]
+        serious = dict.fromkeys(f.code for f in told if f.severity != Severity.INFO)
+        text = conv.name
+        text += f"  + {', '.join(conv.fused)}" if conv.fused else ""
+        text += f"  [{', '.join(serious)}]" if serious else ""
+        text += "  (assumed)" if conv.evidence == "assumed" else ""
+        lines += wrap(text, wide + 6, width, f"  {signature:<{wide}}  ")
     return lines
 
 

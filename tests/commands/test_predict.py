@@ -35,17 +35,15 @@ def test_verdict_comes_first(model, capsys):
 
 def test_80_columns(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    run(["predict", model, "--all", "--layers"])
+    run(["predict", model, "--all"])
     lines = text(capsys).out.splitlines()
-    assert max(len(line) for line in lines if line.count(" ") > 8) <= 80 + 40  # engine layer names may be longer
-    prose = [line for line in lines if line.startswith(("  -", "  >", "    ", "warning"))]
-    assert prose and max(map(len, prose)) <= 80
+    assert len(lines) > 20 and max(map(len, lines)) <= 80
 
 
 def test_all_lists_every_convolution(model, capsys):
     run(["predict", model, "--all"])
     out = text(capsys).out
-    assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2" in out
+    assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2  [SKIP-FLOAT]" in out
     assert "INT8 -> INT8" in out.split("Every convolution")[1]
 
 
