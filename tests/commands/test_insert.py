@@ -51,6 +51,17 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert not wide
 
 
+def test_all_names_every_scale_and_group(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    assert run([*args, "--method", "max", "--all", "--target", "trt10"]) == 0
+    text = capsys.readouterr().out
+    scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
+    assert len(scales) == 61
+    assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
+    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 10
+    assert "Predicted for trt10" in text
+
+
 def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "q.onnx"
     args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(out), "--format", "json"]
