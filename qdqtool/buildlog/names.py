@@ -19,7 +19,7 @@ _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
 _CLONE = re.compile(r"(?:_clone_\d+)+$")
 _SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-_MAX_LENGTH = 20_000  # beyond this no real name is worth the comparison with known names
+_MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedNam
     if name in known:
         return FusedName(name, "layer", [[name]])
     if len(name) > _MAX_LENGTH:
-        known = frozenset()
+        return FusedName(name, "layer", [[name]])
     match = _REFORMAT.fullmatch(name)
     if match:
         inner = parts(match[3], known)

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from qdqtool.buildlog.read import read_build
+from qdqtool.trt import trace
 from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file, folder
 
@@ -86,3 +87,14 @@ def test_names_only_listing() -> None:
     )
     assert whole.complete
     assert whole.layers[1].input_precision == Precision.FP32
+
+
+@pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510",
+                                  "centerpoint-a100-trt823-fp16", "yolov8-orin-trt8412-excerpts"])
+def test_every_optimizer_line_is_rendered_as_it_was_printed(case: str) -> None:
+    path = build_file(case)
+    lines = path.read_text(errors="replace").splitlines()
+    build = read_build(path)
+    assert len(build.trace) > 100
+    for event in build.trace:
+        assert lines[event.line - 1].endswith(f"[TRT] {trace.render(event.event)}")
