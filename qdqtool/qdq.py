@@ -75,6 +75,15 @@ class QuantParams:
     def per_channel(self) -> bool:
         return self.axis is not None
 
+    @property
+    def key(self) -> tuple[object, ...] | None:
+        """Equal for two that quantize alike (see :meth:`same_as`); None when a scale is not known or no number."""
+        if self.scale is None or self.zero_point is None or np.isnan(self.scale).any():
+            return None
+        zero = self.zero_point[:1] if (self.zero_point == self.zero_point[:1]).all() else self.zero_point
+        axis = self.axis if self.scale.size > 1 else None
+        return self.precision, axis, self.scale.tobytes(), zero.tobytes()
+
     def same_as(self, other: QuantParams) -> bool | None:
         """Whether both quantize alike; None when a scale is not known."""
         if self.scale is None or other.scale is None or self.zero_point is None or other.zero_point is None:

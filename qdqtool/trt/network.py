@@ -43,7 +43,7 @@ class Tensor:
     Attributes:
         name: TensorRT's name; it stays with the position when a pass swaps layers.
         producer: The layer that writes it; None for a network input.
-        consumers: The layers that read it, once for each input that reads it.
+        consumers: The layers that read it, with the number of their inputs that do, in the order in which they began.
         source: The ONNX tensor it stands for.
         is_output: Whether it is a network output.
         elem_type: ONNX element type of the float graph.
@@ -57,7 +57,7 @@ class Tensor:
         self.name = name
         self.source = source or name
         self.producer: Layer | None = None
-        self.consumers: list[Layer] = []
+        self.consumers: dict[Layer, int] = {}
         self.is_output = False
         self.elem_type = elem_type
         self.shape: tuple[int | None, ...] | None = None
@@ -78,7 +78,23 @@ class Tensor:
         """The single layer that reads the tensor; None when several do, none does, or it is a network output."""
         if self.is_output or len(self.consumers) != 1:
             return None
-        return self.consumers[0]
+        (reader, count), = self.consumers.items()
+        return reader if count == 1 else None
+
+    def sole_reader(self) -> Layer | None:
+        """As :meth:`only_reader`, of a layer that may read the tensor at several of its inputs (``x * x``)."""
+        return None if self.is_output or len(self.consumers) != 1 else next(iter(self.consumers))
+
+    def read_by(self, layer: Layer) -> None:
+        """Notes that one more input of a layer reads the tensor."""
+        self.consumers[layer] = self.consumers.get(layer, 0) + 1
+
+    def left_by(self, layer: Layer) -> None:
+        """Notes that one input of a layer does not read the tensor any more."""
+        if self.consumers[layer] == 1:
+            del self.consumers[layer]
+        else:
+            self.consumers[layer] -= 1
 
 
 class Layer:
@@ -151,12 +167,14 @@ class Network:
         layers: Layer id to layer, in creation order.
         inputs: Network input tensors.
         outputs: Network output tensors.
+        relisted: Whether Myelin took a part out, after which the layers are listed anew.
     """
 
     def __init__(self) -> None:
         self.layers: dict[int, Layer] = {}
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
+        self.relisted = False
         self._by_kind: dict[str, dict[int, Layer]] = {}
         self._next_id = 0
 
@@ -169,7 +187,7 @@ class Network:
         layer.inputs = list(inputs)
         layer.outputs = list(outputs)
         for tensor in layer.inputs:
-            tensor.consumers.append(layer)
+            tensor.read_by(layer)
         for tensor in layer.outputs:
             tensor.producer = layer
         self.layers[layer.id] = layer
@@ -227,8 +245,8 @@ class Network:
             position += 1
             yield layer
             for tensor in layer.outputs:
-                for reader in tensor.consumers:
-                    waiting[reader.id] -= 1
+                for reader, count in tensor.consumers.items():
+                    waiting[reader.id] -= count
                     if not waiting[reader.id]:
                         ready.append(reader)
 
@@ -241,16 +259,16 @@ class Network:
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Makes one input of a layer read another tensor."""
-        layer.inputs[position].consumers.remove(layer)
+        layer.inputs[position].left_by(layer)
         layer.inputs[position] = tensor
-        tensor.consumers.append(layer)
+        tensor.read_by(layer)
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
         layer.inputs.append(tensor)
-        tensor.consumers.append(layer)
+        tensor.read_by(layer)
 
     def drop_input(self, layer: Layer, position: int) -> None:
-        layer.inputs.pop(position).consumers.remove(layer)
+        layer.inputs.pop(position).left_by(layer)
 
     def set_output(self, layer: Layer, tensor: Tensor) -> None:
         """Makes a layer's first output another tensor, whose producer it becomes."""
@@ -267,10 +285,10 @@ class Network:
 
     def retarget(self, old: Tensor, new: Tensor) -> None:
         """Makes every reader of ``old`` read ``new``; a network output moves as well."""
-        for reader in old.consumers:
+        for reader, count in old.consumers.items():
             reader.inputs = [new if t is old else t for t in reader.inputs]
-        new.consumers.extend(old.consumers)
-        old.consumers = []
+            new.consumers[reader] = new.consumers.get(reader, 0) + count
+        old.consumers = {}
         if old.is_output:
             old.is_output = False
             new.is_output = True
@@ -279,7 +297,7 @@ class Network:
     def remove(self, layer: Layer) -> None:
         """Takes a layer out; its outputs lose their producer."""
         for tensor in layer.inputs:
-            tensor.consumers.remove(layer)
+            tensor.left_by(layer)
         for tensor in layer.outputs:
             if tensor.producer is layer:
                 tensor.producer = None

@@ -12,6 +12,8 @@ from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import RUNNING
 from qdqtool.types import Event, Evidence, Refusal
 
+MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
+
 
 @dataclass
 class PassResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, node_name, weaken
-from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 from qdqtool.types import Evidence
 
@@ -26,7 +25,7 @@ class HorizontalMergeQNodes(Pass):
 
     def apply(self, network: Network) -> None:
         by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
-        relisted = any(map(in_myelin, network.layers.values()))
+        relisted = network.relisted
         for q in sorted(network.of_kind(net.QUANTIZE), key=lambda q: _precedence(q, relisted)):
             by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
         for tensor, group in by_tensor.values():
@@ -35,10 +34,13 @@ class HorizontalMergeQNodes(Pass):
 
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
         kept: list[Layer] = []
+        known: dict[object, Layer] = {}
         for q in group:
-            survivor = next((k for k in kept if _equal(k, q)), None)
+            key = q.quant.key if q.quant is not None else None
+            survivor = known.get(key) if key is not None else None
             if survivor is None or q.out.is_output:
                 kept.append(q)
+                known.setdefault(key, q)
                 continue
             self.running(survivor)
             self.event(ELIMINATING, q.name, survivor.name)
@@ -46,7 +48,7 @@ class HorizontalMergeQNodes(Pass):
             survivor.nodes.extend(q.nodes)
             network.retarget(q.out, survivor.out)
             network.remove(q)
-        if any(not _equal(kept[0], k) for k in kept[1:]):
+        if len(kept) > 1 and (len(known) > 1 or None in known):
             scales = tuple(None if k.quant is None or k.quant.scale is None else k.quant.scale.tolist() for k in kept)
             if None in scales:
                 for q in kept:
@@ -60,6 +62,3 @@ def _precedence(q: Layer, relisted: bool) -> tuple[bool, bool, int]:
     clone = bool(q.attrs.get("clone"))
     return not q.out.is_output, clone, q.id if clone or not relisted else -q.id
 
-
-def _equal(a: Layer, b: Layer) -> bool:
-    return a.quant is not None and b.quant is not None and a.quant.same_as(b.quant) is True

@@ -53,6 +53,7 @@ class MyelinOptimization(Pass):
                         region.append(other)
             for member in region:
                 member.attrs["myelin"] = True
+            network.relisted = True
 
     @staticmethod
     def _tail(network: Network) -> dict[int, Layer]:

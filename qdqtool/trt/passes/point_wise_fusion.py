@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weaken
+from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, weaken
 from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence
@@ -30,8 +30,8 @@ class PointWiseFusion(Pass):
                 continue
             layer = first
             while _fusable(layer):
-                reader = layer.out.only_reader() if not _twice(layer) else layer.out.consumers[0]
-                if reader is None or not _fusable(reader):
+                reader = layer.out.sole_reader()
+                if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
                 layer = self._fuse(network, layer, reader)
 
@@ -56,12 +56,6 @@ class PointWiseFusion(Pass):
         if self.target.multiply_in_pointwise_name and layer.kind != net.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
-
-
-def _twice(layer: Layer) -> bool:
-    """One reader that reads the output at every one of its inputs (x * x)."""
-    readers = layer.out.consumers
-    return len(readers) > 1 and not layer.out.is_output and all(r is readers[0] for r in readers)
 
 
 def _fusable(layer: Layer) -> bool:

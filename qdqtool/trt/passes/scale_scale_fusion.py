@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, Pass
 from qdqtool.trt.trace import FUSING
 
 
@@ -18,6 +18,8 @@ class ScaleScaleFusion(Pass):
             while True:
                 reader = layer.out.only_reader()
                 if reader is None or reader.kind != net.SCALE or layer.attrs.get("relu_name"):
+                    break
+                if len(layer.nodes) >= MAX_JOINED:
                     break
                 self.running(layer)
                 self.event(FUSING, layer.name, reader.name)

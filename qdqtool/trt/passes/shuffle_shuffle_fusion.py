@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, Pass
 from qdqtool.trt.trace import FUSING
 
 
@@ -23,6 +23,8 @@ class ShuffleShuffleFusion(Pass):
             while True:
                 reader = shuffle.out.only_reader()
                 if reader is None or reader.kind != net.SHUFFLE or reader.attrs.get("squeeze_after"):
+                    break
+                if len(shuffle.nodes) >= MAX_JOINED:
                     break
                 self.running(shuffle)
                 self.event(FUSING, shuffle.name, reader.name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, node_name, only_q, reader_names
+
+MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take
 
 
 class SplitQAcrossPrecedingFanIn(Pass):
@@ -19,7 +23,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
     """
 
     def apply(self, network: Network) -> None:
-        for concat in network.of_kind(net.CONCATENATION):
+        todo = deque(network.of_kind(net.CONCATENATION))
+        while todo:
+            concat = todo.popleft()
             q = only_q(concat.out)
             if q is None:
                 if any(r.kind == net.QUANTIZE for r in concat.out.consumers):
@@ -34,11 +40,14 @@ class SplitQAcrossPrecedingFanIn(Pass):
             network.remove(q)
             network.set_output(concat, out)
             concat.attrs["split_from"] = node_name(q)
+            clones = [t.producer for t in concat.inputs if t.producer is not None]
+            inner = dict.fromkeys(c.data.producer for c in clones)
+            todo.extend(c for c in inner if c is not None and c.kind == net.CONCATENATION and only_q(c.out))
 
     @staticmethod
     def _clone(network: Network, concat: Layer, q: Layer, position: int) -> None:
         source = concat.inputs[position]
-        clone = Layer(net.QUANTIZE, f"{q.name}_clone_{position}", q.op)
+        clone = Layer(net.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
         clone.quant = q.quant
         clone.nodes = list(q.nodes)
         clone.rank = (concat.rank[0] - 0.5, position)
@@ -46,3 +55,4 @@ class SplitQAcrossPrecedingFanIn(Pass):
         out = Tensor(f"{concat.name}_{source.name}_clone_{position}", source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)
+

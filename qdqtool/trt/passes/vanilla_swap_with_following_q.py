@@ -37,6 +37,7 @@ class VanillaSwapWithFollowingQ(Pass):
 
     def apply(self, network: Network) -> None:
         todo = deque(network.of_kind(net.QUANTIZE))
+        refused: set[int] = set()
         while todo:
             q = todo.popleft()
             op = q.data.producer
@@ -47,6 +48,9 @@ class VanillaSwapWithFollowingQ(Pass):
                     self.refuse(op, "not-commuting", op=op.op, mode=op.attrs.get("mode"), q=node_name(q))
                 continue
             if q.data.only_reader() is not q:
+                if op.id in refused:
+                    continue  # said once for all Qs behind it
+                refused.add(op.id)
                 self.refuse(op, "many-consumers", consumers=tuple(reader_names(q.data)), q=node_name(q))
                 continue
             if q.quant is not None and q.quant.per_channel:
