@@ -56,7 +56,8 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     yield from _indented(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _difference(proto, result.model, size, images)
-    yield f"   on {_CHECKED} others boxes move by {pixels:.1f} px on average, scores correlate by {correlation:.3f}"
+    yield f"   on {_CHECKED} other images boxes move by {pixels:.1f} px on average;"
+    yield f"   the correlation of the scores is {correlation:.3f}"
     yield ""
     yield "3. qdqtool verify: a real compiler's answer"
     yield from _verified(quantized)
