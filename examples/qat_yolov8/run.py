@@ -128,8 +128,8 @@ def built(path: Path, row: str) -> str:
 def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> str:
     """Markdown: means over the seeds, and paired differences to float with their standard deviation."""
     lines = [
-        f"| {len(results)} seeds, {options.evaluate} pictures | mAP50-95 | minus float, paired | INT8 | INT8 in and out |"
-        f" conversions, {options.target} | TensorRT-RTX build |",
+        f"| {len(results)} seeds, {options.evaluate} pictures | mAP50-95 | minus float, paired | INT8 "
+        f"| INT8 in and out | conversions, {options.target} | TensorRT-RTX build |",
         "|---|---|---|---|---|---|---|",
     ]
     for row, name in ROWS.items():

@@ -81,3 +81,97 @@ def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelP
     finally:
         quant_nn.TensorQuantizer.use_fb_fake_quant = False
     return onnx.load_from_string(file.getvalue())
+
+
+def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **options)  # type: ignore[arg-type]
+
+
+class Shared(nn.Module):
+    """One convolution that runs twice, at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.both, self.last = conv(), conv(), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.both(x))
+        return self.last(torch.relu(self.both(x) * 2))
+
+
+class Tokens(nn.Module):
+    """Linear layers on [N, T, C], which ONNX writes as MatMul and Add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class SkipSequential(nn.Sequential):
+    """A skip written in a container, whose children run in its own loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x) + x)
+
+
+class Skips(nn.Module):
+    """Containers with skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv())
+        self.b = SkipSequential(conv(), nn.BatchNorm2d(16), nn.ReLU(), conv())
+        self.last = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.b(self.a(x)))
+
+
+class UpAndDown(nn.Module):
+    """A transposed convolution with BatchNormalization, plain and grouped, and a Concat."""
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.down = conv(16, 32, stride=2)
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2, groups=groups, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.last = conv(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = torch.relu(self.bn(self.up(torch.relu(self.down(x)))))
+        return self.last(torch.cat((up, x), 1))
+
+
+class Odd(nn.Module):
+    """Convolutions that no quantizer can reach from a module, beside one that it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = nn.Parameter(torch.randn(16, 16, 3, 3) * 0.1)
+        self.reflecting = conv(padding_mode="reflect")
+        self.named = conv()
+        self.last = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(nn.functional.conv2d(x, self.free, padding=1))
+        x = torch.relu(self.reflecting(x))
+        x = torch.relu(self.named(input=x))
+        return self.last(x)
+
+
+class Moody(nn.Module):
+    """In training it adds once more than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(), conv(), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = x + torch.zeros_like(x)
+        x = torch.relu(self.a(x))
+        return self.c(torch.relu(self.b(x) + x))
