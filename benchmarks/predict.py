@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,13 +47,13 @@ class Blocks:
         self.constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def op(self, op: str, inputs: list[str], count: int = 1, **attributes: object) -> list[str]:
+    def op(self, op: str, inputs: list[str], count: int = 1, **attributes: Any) -> list[str]:
         name = f"{op}_{len(self.nodes)}"
         outputs = [f"{name}_{i}" for i in range(count)]
         self.nodes.append(helper.make_node(op, inputs, outputs, name, **attributes))
         return outputs
 
-    def pair(self, x: str, scale: str = "scale", zero: str = "zero", **attributes: object) -> str:
+    def pair(self, x: str, scale: str = "scale", zero: str = "zero", **attributes: Any) -> str:
         quantized = self.op("QuantizeLinear", [x, scale, zero], **attributes)[0]
         return self.op("DequantizeLinear", [quantized, scale, zero], **attributes)[0]
 

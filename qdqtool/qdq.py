@@ -6,6 +6,7 @@ weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class QuantParams:
     def per_channel(self) -> bool:
         return self.axis is not None
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
         """Equal for two that quantize alike (see :meth:`same_as`); None when a scale is not known or no number."""
         if self.scale is None or self.zero_point is None or np.isnan(self.scale).any():

@@ -1,0 +1,145 @@
+"""The targets: their order, what they promise, and what they change in the answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, target_named, target_of_version
+from qdqtool.types import ConvOutcome, Evidence, Precision
+from tests.trt.builder import Graph
+
+CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
+INT8, FLOAT = Precision.INT8, Precision.FLOAT
+
+
+def stem(half: bool = False) -> Graph:
+    """Conv, BatchNormalization, Relu, MaxPool, Conv; the second one's output is the network's."""
+    g = Graph(opset=19 if half else 13, half=half)
+    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
+    g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
+    return g
+
+
+def found(g: Graph, target: str, output: str = "s:0") -> dict[str, ConvOutcome]:
+    return {c.name: c for c in predict(g.model(output), target, advice=False).convolutions}
+
+
+@pytest.mark.parametrize("target", [t.name for t in CLASSIC])
+def test_every_target_answers(target: str) -> None:
+    prediction = predict(stem().model("s:0"), target, advice=False)
+    assert prediction.target == target
+    assert prediction.target_evidence == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
+    assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
+        ("a", [INT8], INT8),
+        ("b", [INT8], INT8),
+    ]
+    assert prediction.conversion_nodes == ["a.in.Q"]
+
+
+def test_names_of_8_0() -> None:
+    """centernet-resnet34-qat-trt80: suffix on the weights' Q, the Relu's name kept, MaxPool apart."""
+    outcomes = found(stem(), "trt8.0")
+    assert outcomes["a"].layer == "a.weight + a.w.Q_quantize_scale_node + a + r"
+    assert outcomes["b"].layer == "b.weight + b.w.Q_quantize_scale_node + b"
+    names = [layer.name for layer in predict(stem().model("s:0"), "trt8.0", advice=False).layers]
+    assert "pool" in names
+
+
+def test_names_since_8_4() -> None:
+    """yolov8-orin-trt8412-excerpts drops the Relu; the stem takes the MaxPool (resnet18-qat-rtx2000-trt8510)."""
+    for target in ("trt8.4", "trt8.5", "trt8.6"):
+        assert found(stem(), target)["a"].layer == "a.weight + a.w.Q + a + pool"
+
+
+@pytest.mark.parametrize("target", [t.name for t in CLASSIC if not t.strongly_typed])
+@pytest.mark.parametrize("half", [False, True])
+def test_float_remainder_is_the_builders_choice(target: str, half: bool) -> None:
+    assert found(stem(half), target)["b"].output == FLOAT
+
+
+@pytest.mark.parametrize(("half", "precision"), [(False, Precision.FP32), (True, Precision.FP16)])
+def test_strongly_typed_remainder_has_the_onnx_type(half: bool, precision: Precision) -> None:
+    assert found(stem(half), "trt11")["b"].output == precision
+    prediction = predict(stem(half).model("s:0"), "trt11", advice=False)
+    softmax = next(layer for layer in prediction.layers if layer.type == "Softmax")
+    assert [t.precision for t in softmax.inputs] == [precision]
+
+
+def test_strongly_typed_float_convolution() -> None:
+    g = Graph(opset=19, half=True)
+    g.op("Softmax", g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "s")
+    conv = found(g, "trt11")["c"]
+    assert (conv.precision, conv.inputs, conv.output) == (Precision.FP16, [Precision.FP16], Precision.FP16)
+
+
+@pytest.mark.parametrize("target", [t.name for t in CLASSIC])
+def test_evidence_is_never_better_than_the_targets(target: str) -> None:
+    """A plain INT8 convolution is seen where its target is."""
+    for conv in found(stem(), target).values():
+        assert conv.evidence == TARGETS[target].evidence
+
+
+@pytest.mark.parametrize(
+    ("activation", "groups", "evidence"),
+    [
+        ("LeakyRelu", 1, Evidence.SEEN),
+        ("silu", 1, Evidence.DOCUMENTED),
+        ("silu", 8, Evidence.ASSUMED),
+        ("Clip", 8, Evidence.SEEN),
+    ],
+)
+def test_weaker_rules_reach_the_outcome(activation: str, groups: int, evidence: Evidence) -> None:
+    g = Graph()
+    x = g.conv(g.input(1, 8, 8, 8), "c", groups=groups)
+    x = g.silu(x, "act") if activation == "silu" else g.op(activation, x, "act")
+    g.op("Softmax", g.conv(x, "d"), "s")
+    outcomes = found(g, "trt8.5")
+    assert outcomes["c"].evidence == evidence
+    assert outcomes["c"].output == INT8
+    assert outcomes["d"].evidence == Evidence.SEEN
+
+
+def test_unknown_scale_is_an_assumption() -> None:
+    """Two Qs on one tensor, the scale of one not at hand: whether they merge is not known."""
+    g = Graph()
+    x = g.conv(g.input(1, 8, 8, 8), "c")
+    g.op("Softmax", g.conv(x, "a"), "s")
+    g.op("Softmax", g.conv(x, "b"), "t")
+    model = g.model("s:0", "t:0")
+    for tensor in model.graph.initializer:
+        if tensor.name == "b.in.Q.scale":
+            tensor.ClearField("raw_data")
+            tensor.data_location = 1
+            tensor.external_data.add(key="location", value="gone.bin")
+    prediction = predict(model, advice=False)
+    assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
+
+
+def test_default_target_is_the_newest_seen_in_complete_logs() -> None:
+    assert DEFAULT_TARGET == "trt8.5"
+    assert TARGETS[DEFAULT_TARGET].evidence == Evidence.SEEN
+    newer = [t for t in CLASSIC if t.version > TARGETS[DEFAULT_TARGET].version]
+    assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
+
+
+@pytest.mark.parametrize(
+    ("version", "target"),
+    [("8.0.1", "trt8.0"), ("8.2.3", "trt8.0"), ("8.4.12", "trt8.4"), ("8.5.2.2", "trt8.5"), ("8.6", "trt8.6"),
+     ("9.3", "trt8.6"), ("10.13.0", "trt10"), ("11.4.1", "trt11"), ("12.0", "trt11")],
+)
+def test_target_of_a_version(version: str, target: str) -> None:
+    assert target_of_version(version).name == target
+
+
+@pytest.mark.parametrize("version", ["7.2.3", "", "unknown", "x.y"])
+def test_no_target_for_it(version: str) -> None:
+    with pytest.raises(QdqtoolError, match="--target"):
+        target_of_version(version)
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(QdqtoolError, match=r"unknown target 'trt7'; choose one of trt8\.0, trt8\.4"):
+        target_named("trt7")
+    assert target_named("TRT8.5").name == "trt8.5"
