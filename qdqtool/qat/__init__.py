@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
-    from qdqtool.qat.calibrate import Calibration, calibrate
-    from qdqtool.qat.export import Export, export
-    from qdqtool.qat.plan import Plan, plan
-    from qdqtool.qat.prepare import prepare
+    from qdqtool.qat.ranges import Calibration, calibrate
+    from qdqtool.qat.exporting import Export, export
+    from qdqtool.qat.planning import Plan, plan
+    from qdqtool.qat.preparation import prepare
 
 _HOMES = {
-    "prepare": "qdqtool.qat.prepare",
-    "plan": "qdqtool.qat.plan",
-    "Plan": "qdqtool.qat.plan",
-    "calibrate": "qdqtool.qat.calibrate",
-    "Calibration": "qdqtool.qat.calibrate",
-    "export": "qdqtool.qat.export",
-    "Export": "qdqtool.qat.export",
+    "prepare": "qdqtool.qat.preparation",
+    "plan": "qdqtool.qat.planning",
+    "Plan": "qdqtool.qat.planning",
+    "calibrate": "qdqtool.qat.ranges",
+    "Calibration": "qdqtool.qat.ranges",
+    "export": "qdqtool.qat.exporting",
+    "Export": "qdqtool.qat.exporting",
 }
 
 __all__ = ["Calibration", "Export", "Plan", "calibrate", "export", "plan", "prepare"]
@@ -42,9 +42,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:
-        module = importlib.import_module(home)
+        value = getattr(importlib.import_module(home), name)
     except ImportError as error:
         raise QdqtoolError(f"training needs torch ({error}); pip install 'qdqtool[qat]'") from error
-    # Modules and functions share names (prepare.prepare): the function is what the name stands for.
-    globals().update({n: getattr(module, n) for n, h in _HOMES.items() if h == home})
-    return globals()[name]
+    globals()[name] = value
+    return value

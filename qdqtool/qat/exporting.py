@@ -20,8 +20,8 @@ from qdqtool.qat.backends import amax_of
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, quantizers_of
-from qdqtool.qat.plan import Plan
-from qdqtool.qat.prepare import PLAN, plan_of
+from qdqtool.qat.planning import Plan
+from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import as_arguments, evaluating, export_proto
 from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
@@ -65,6 +65,7 @@ def export(
     dynamic_batch: bool = False,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Export:
     """Writes a prepared, calibrated network as a Q/DQ model and predicts it.
 
@@ -81,6 +82,7 @@ def export(
         dynamic_batch: Whether the first axis of every input and output is left open.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
+        tolerance: How far onnxruntime's results may be from the network's, see :attr:`Export.difference`.
 
     Returns:
         The prediction, and how far onnxruntime's results are from the network's.
@@ -105,10 +107,10 @@ def export(
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{path}: the exported model is not valid: {str(error).splitlines()[0]}") from error
     difference = _difference(proto, args, wanted)
-    if not difference <= TOLERANCE:
+    if not difference <= tolerance:
         raise ModelError(
             f"{path}: onnxruntime's results are {difference:.3f} of their standard deviation away from the network's, "
-            f"{TOLERANCE} at most are rounding; nothing was written"
+            f"more than {tolerance:g}; nothing was written"
         )
     save(proto, path)
     return Export(os.fspath(path), predict(path, target or plan.target), difference, plan)

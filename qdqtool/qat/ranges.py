@@ -17,8 +17,8 @@ from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
 from qdqtool.qat.backends import set_amax
 from qdqtool.qat.modules import observing, quantizers_of
-from qdqtool.qat.plan import Plan
-from qdqtool.qat.prepare import plan_of
+from qdqtool.qat.planning import Plan
+from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.trace import evaluating
 
 

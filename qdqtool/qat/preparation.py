@@ -10,7 +10,7 @@ from torch import nn
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.backends import Backend, backend_named
 from qdqtool.qat.modules import Quantizing, make_quantizing
-from qdqtool.qat.plan import ActivationQuantizer, Plan, plan
+from qdqtool.qat.planning import ActivationQuantizer, Plan, plan
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
