@@ -81,7 +81,9 @@ class Sections:
             return
         if level in ("W", "E"):
             self._message(level, text, line)
-        elif not self._understood(level, text, line) and not self._continued(level, text, line):
+        elif not (self._understood(level, text, line) or self._indented(level, text, line)) and not self._continued(
+            level, text, line
+        ):
             counts = self.build.lines
             counts.unexplained += 1
             if len(counts.samples) < 50:
@@ -110,6 +112,10 @@ class Sections:
         if self.parse.read(text, line, self._keep):
             return True
         return self._by_form(text, line) or is_chatter(text)
+
+    def _indented(self, level: str, text: str, line: int) -> bool:
+        """Polygraphy indents what belongs to a step of its own."""
+        return bool(level) and text[:1] == " " and self._understood(level, text.lstrip(), line)
 
     def _by_form(self, text: str, line: int) -> bool:
         """Lines that are known by more than their first word."""

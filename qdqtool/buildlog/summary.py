@@ -22,6 +22,7 @@ def summarize(build: Build) -> Json:
         "schema": LOG_SCHEMA,
         "tool": TOOL_VERSION,
         "build": build.as_json(),
+        "title": build.title,
         "passed": build.passed,
         "gpu": dict(build.gpu),
         "command": build.command or None,

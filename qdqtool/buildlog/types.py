@@ -245,6 +245,15 @@ class Build:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def title(self) -> str:
+        """``TensorRT 8.5.2``; where the version is not told, what its spelling gives away."""
+        product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
+        if self.tensorrt:
+            return f"{product} {self.tensorrt}"
+        hint = f" ({self.version_hint} or later, by its spelling)" if self.version_hint and not self.is_rtx else ""
+        return f"{product} of unknown version{hint}"
+
+    @property
     def warnings(self) -> list[Message]:
         return [m for m in self.messages if m.level == "W"]
 

@@ -48,10 +48,9 @@ class Drawing:
 def drawing_of(report: EngineReport) -> Drawing:
     """The graph of an engine: one box for each layer, an arrow for each tensor and reader."""
     build = report.build
-    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "TensorRT"
     device = f", {build.device}" if build.device else ""
     time = f", {report.total_ms:.3f} ms" if report.timed else ""
-    drawing = Drawing(f"{version}{device}: {len(report.rows)} layers{time}")
+    drawing = Drawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
     makers: dict[str, list[tuple[str, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
     ends: dict[str, Box] = {}
     used: set[str] = set()

@@ -31,10 +31,9 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
 
 def _headline(report: EngineReport) -> str:
     build = report.build
-    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "TensorRT of unknown version"
     device = f" on {build.device}" if build.device else ""
     time = f", {report.total_ms:.4f} ms" if report.timed else ""
-    return f"{version}{device}: {count(len(report.rows), 'layer')}{time}"
+    return f"{build.title}{device}: {count(len(report.rows), 'layer')}{time}"
 
 
 def _row(row: LayerCost, width: int, everything: bool) -> list[str]:

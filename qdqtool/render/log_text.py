@@ -32,7 +32,6 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
 def _head(facts: Json, width: int) -> list[str]:
     build, gpu = facts["build"], facts["gpu"]
     passed = {True: "PASSED", False: "FAILED", None: ""}[facts["passed"]]
-    version = f"TensorRT {build['tensorrt']}" if build["tensorrt"] else "TensorRT of unknown version"
     details = ", ".join(
         text for text in (
             f"compute capability {gpu['Compute Capability']}" if "Compute Capability" in gpu else "",
@@ -40,7 +39,7 @@ def _head(facts: Json, width: int) -> list[str]:
         ) if text
     )
     device = f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
-    lines = wrap(f"{version}{device}{', ' + passed if passed else ''}", 2, width, "")
+    lines = wrap(f"{facts['title']}{device}{', ' + passed if passed else ''}", 2, width, "")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
@@ -48,7 +47,7 @@ def _head(facts: Json, width: int) -> list[str]:
     model = facts["model"]
     if model["file"]:
         extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",
-                 f"{model['nodes']} nodes" if model["nodes"] else ""]
+                 count(model["nodes"], "node") if model["nodes"] else ""]
         lines += wrap(", ".join([model["file"], *(text for text in extra if text)]), 12, width, "model       ")
     if facts["command"]:
         lines += wrap(facts["command"], 12, width, "command     ")

@@ -148,7 +148,7 @@ def test_logs_without_timestamps_lose_only_the_tuning_times() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["[TensorRT] VERBOSE: ", "[V] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ",
-                                    "[2022-12-30 12:38:57 VERBOSE] ", "  [V] "])
+                                    "[2022-12-30 12:38:57 VERBOSE] ", "  [V] ", "[V]     "])
 def test_other_frontends(prefix: str) -> None:
     text = "".join(f"{prefix}{line}\n" for line in (
         "Original: 5 layers", "Running: EltReluFusion on Add_1", "EltReluFusion: Fusing Add_1 with Relu_2",
