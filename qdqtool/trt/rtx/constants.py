@@ -63,7 +63,10 @@ class Constants:
         """The value of a small plain constant; None when it is large, not constant or cannot be computed."""
         if tensor not in self._values:
             self._values[tensor] = None  # a tensor is never part of its own computation; this only ends odd graphs
-            self._values[tensor] = self._compute(tensor)
+            try:
+                self._values[tensor] = self._compute(tensor)
+            except RecursionError:  # a chain of a thousand constant nodes: its value is not worth more
+                return None
         return self._values[tensor]
 
     def _compute(self, tensor: str) -> npt.NDArray[Any] | None:

@@ -31,7 +31,7 @@ class Sharing:
     def __init__(self, model: Model, constants: Constants) -> None:
         self.model = model
         self.constants = constants
-        self._reaches: dict[str, bool] = {}
+        self._alone: dict[tuple[str, str, str], bool] = {}
 
     @functools.cached_property
     def live(self) -> set[int]:
@@ -89,6 +89,12 @@ class Sharing:
             constant: Its constant input; empty for a Reciprocal.
             free: Operators in front of which a DQ is copied and moved on.
         """
+        key = (tensor, node.op, constant)
+        if key not in self._alone:
+            self._alone[key] = self._all_like(node, tensor, constant, free)
+        return self._alone[key]
+
+    def _all_like(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
         maker = self.model.producer(tensor)
         equal = [n.output for n in self.merged(maker)] if maker is not None and qdq.is_dq(maker) else [tensor]
         for same in equal:
@@ -97,30 +103,37 @@ class Sharing:
             for reader in self.readers(same):
                 if reader is node or reader.op in free:
                     continue
-                if reader.op != node.op or not constant or not any(
-                        self.same_value(constant, t) for t in reader.inputs if t and t != same):
+                if reader.op != node.op:
+                    return False
+                if constant and not any(self.same_value(constant, t) for t in reader.inputs if t and t != same):
                     return False
         return True
 
     def reaches_quantizer(self, tensor: str) -> bool:
         """Whether a Q behind a tensor is pulled up to it, through operators that a Q passes."""
-        if tensor not in self._reaches:
-            self._reaches[tensor] = False
-            self._reaches[tensor] = any(self._pulls(r) for r in self.readers(tensor))
-        return self._reaches[tensor]
+        return tensor in self._reaching
 
-    def _pulls(self, reader: Node) -> bool:
-        if qdq.is_q(reader):
+    @functools.cached_property
+    def _reaching(self) -> set[str]:
+        found: set[str] = set()
+        for node in reversed(self.model.ordered):
+            if node.index in self.live and self._pulls(node, found):
+                found.update(t for t in node.inputs if t)
+        return found
+
+    def _pulls(self, node: Node, found: set[str]) -> bool:
+        if qdq.is_q(node):
             return True
-        if reader.op == "Cast":
-            same = self.model.elem_type(reader.input(0)) == int(reader.attributes.get("to", 0))
-            return same and self.reaches_quantizer(reader.output)
-        if reader.op in _PULLED:
-            return any(self.reaches_quantizer(o) for o in reader.outputs if o)
-        if reader.op in _PULLED_ALONE and not self.model.is_output(reader.output):
-            if reader.op in ("Mul", "Div") and not self._scalar_factor(reader):
+        if not any(o in found for o in node.outputs):
+            return False
+        if node.op == "Cast":
+            return self.model.elem_type(node.input(0)) == int(node.attributes.get("to", 0))
+        if node.op in _PULLED:
+            return True
+        if node.op in _PULLED_ALONE and not self.model.is_output(node.output):
+            if node.op in ("Mul", "Div") and not self._scalar_factor(node):
                 return False
-            return len(self.readers(reader.output)) == 1 and self.reaches_quantizer(reader.output)
+            return len(self.readers(node.output)) == 1
         return False
 
     def _scalar_factor(self, node: Node) -> bool:
