@@ -32,6 +32,7 @@ def summarize(build: Build) -> Json:
                   "opset": build.parse.opset or None, "producer": build.parse.producer or None,
                   "nodes": len(build.parse.nodes) or None},
         "milestones": [{"what": m.what, "layers": m.layers, "line": m.line} for m in build.milestones],
+        "placement": dict(Counter(device for device, _, _ in build.placement)),
         "passes": passes(build),
         "engine": _engine(build),
         "conversions": [_edge(layer) for layer in build.conversions],

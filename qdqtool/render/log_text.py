@@ -74,6 +74,9 @@ def _layers(facts: Json, width: int) -> list[str]:
             before = milestone["layers"]
     if steps:
         lines += wrap(" -> ".join(steps), 12, width, "Layers      ")
+    if facts["placement"].get("DLA"):
+        placed = ", ".join(f"{number} on {device}" for device, number in facts["placement"].items())
+        lines += wrap(placed, 12, width, "Placement   ")
     engine = facts["engine"]
     if engine is None:
         return lines
@@ -143,6 +146,8 @@ def _tuning(facts: Json, width: int) -> list[str]:
         lines += [
             f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {short(row['name'], width - 30)}" for row in slow
         ]
+    for row in tuning["slowest_reformats"][:1]:
+        lines.append(f"  slowest reformat tried: {row['best_ms']:g} ms  {short(row['name'], width - 38)}")
     return lines
 
 

@@ -34,7 +34,8 @@ def test_page(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         "net_qdq.onnx, 6 nodes", "9 (original) -> 3 (tensor merging) -> 2 (vertical",
         "3 layers, of them 1 convolution:", "1 x INT8 -> FP32",
         "Conversions at run time: 1\n  FP32 -> INT8  1x3x8x8  q0", "Reformats (layout only): 1",
-        "3 tactics timed for 1 layer,", "1 s      2 tactics  w + wq + conv", "4,096 bytes", "424.281 qps",
+        "3 tactics timed for 1 layer,", "1 s      2 tactics  w + wq + conv", "slowest reformat tried: 0.125 "
+        "ms  <in> -> y", "4,096 bytes", "424.281 qps",
         "0.0625 ms in 2 layers, 781 iterations", "0.0500 ms  80.0%  w + wq + conv + relu",
         "Calibrator won't be used", "Nothing to do.",
     ):
@@ -42,6 +43,12 @@ def test_page(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert "QuantizeDoubleInputNodes 1 fusing 1, Removing 2" in " ".join(text.split())
     wide = [line for line in text.splitlines() if len(line) > 80]
     assert [line for line in wide if str(log) not in line and "CopyNode" not in line] == []
+
+
+def test_layers_on_dla_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "dla.log"
+    path.write_text("[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n")
+    assert "1 on DLA, 2 on GPU" in page(capsys, str(path))
 
 
 def test_one_pass(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +154,7 @@ CENTERPOINT = [
     "81.6789 s formats", "82.8537 s engine generation", "85.4169 s engine", "Reformat 49, CaskConvolution 48, "
     "CudnnConvolution 25",
     "GemmDeconvolution 3, CudnnDeconvolution 1", "12 s    387 tactics  Conv_60 + Relu_61",
-    "11 s    387 tactics  Conv_15 + Relu_16", "7 s    387 tactics  Conv_17 + Relu_18", "7 s    387 tactics  "
+    "slowest reformat tried: 0.061568 ms", "11 s    387 tactics  Conv_15 + Relu_16", "7 s    387 tactics  Conv_17 + Relu_18", "7 s    387 tactics  "
     "Conv_46 + Relu_47",
     "activations                74,659,840 bytes", "device, persistent         12,675,584 bytes",
     "scratch                    20,746,240 bytes", "host, persistent              127,584 bytes",
