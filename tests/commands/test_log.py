@@ -154,7 +154,8 @@ CENTERPOINT = [
     "81.6789 s formats", "82.8537 s engine generation", "85.4169 s engine", "Reformat 49, CaskConvolution 48, "
     "CudnnConvolution 25",
     "GemmDeconvolution 3, CudnnDeconvolution 1", "12 s    387 tactics  Conv_60 + Relu_61",
-    "slowest reformat tried: 0.061568 ms", "11 s    387 tactics  Conv_15 + Relu_16", "7 s    387 tactics  Conv_17 + Relu_18", "7 s    387 tactics  "
+    "slowest reformat tried: 0.061568 ms",
+    "11 s    387 tactics  Conv_15 + Relu_16", "7 s    387 tactics  Conv_17 + Relu_18", "7 s    387 tactics  "
     "Conv_46 + Relu_47",
     "activations                74,659,840 bytes", "device, persistent         12,675,584 bytes",
     "scratch                    20,746,240 bytes", "host, persistent              127,584 bytes",
