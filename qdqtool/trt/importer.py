@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import is_dq, is_q, read_params
 from qdqtool.trt import network as net
@@ -57,7 +58,11 @@ class Importer:
             tensor = self._tensor(name)
             self.network.inputs.append(tensor)
         for node in self.model.ordered:
-            self._import(node)
+            try:
+                self._import(node)
+            except (ValueError, TypeError, IndexError, AttributeError) as error:
+                where = self.model.path or "model"
+                raise ModelError(f"{where}: node '{node.name}' ({node.op}) is damaged: {error}") from error
         for name in self.model.outputs:
             tensor = self._input(name)
             tensor.is_output = True
@@ -258,6 +263,14 @@ class Importer:
             pads=tuple(attributes.get("pads", [0] * 2 * len(kernel))),
         )
 
+    def _padding(self, node: Node) -> None:
+        """A Pad; one with zeros commutes with Q and DQ."""
+        layer = self._simple(net.PADDING, node, 1)
+        value = self.model.constant(node.input(2)) if node.input(2) else None
+        known = value is not None or (not node.input(2) and not node.attributes.get("value"))
+        constant = str(node.attributes.get("mode", "constant")) == "constant"
+        layer.attrs["zeros"] = constant and known and (value is None or not value.any())
+
     def _resize(self, node: Node) -> None:
         layer = self._simple(net.RESIZE, node, 1)
         layer.attrs["mode"] = str(node.attributes.get("mode", "nearest"))
@@ -338,9 +351,6 @@ class Importer:
     def _identity(self, node: Node) -> None:
         self._simple(net.IDENTITY, node, 1)
 
-    def _dropout(self, node: Node) -> None:
-        self._simple(net.IDENTITY, node, 1)
-
     def _hard_swish(self, node: Node) -> None:
         x = self._input(node.input(0))
         gate = self._add_unnamed(net.ACTIVATION, "Activation", [x], node, activation="HARD_SIGMOID")
@@ -356,6 +366,7 @@ _HANDLERS: dict[str, Callable[[Importer, Node], None]] = {
     "BatchNormalization": Importer._batch_normalization,
     "MaxPool": Importer._pool,
     "AveragePool": Importer._pool,
+    "Pad": Importer._padding,
     "Resize": Importer._resize,
     "Upsample": Importer._resize,
     "Concat": Importer._concat,
@@ -367,7 +378,7 @@ _HANDLERS: dict[str, Callable[[Importer, Node], None]] = {
     "MatMul": Importer._matmul,
     "Identity": Importer._identity,
     "Cast": Importer._identity,
-    "Dropout": Importer._dropout,
+    "Dropout": Importer._identity,
     "HardSwish": Importer._hard_swish,
 }
 

@@ -208,6 +208,18 @@ def _shuffle(s: Sketch) -> None:
         s.make(s.graph.op("Identity", x, s.name("same")), (n, c, h, w))
 
 
+def _padding(s: Sketch) -> None:
+    x = s.pick()
+    if x is None or max(s.shapes[x][2:]) > 8:
+        return
+    shape, mode = s.shapes[x], s.one("constant", "constant", "reflect")
+    if min(shape[2:]) < 2:
+        return
+    amounts = s.graph.const(s.name("pads"), np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+    out = s.graph.op("Pad", [x, amounts], s.name("pad"), mode=mode)
+    s.make(out, (*shape[:2], shape[2] + 2, shape[3] + 2))
+
+
 def _gemm(s: Sketch) -> None:
     x = s.pick()
     if x is None:
@@ -220,7 +232,7 @@ def _gemm(s: Sketch) -> None:
 
 
 STEPS = (_conv, _conv, _conv, _activation, _pair, _lone_q, _add, _add, _constant, _concat, _split, _slice, _pool,
-         _resize, _shuffle, _gemm)
+         _resize, _shuffle, _padding, _gemm)
 
 
 @st.composite

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.demo.model import yolov8n
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.trt.predict import predict
 from qdqtool.types import Precision, Prediction
@@ -360,6 +361,24 @@ def test_senseless_scales(scale: Any) -> None:
     quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
     data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
     assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("op", "attribute", "value"),
+    [("Conv", "group", "two"), ("Conv", "group", [1, 2]), ("Conv", "strides", 1), ("MaxPool", "kernel_shape", 3.0),
+     ("Concat", "axis", "one")],
+)
+def test_attribute_of_the_wrong_type(op: str, attribute: str, value: Any) -> None:
+    """One line that names the node."""
+    g = Graph()
+    x = g.conv(g.input(1, 3, 8, 8), "c", scale=None)
+    g.nodes.append(helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
+    model = helper.make_model(
+        helper.make_graph(g.nodes, "g", g.inputs, [helper.make_empty_tensor_value_info("n:0")], g.initializers),
+        opset_imports=[helper.make_opsetid("", 13)],
+    )
+    with pytest.raises(QdqtoolError, match=rf"^[^\n]*node 'n' \({op}\) is damaged[^\n]*$"):
+        predict(model, advice=False)
 
 
 def test_scale_without_a_value() -> None:

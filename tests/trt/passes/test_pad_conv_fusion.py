@@ -1,0 +1,71 @@
+"""PadConvFusion: engine names of NVIDIA/TensorRT issue 2527, ``Pad_6 + W + QuantizeLinear_9 + Conv_13 + PWN(...)``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
+from qdqtool.trt.predict import predict
+from qdqtool.types import Evidence, Precision
+from tests.trt.builder import Graph
+from tests.trt.passes.step import step
+
+
+def padded(g: Graph, x: str, mode: str = "constant", value: float | None = None) -> str:
+    inputs = [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))]
+    if value is not None:
+        inputs.append(g.const("value", np.float32(value)))
+    return g.op("Pad", inputs, "Pad_6", mode=mode)
+
+
+def engine(quantized: str, mode: str = "constant", value: float | None = None) -> list[tuple[str, list[Precision]]]:
+    """Names and input precisions of the convolution and, if it stays, the Pad."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    if quantized == "before":
+        x = padded(g, g.pair(x, "p"), mode, value)
+    elif quantized == "between":
+        x = g.pair(padded(g, x, mode, value), "p")
+    else:
+        x = padded(g, x, mode, value)
+    g.op("LeakyRelu", g.conv(x, "Conv_13", scale=None, weights="qdq" if quantized else "float"), "act")
+    layers = predict(g.model("act:0"), advice=False).layers
+    kept = [layer for layer in layers if layer.type in ("Padding", "Convolution")]
+    return [(layer.name, [t.precision for t in layer.inputs]) for layer in kept]
+
+
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_pair_in_front_of_the_pad(value: float | None) -> None:
+    """DQ moves behind the Pad, which then joins the convolution."""
+    assert engine("before", value=value) == [
+        ("Pad_6 + Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
+    ]
+
+
+def test_pair_between_keeps_the_pad() -> None:
+    """NVIDIA/TensorRT issue 2592; a published ResNet engine runs such a Pad in INT8."""
+    assert engine("between") == [
+        ("Pad_6", [Precision.INT8]),
+        ("Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
+    ]
+
+
+def test_float_convolution_takes_it() -> None:
+    assert engine("") == [("Pad_6 + Conv_13 + PWN(act)", [Precision.FLOAT])]
+
+
+@pytest.mark.parametrize(("mode", "value"), [("reflect", None), ("edge", None), ("constant", 1.0)])
+def test_other_paddings_stay_in_front_in_float(mode: str, value: float | None) -> None:
+    """They do not commute (a value that is not 0) or are no convolution padding."""
+    names = engine("between", mode, value)
+    assert names[0] == ("Pad_6", [Precision.FLOAT])
+    assert names[1][1] == [Precision.INT8]
+
+
+def test_evidence() -> None:
+    g = Graph()
+    x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
+    found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
+    assert found.rows == []
+    assert found.layer("Pad_6 + c.weight + c.w.Q + c").attrs["evidence"] == Evidence.DOCUMENTED
