@@ -110,9 +110,9 @@ def _float_told(prediction: Prediction, conv: ConvOutcome) -> str:
 
 def _conversions_told(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
-    text = f"* {prediction.conversions} conversions stay, {limit} allowed: {', '.join(nodes[:_SHOWN])}"
-    if len(nodes) > _SHOWN:
-        text += f" and {len(nodes) - _SHOWN} more"
+    text = f"* {prediction.conversions} conversions stay, {limit} allowed: {', '.join(nodes[:3])}"
+    if len(nodes) > 3:
+        text += f" and {len(nodes) - 3} more"
     names = set(nodes)
     causes = [f for f in prediction.findings if f.severity != Severity.INFO and f.node in names]
     causes = causes or [f for f in prediction.findings if f.severity == Severity.WARNING]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
-    from qdqtool.qat.ranges import Calibration, calibrate
     from qdqtool.qat.exporting import Export, export
     from qdqtool.qat.planning import Plan, plan
     from qdqtool.qat.preparation import prepare
+    from qdqtool.qat.ranges import Calibration, calibrate
 
 _HOMES = {
     "prepare": "qdqtool.qat.preparation",

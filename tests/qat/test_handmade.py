@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import qdqtool
+from examples import resnet
+from qdqtool.qat.trace import export_proto
 from qdqtool.testing import assert_int8
 from tests.qat import nets
 
@@ -33,6 +35,25 @@ def test_resnet18_is_predicted_as_the_published_engines(placement: str, opset: i
         "float": 0,
         "conversions": conversions,
     }
+
+
+def test_modelopts_own_export_is_an_input_like_any_other(sample: torch.Tensor) -> None:
+    quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
+    model = resnet.ResNet18(10, nets.WIDTH)
+    nets.randomise(model)
+    quantization.quantize(model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(sample))
+    proto = export_proto(model, (sample,), 17)
+    assert "BatchNormalization" in {n.op_type for n in proto.graph.node}  # unfolded, and scales are Constant nodes
+    prediction = qdqtool.predict(proto, "trt8.5")
+    summary = prediction.summary()
+    assert (summary["convolutions"], summary["int8"], summary["float"]) == (21, 21, 0)
+    # Each block's first convolution, and the stem, whose MaxPool ModelOpt quantizes; the skips are float.
+    outputs = {c.name: c.int8_in_int8_out for c in prediction.convolutions}
+    assert {n for n, both in outputs.items() if both} == {"/conv1/Conv"} | {
+        f"/layer{stage}/layer{stage}.{block}/conv1/Conv" for stage in (1, 2, 3, 4) for block in (0, 1)
+    }
+    with pytest.raises(AssertionError, match="SKIP-FLOAT"):
+        assert_int8(proto, "trt8.5", max_conversions=1)
 
 
 def test_assert_int8_names_the_skip_and_its_fix(sample: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ def test_classes_and_keys_stay(backend: str) -> None:
     new = [k for k in model.state_dict() if k not in keys]
     assert set(keys) <= set(model.state_dict())
     assert len(new) == 30 and all(k.endswith("quantizer._amax") for k in new)  # 21 inputs, 8 skips, the pool
-    float_weights = {k: v for k, v in _resnet().state_dict().items()}
+    float_weights = _resnet().state_dict()
     assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
 
 

@@ -1,0 +1,123 @@
+"""The example's detector: its structure gets the placement that the lesson needs, and its measures are right."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import qdqtool
+from qdqtool import qat
+from tests.qat import nets
+from tests.qat.backends import BACKENDS
+
+FOLDER = Path(__file__).parents[2] / "examples" / "qat_yolov8"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[dict[str, ModuleType]]:
+    """The example's files, which import each other by bare names."""
+    sys.path.insert(0, str(FOLDER))
+    names = ("shapes", "detector", "training", "evaluation", "naive")
+    try:
+        yield {n: importlib.import_module(n) for n in names}
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_plan_runs_in_int8_without_avoidable_conversions(
+    example: dict[str, ModuleType], backend: str, tmp_path: Path
+) -> None:
+    model = example["detector"].Detector(3, 96)
+    nets.randomise(model)
+    sample = torch.rand(1, 3, 96, 96)
+    plan = qat.prepare(model, sample, backend=backend, report=None)
+    assert {name for name, _ in plan.skipped} == {"detect.cv2.0.2", "detect.cv2.1.2", "detect.dfl.conv"}
+    qat.calibrate(model, [sample])
+    done = qat.export(model, tmp_path / "q.onnx", sample)
+    assert done.summary["int8"] == len(plan.convolutions) == 37
+    assert done.prediction.conversion_nodes == [f"/stem/conv/{_prefix(backend)}input_quantizer/QuantizeLinear"]
+
+
+def _prefix(backend: str) -> str:
+    return "_" if backend == "pytorch-quantization" else ""
+
+
+def test_the_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    model = example["detector"].Detector(3, 96)
+    nets.randomise(model)
+    sample = torch.rand(1, 3, 96, 96)
+    example["naive"].prepare_naive(model)
+    example["naive"].calibrate_naive(model, [sample], "max")
+    path = tmp_path / "naive.onnx"
+    example["naive"].export_naive(model, str(path), sample)
+    summary = qdqtool.predict(path, "trt8.5").summary()
+    assert summary["int8"] == 40 and summary["conversions"] > 50
+
+
+def test_boxes_of_pictures_are_exact(example: dict[str, ModuleType]) -> None:
+    pictures, objects = example["shapes"].generate(20, 7)
+    again, _ = example["shapes"].generate(20, 7)
+    assert np.array_equal(pictures, again)
+    assert sum(map(len, objects)) > 30
+    for found in objects:
+        assert np.all(found[:, 1:3] >= 0) and np.all(found[:, 3:] <= 96) and np.all(found[:, 3:] - found[:, 1:3] >= 6)
+    masks = example["shapes"]._mask
+    ys, xs = np.mgrid[0:96, 0:96].astype(np.float32)
+    square = masks(1, xs, ys, 10.0, 20.0, 12.0, 8.0, np.random.default_rng(0))
+    assert (np.flatnonzero(square.any(0))[[0, -1]] == [10, 21]).all()
+    assert (np.flatnonzero(square.any(1))[[0, -1]] == [20, 27]).all()
+
+
+def test_mean_average_precision(example: dict[str, ModuleType]) -> None:
+    measure = example["evaluation"].mean_average_precision
+    truth = [np.array([[0, 10, 10, 30, 30], [1, 50, 50, 70, 70]], np.float32)]
+
+    def output(*found: tuple[float, float, float, float, int, float]) -> np.ndarray:
+        result = np.zeros((1, 6, len(found)), np.float32)
+        for i, (x1, y1, x2, y2, kind, score) in enumerate(found):
+            result[0, :4, i] = x1, y1, x2, y2
+            result[0, 4 + kind, i] = score
+        return result
+
+    right = ((10, 10, 30, 30, 0, 0.9), (50, 50, 70, 70, 1, 0.8))
+    assert measure(output(*right), truth, 2) == pytest.approx(100)
+    assert measure(output(right[0]), truth, 2) == pytest.approx(50)
+    # 16 of 20 pixels: IoU 0.8 exactly at one side cut by 4, so that seven of ten thresholds are met.
+    assert measure(output((10, 10, 30, 26.1, 0, 0.9), right[1]), truth, 2) == pytest.approx(50 + 50 * 0.7)
+    # A wrong box with a higher score halves the precision everywhere.
+    assert measure(output(*right, (70, 10, 90, 30, 0, 0.95)), truth, 2) == pytest.approx(50 + 25)
+    # The same box twice: the second falls to suppression.
+    assert measure(output(*right, (10, 10, 30, 30, 0, 0.95)), truth, 2) == pytest.approx(100)
+
+
+def test_the_loss_is_least_where_boxes_and_classes_are_right(example: dict[str, ModuleType]) -> None:
+    training, detector = example["training"], example["detector"]
+    points, strides = detector.cells(96)
+    targets = training.as_targets([np.array([[1, 16, 24, 48, 56]], np.float32)])
+    raw = torch.full((1, 4 * detector.BINS + 3, points.shape[2]), -4.0)
+    raw[:, : 4 * detector.BINS] = 0
+    base = float(training.loss_of(raw, targets, points, strides))
+    cell = int(((points[0, 0] * strides[0, 0] == 28) & (points[0, 1] * strides[0, 0] == 36)).nonzero()[0])
+    better = raw.clone()
+    box = torch.tensor([16.0, 24.0, 48.0, 56.0]) / 8
+    sides = torch.cat((points[0, :, cell] - box[:2], box[2:] - points[0, :, cell]))
+    for side, distance in enumerate(sides):  # all weight on the two bins around the distance
+        for value, weight in ((int(distance), 1 - distance % 1), (int(distance) + 1, distance % 1)):
+            better[0, side * detector.BINS + value, cell] = 20 + torch.log(weight.clamp_min(1e-6))
+    better[0, 4 * detector.BINS + 1, cell] = 4.0
+    assert float(training.loss_of(better, targets, points, strides)) < 0.5 * base
+    wrong = better.clone()
+    wrong[0, 4 * detector.BINS :, cell] = torch.tensor([4.0, -4.0, -4.0])
+    assert float(training.loss_of(wrong, targets, points, strides)) > float(
+        training.loss_of(better, targets, points, strides)
+    )
