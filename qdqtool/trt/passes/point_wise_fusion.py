@@ -19,6 +19,7 @@ class PointWiseFusion(Pass):
           nesting; yolov8-orin-trt8412-excerpts: ``Add_5`` with ``Div_1``).
         * SiLU: Sigmoid with Mul, ``PWN(<Sigmoid>, <Mul>)`` (NVIDIA/TensorRT issue 3385, 8.5.2 with Q/DQ;
           ``PWN(PWN(s), PWN(m))`` in 10.x); with a residual Add behind it as well (issue 2204, 8.4.1).
+        * On a target where Conv+SiLU+Add fuse, the SiLU is left apart from an Add whose other input comes from a DQ.
         * A sum that a bare convolution feeds is left for ConvEltwiseSumFusion (assumed), and so is one whose inputs
           all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
     """
@@ -32,6 +33,8 @@ class PointWiseFusion(Pass):
             while _fusable(layer):
                 reader = layer.out.sole_reader()
                 if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
+                    break
+                if self.target.residual_through_activation and _quantized_residual(layer, reader):
                     break
                 layer = self._fuse(network, layer, reader)
 
@@ -68,6 +71,15 @@ def _fusable(layer: Layer) -> bool:
     if layer.kind == net.ELEMENTWISE:
         return not (layer.attrs.get("relu") or _residual(layer) or all(map(dq_of, layer.inputs)))
     return layer.kind in (net.UNARY, net.POINTWISE)
+
+
+def _quantized_residual(layer: Layer, reader: Layer) -> bool:
+    """Whether a convolution's activation feeds an Add whose other input is quantized."""
+    producers = {id(t.producer): t.producer for t in layer.inputs}
+    conv = next(iter(producers.values())) if len(producers) == 1 else None
+    if conv is None or conv.kind != net.CONVOLUTION or reader.attrs.get("operation") != "SUM":
+        return False
+    return any(dq_of(t) is not None for t in reader.inputs if t is not layer.out)
 
 
 def _residual(layer: Layer) -> bool:
