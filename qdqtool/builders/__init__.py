@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from qdqtool.builders.result import BuildResult
 
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
+# What ComputeCapability of TensorRT-RTX 1.7.1 has.
+RTX_TARGETS = (75, 80, 86, 89, 120, 121)
 TIMEOUT = 1800.0  # seconds; classic TensorRT times tactics for minutes on a Jetson
 
 
@@ -50,6 +52,22 @@ def build(
         raise BuilderError(f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}")
     if timeout <= 0:
         raise BuilderError(f"time limit {timeout:g} s is not positive")
-    from qdqtool.builders.run import run_build
+    if sm and builder != "tensorrt-rtx":
+        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
+    for capability in sm or ():
+        if capability not in RTX_TARGETS:
+            raise BuilderError(
+                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows SM{', SM'.join(map(str, RTX_TARGETS))}")
+    if keep_engine and output is None:
+        raise BuilderError("an engine needs a folder to be kept in")
+    if builder == "trtexec":
+        from qdqtool.builders.run import run_trtexec
 
-    return run_build(model, builder, output, tuple(sm) if sm else None, timeout, keep_engine, shapes or {})
+        return run_trtexec(model, output, timeout, keep_engine, shapes or {})
+    from qdqtool.builders.child import Child
+
+    with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
+        child.start()  # the compiler loads while onnx is imported and the model is read
+        from qdqtool.builders.run import run_package
+
+        return run_package(child, model, builder, output, tuple(sm or ()), timeout, keep_engine, shapes or {})

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,12 +70,15 @@ class Child:
         if process.stdout is not None:
             process.stdout.close()
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, Any]:
         """Sends one request and waits for its answer.
 
         Args:
             request: See the worker's docstring.
             timeout: Seconds, the start of the process included.
+            meanwhile: Called while the compiler works.
 
         Returns:
             The worker's answer; ``{"status": "crashed", "signal"}`` when it died, ``{"status": "timeout"}`` when it
@@ -83,12 +87,14 @@ class Child:
         Raises:
             BuilderError: The worker could not start the compiler.
         """
-        process = self._running()
+        process = self.start()
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + timeout
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
+            if meanwhile is not None:
+                meanwhile()
             line = self._line(process, deadline)
         except BrokenPipeError:
             line = b""
@@ -106,7 +112,8 @@ class Child:
             raise BuilderError(str(answer.get("message", "the compiler cannot run here")))
         return answer
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts the process where it does not run, so that the compiler loads while its caller does other things."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

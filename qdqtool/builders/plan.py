@@ -55,7 +55,8 @@ def _row(index: int, name: str, op: str, layers: list[BuiltLayer]) -> BuiltNode:
     if layer is None:
         return BuiltNode(index, name, op, Precision.UNKNOWN)
     data = [t.precision for t in layer.inputs]
-    output = layer.output_precision
+    # A generated kernel writes what comes of the steps behind the product as well.
+    output = Precision.UNKNOWN if layer.type == "kgen" else layer.output_precision
     precision = _multiplies_in(layer)
     return BuiltNode(index, name, op, precision, tuple(data[:1] if layer.constants else data[:2]), output, layer.name)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,37 @@ from qdqtool.files import write_text
 from qdqtool.graph import Model
 
 DEFAULT_SM = (86,)
-# What ComputeCapability of TensorRT-RTX 1.7.1 has.
-RTX_TARGETS = (75, 80, 86, 89, 120, 121)
 Shapes = dict[str, Sequence[Sequence[int]]]
 
 
-def run_build(
-    source: str | os.PathLike[str], builder: str, output: str | os.PathLike[str] | None, sm: tuple[int, ...] | None,
-    timeout: float, keep_engine: bool, shapes: Shapes,
+def run_package(
+    child: Child, source: str | os.PathLike[str], builder: str, output: str | os.PathLike[str] | None,
+    sm: tuple[int, ...], timeout: float, keep_engine: bool, shapes: Shapes,
 ) -> BuildResult:
-    """See :func:`qdqtool.builders.build`."""
-    if sm and builder != "tensorrt-rtx":
-        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
-    for capability in sm or ():
-        if capability not in RTX_TARGETS:
-            raise BuilderError(
-                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows SM{', SM'.join(map(str, RTX_TARGETS))}")
-    if keep_engine and output is None:
-        raise BuilderError("an engine needs a folder to be kept in")
+    """A build with a Python package of NVIDIA's; see :func:`qdqtool.builders.build`."""
+    def compiled(path: Path, work: Path) -> BuildResult:
+        return build_with(child, path, work, builder, sm or DEFAULT_SM, timeout, keep_engine, shapes)
+
+    return _run(source, output, compiled)
+
+
+def run_trtexec(
+    source: str | os.PathLike[str], output: str | os.PathLike[str] | None, timeout: float, keep_engine: bool,
+    shapes: Shapes,
+) -> BuildResult:
+    """A build with trtexec; see :func:`qdqtool.builders.build`."""
+    return _run(source, output, lambda path, work: _with_trtexec(path, work, timeout, keep_engine, shapes))
+
+
+def _run(
+    source: str | os.PathLike[str], output: str | os.PathLike[str] | None, compiled: Callable[[Path, Path], BuildResult]
+) -> BuildResult:
     model = modelfile.load(source)
     folder = _folder(output)
     with tempfile.TemporaryDirectory(prefix="qdqtool-build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
-        path = with_log_names(model, names, work)
-        if builder == "trtexec":
-            result = _with_trtexec(path, work, timeout, keep_engine, shapes)
-        else:
-            package = "tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt"
-            with Child(package) as child:
-                result = build_with(child, path, work, builder, sm or DEFAULT_SM, timeout, keep_engine, shapes)
+        result = compiled(with_log_names(model, names, work), work)
         read_layers(model, names, work, result)
         if folder is not None:
             _keep(model, names, work, folder, result)
@@ -88,7 +90,7 @@ def build_with(
         "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
     }
     start = time.monotonic()
-    answer = child.ask(request, timeout)
+    answer = child.ask(request, timeout, _load_reader)
     errors = [str(e) for e in answer.get("errors", [])]
     result = BuildResult(builder, str(answer["status"]), str(answer.get("version", "")), sm if rtx else (),
                          errors=errors, seconds=time.monotonic() - start)
@@ -99,6 +101,10 @@ def build_with(
     elif result.status == "refused":
         result.message = first_words(errors)
     return result
+
+
+def _load_reader() -> None:
+    importlib.import_module("qdqtool.buildlog.read")
 
 
 def first_words(errors: Sequence[str]) -> str:

@@ -159,9 +159,34 @@ def _outcome(
     # An INT8 convolution with scales by channel writes float32 even in a half model; one scale joins the product.
     by_channel = isinstance(right, Dequantized) and not right.scalar
     output = Precision.FP32 if verdict.precision and node.op == "Conv" and by_channel else floating
+    if verdict.precision == Precision.INT8 and node.op in ("Gemm", "MatMul") and not _axes(left) | _axes(right):
+        output = Precision.INT8 if _writes_integers(model, walk, node) else output
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
                           [precision], output, evidence=Evidence.SEEN)
     return outcome, reasons.finding(node, verdict)
+
+
+def _axes(state: State) -> frozenset[int]:
+    return state.axes if isinstance(state, Dequantized) else frozenset()
+
+
+def _writes_integers(model: Model, walk: _Walk, node: Node) -> bool:
+    """Whether an INT8 gemm without bias, with one scale on each side, takes the Q behind it into itself."""
+    if node.input(2):
+        return False
+    tensor = node.output
+    while not model.is_output(tensor):
+        readers = walk.motion.sharing.readers(tensor)
+        if len(readers) != 1:
+            return False
+        reader = readers[0]
+        if qdq.is_q(reader):
+            return True
+        factor = reader.op in ("Mul", "Div") and walk.constants.scalar(reader.input(1)) is not None
+        if not factor and reader.op not in ("Relu", "Reshape", "Flatten", "Transpose", "Identity"):
+            return False
+        tensor = reader.output
+    return False
 
 
 __all__ = ["DEFAULT_SM", "Float", "predict_rtx", "status_of"]
