@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
 
+_REPLACED = "_qdq_weight_replaced"
 Observer = Callable[[nn.Module, str, Tensor], None]
 
 
@@ -118,7 +119,8 @@ class QuantizingWeights(Quantizing):
     @property
     def weight(self) -> Any:
         module: Any = self
-        value = module._parameters["weight"]
+        # Copies for several GPUs (DataParallel) have plain tensors where the module has parameters.
+        value = module._parameters["weight"] if "weight" in module._parameters else module.__dict__[_REPLACED]
         if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
             return value
         try:
@@ -128,7 +130,7 @@ class QuantizingWeights(Quantizing):
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        raise AttributeError("weight")  # nn.Module.__setattr__ takes parameters before it gets here
+        self.__dict__[_REPLACED] = value  # parameters do not come here: nn.Module.__setattr__ takes them
 
 
 _classes: dict[type, type] = {}

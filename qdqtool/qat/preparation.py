@@ -64,6 +64,13 @@ def prepare(
         include=include,
     )  # fmt: skip
     chosen = backend_named(backend)
+    modules = dict(model.named_modules())
+    for weight in decided.weights:
+        if "weight" not in modules[weight.module]._parameters:
+            raise QdqtoolError(
+                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
+                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            )
     if report is not None:
         report(decided.text())
     _insert(model, decided, chosen)

@@ -68,3 +68,13 @@ def test_the_exported_quantizer_rounds_to_integers(axis: int | None) -> None:
     along = scale if axis is None else scale.reshape([-1, 1] if axis == 0 else [1, -1])
     expected = (values / along).round().clamp(-128, 127) * along
     assert torch.equal(ExportQuantizer(scale, axis)(values), expected)
+
+
+def test_copies_with_plain_tensors_for_parameters_work() -> None:
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X, report=None)
+    replica = model[0]._replicate_for_data_parallel()
+    for name, parameter in model[0]._parameters.items():
+        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
+    with torch.no_grad():
+        assert torch.equal(replica(X), model(X))

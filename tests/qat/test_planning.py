@@ -106,3 +106,10 @@ def test_the_text_names_everything() -> None:
 def test_targets_differ() -> None:
     found = plan(nets.UpAndDown(), X, target="rtx1.7")
     assert "up" not in found.convolutions  # TensorRT-RTX runs no ConvTranspose in INT8
+
+
+def test_weights_that_are_computed_stay_float() -> None:
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nn.utils.parametrizations.weight_norm(nets.conv()))
+    found = plan(model, X)
+    assert found.convolutions == ["0"]
+    assert found.skipped == [("2", "its weights are computed, not constant")]

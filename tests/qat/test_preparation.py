@@ -166,3 +166,17 @@ def test_other_calls_in_training_than_in_evaluation_are_told() -> None:
     model.eval()(X)
     with pytest.raises(QdqtoolError, match="2 calls of kind 'add' ran, 1 when it was prepared"):
         model.train()(X)
+
+
+def test_computed_weights_are_refused_before_anything_changes() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.transpose(2, 3)
+
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
+    nn.utils.parametrize.register_parametrization(model[2], "weight", Turned())
+    with pytest.raises(QdqtoolError, match=r"'2': its weights are computed \(parametrization, pruning\)"):
+        qat.prepare(model, X, report=None)
+    assert not list(quantizers_of(model))
+    nn.utils.parametrize.remove_parametrizations(model[2], "weight")
+    qat.prepare(model, X, report=None)
