@@ -26,7 +26,8 @@ def load(source: ModelSource | Model) -> Model:
     """Reads an ONNX model; weights in external files are read when asked for, and may be missing.
 
     Args:
-        source: A path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, a ModelProto, or a Model.
+        source: A path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, a ModelProto, an
+            onnx-graphsurgeon Graph, or a Model.
 
     Raises:
         ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
@@ -35,6 +36,10 @@ def load(source: ModelSource | Model) -> Model:
         return source
     if isinstance(source, onnx.ModelProto):
         return Model(source)
+    if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
+        import onnx_graphsurgeon
+
+        return Model(onnx_graphsurgeon.export_onnx(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     path = Path(source)

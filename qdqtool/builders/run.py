@@ -172,7 +172,8 @@ def _keep(model: Model, names: dict[int, str], work: Path, folder: Path, result:
     if result.build is not None and result.status == "built":
         result.layers_path = folder / "layers.json"
         back = {names[n.index]: n.name for n in model.nodes}
-        table: dict[str, Any] = inspector_json(result.build.layers, result.build.bindings, back)
+        table: dict[str, Any] = {"builder": result.builder, "version": result.version}
+        table |= inspector_json(result.build.layers, result.build.bindings, back)
         table["nodes"] = [n.as_json() for n in result.nodes]
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     if (work / "engine.plan").exists():

@@ -134,6 +134,7 @@ def main() -> None:
         request = json.loads(line)
         logger.errors = []
         with open(request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16) as logger.file:
+            logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")  # as trtexec's log begins
             answer = _build(trt, logger, request, rtx)
         logger.file = None
         answer["version"] = trt.__version__

@@ -22,6 +22,7 @@ _ROW = re.compile(
     r'\{ "name" : "(.*)", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
     r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
+_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _MAX_LAYERS = 200_000
 
 
@@ -43,6 +44,7 @@ def read_json(data: bytes, name: str) -> Build:
         if listed is None:
             raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
         _layers(build, listed, name)
+        _builder(build, content)
         _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
     elif isinstance(content, list) and _is_profile(content):
         build.source = "profile-json"
@@ -55,6 +57,14 @@ def read_json(data: bytes, name: str) -> Build:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
         build.missing.append(f"end of {name}")
     return build
+
+
+def _builder(build: Build, content: dict[str, Any]) -> None:
+    """What ``qdqtool build`` writes into its layer table: which TensorRT it was."""
+    build.is_rtx = content.get("builder") == "tensorrt-rtx"
+    version = content.get("version")
+    if isinstance(version, str) and _VERSION.fullmatch(version):
+        build.tensorrt = version
 
 
 def _load(text: str, name: str) -> tuple[Any, bool]:
