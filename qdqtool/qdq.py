@@ -148,9 +148,9 @@ def _flat(value: npt.NDArray[Any] | None, dtype: Any) -> Any:
 
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
     if zero_name:
-        found = precision_of(model.elem_type(zero_name))
-        if found != Precision.UNKNOWN:
-            return found
+        written = model.elem_type(zero_name)
+        if written:
+            return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
     if node.op == Q:
         out = int(node.attributes.get("output_dtype", 0))
         return precision_of(out) if out else Precision.UINT8  # ONNX: without a zero point the type is uint8

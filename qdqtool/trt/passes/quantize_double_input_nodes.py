@@ -18,7 +18,7 @@ from qdqtool.trt.passes._infra import (
 )
 from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Evidence
+from qdqtool.types import Evidence, Precision
 
 
 def can_quantize(layer: Layer, position: int) -> bool:
@@ -39,6 +39,10 @@ def refusal_of(layer: Layer, position: int) -> tuple[str, dict[str, object]] | N
         return "weights-not-dequantized", {"weight": layer.attrs.get("weights", "")}
     if data.attrs.get("computed_scale") or weights.attrs.get("computed_scale"):
         return "scale-computed", {"dq": node_name(data)}
+    kinds = [_kind(dq) for dq in (data, weights)]
+    if None in kinds or kinds[0] != kinds[1]:
+        written = tuple(str(dq.quant.precision) if dq.quant is not None else "" for dq in (data, weights))
+        return "types", {"dq": node_name(data), "weight_dq": node_name(weights), "types": written}
     if data.quant is not None and data.quant.per_channel:
         return "activation-per-channel", {"dq": node_name(data), "scales": data.quant.scale_shape}
     for dq in (data, weights):
@@ -55,6 +59,15 @@ def refusal_of(layer: Layer, position: int) -> tuple[str, dict[str, object]] | N
         if constant_of(weights.data) is None:
             return "weights-not-constant", {"weight": layer.attrs.get("weights", "")}
     return None
+
+
+def _kind(dq: Layer) -> str | None:
+    """``INT8`` or ``FP8``, the types that both inputs must share; None for a type that no convolution computes in."""
+    quant = dq.quant
+    if quant is None or quant.precision == Precision.FP8:
+        return None if quant is None else "FP8"
+    known = quant.precision in (Precision.INT8, Precision.UINT8)
+    return "INT8" if known or (quant.precision == Precision.UNKNOWN and not quant.has_zero_point) else None
 
 
 def drop_reader(network: Network, dq: Layer, reader: Layer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from qdqtool.qdq import precision_of
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, node_name, reader_names
@@ -12,6 +13,8 @@ from qdqtool.trt.trace import SWAPPING
 
 def commutes(layer: Layer) -> bool:
     """Whether an operator gives the same result before and after quantization: it only picks or moves values."""
+    if layer.kind == net.IDENTITY and layer.op == "Cast":
+        return all(precision_of(t.elem_type).is_float for t in (*layer.inputs, *layer.outputs))
     if layer.kind in (net.SHUFFLE, net.SLICE, net.IDENTITY):
         return len(layer.inputs) == 1
     if layer.kind == net.PADDING:

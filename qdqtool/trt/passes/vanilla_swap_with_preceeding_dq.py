@@ -8,7 +8,7 @@ from dataclasses import replace
 from qdqtool.qdq import QuantParams
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, dq_of, weaken
+from qdqtool.trt.passes._infra import Pass, dq_of, reader_names, weaken
 from qdqtool.trt.passes.vanilla_swap_with_following_q import commutes
 from qdqtool.trt.trace import SWAPPING
 from qdqtool.types import Evidence
@@ -24,6 +24,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
         * DQ -> MaxPool, nearest Resize, Slice or another shuffle, the DQ having no other reader (documented: DQ moves
           forward over commuting layers; not seen in a log). With a scale for each channel only past a Transpose, which
           says where the channels went (TensorFlow's weights; assumed).
+        * Several readers: the DQ stays and is not copied for each (assumed).
     """
 
     def apply(self, network: Network) -> None:
@@ -31,7 +32,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
         while todo:
             dq = todo.popleft()
             op = dq.out.only_reader()
-            if op is None or not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
+            if op is None:
+                self._fan_out(dq)
+                continue
+            if not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
                 continue
             inserted = op.attrs.get("inserted")
             if dq.quant is not None and dq.quant.axis is not None and not inserted:
@@ -44,6 +48,16 @@ class VanillaSwapWithPreceedingDQ(Pass):
             op.attrs["dq_passed"] = True
             self._swap(network, dq, op)
             todo.append(dq)
+
+    def _fan_out(self, dq: Layer) -> None:
+        """Says what a DQ with several readers keeps float; what reads their results rests on an assumption then."""
+        held = [r for r in dq.out.consumers if commutes(r) and not r.attrs.get("squeeze_after")]
+        if not held:
+            return
+        self.refuse(dq, "many-consumers", consumers=tuple(reader_names(dq.out)))
+        for op in held:
+            for reader in (op, *op.out.consumers):
+                self.assume(reader)
 
     @staticmethod
     def _swap(network: Network, dq: Layer, op: Layer) -> None:
@@ -58,6 +72,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
 def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
     """Gives the DQ the axis that its channels have behind a Transpose; False where that is not known."""
+    if op.kind == net.IDENTITY:
+        return True
     perm = op.attrs.get("perm")
     if perm is None or quant.axis is None:
         return False

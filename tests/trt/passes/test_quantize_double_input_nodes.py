@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
@@ -110,6 +111,9 @@ def refused(case: str) -> tuple[Graph, str]:
         return g, g.conv(x, "c", weights="float")
     if case == "activation-per-channel":
         return g, g.conv(g.pair(x, "in", [0.1] * 8, axis=1), "c", scale=None)
+    if case == "types":
+        g.opset = 21
+        return g, g.conv(g.pair(x, "in", 0.1, integer=np.int16), "c", scale=None)
     if case == "zero-point":
         return g, g.conv(g.pair(x, "in", 0.1, zero=3), "c", scale=None)
     plain = g.const("w", g.random.normal(0, 1, (8, 8, 3, 3)))
@@ -127,14 +131,28 @@ def refused(case: str) -> tuple[Graph, str]:
 
 @pytest.mark.parametrize(
     "case",
-    ["input-not-dequantized", "weights-not-dequantized", "activation-per-channel", "zero-point", "weights-axis",
-     "scale-computed", "weights-not-constant"],
+    ["input-not-dequantized", "weights-not-dequantized", "activation-per-channel", "types", "zero-point",
+     "weights-axis", "scale-computed", "weights-not-constant"],
 )
 def test_refused(case: str) -> None:
     g, out = refused(case)
     found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
     assert found.rows == []
     assert found.reasons == [("c", case)]
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_fp8_weights_and_int8_data(target: str) -> None:
+    """Both must be of one type."""
+    g = Graph(opset=19)
+    x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
+    stored = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[8, 8, 1, 1], raw_data=bytes(64))
+    zero = onnx.TensorProto(name="z", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[], raw_data=bytes(1))
+    g.initializers.extend([stored, zero])
+    weights = g.op("DequantizeLinear", ["w", g.const("s", np.float32(1)), "z"], "w.DQ")
+    found = step(g.model(g.op("Conv", [x, weights], "c")), QuantizeDoubleInputNodes, target=target)
+    assert found.reasons == [("c", "types")]
+    assert found.refusals[0].detail("types") == ("INT8", "FP8")
 
 
 def test_what_stands_in_the_way_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from onnx import TensorProto, helper
 
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from tests.trt.builder import Graph
@@ -81,3 +82,16 @@ def test_per_channel_q_is_left() -> None:
     g = Graph()
     out = g.op("Neg", g.pair(made(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n")
     assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
+
+
+@pytest.mark.parametrize(
+    ("from_", "swaps"),
+    [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
+    ids=["float16", "uint8", "int32"],
+)
+def test_cast(from_: int, swaps: bool) -> None:
+    """A Q reads floats: it cannot move in front of a Cast from an image's bytes."""
+    g = Graph()
+    g.inputs.append(helper.make_tensor_value_info("i", from_, [1, 3, 4, 4]))
+    out = g.op("Neg", g.pair(g.op("Cast", "i", "cast", to=TensorProto.FLOAT), "p"), "n")
+    assert bool(step(g.model(out), VanillaSwapWithFollowingQ).rows) is swaps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
+from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -53,3 +54,35 @@ def test_left_alone(case: str) -> None:
     else:
         outputs = [g.relu(x, "op") if case == "relu" else g.add(x, x, "op")]
     assert step(g.model(*outputs), VanillaSwapWithPreceedingDQ).rows == []
+
+
+def test_several_readers_are_refused() -> None:
+    """No log shows that a DQ is copied for each reader: what is behind them rests on an assumption."""
+    g = Graph()
+    x = g.pair(g.relu(g.input(1, 4, 4, 4), "r"), "p")
+    left, right = g.ops("Split", [x], "Split", count=2, axis=1)
+    outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]
+    found = step(g.model(*outputs), VanillaSwapWithPreceedingDQ)
+    assert found.rows == []
+    assert found.reasons == [("p.DQ", "many-consumers")]
+    assert {c.name: c.evidence for c in predict(g.model(*outputs), advice=False).convolutions} == {
+        "a": Evidence.ASSUMED,
+        "b": Evidence.ASSUMED,
+    }
+
+
+@pytest.mark.parametrize(("perm", "axis"), [([3, 2, 0, 1], 0), ([2, 3, 0, 1], 1)])
+def test_channels_follow_a_transpose(perm: list[int], axis: int) -> None:
+    """TensorFlow keeps weights as HWIO; the output channels, axis 3, become the axis that the Transpose says."""
+    g = Graph()
+    weights = g.pair(g.const("w", g.random.normal(0, 1, (3, 3, 4, 8))), "w", [0.1] * 8, axis=3)
+    found = step(g.model(g.op("Neg", g.op("Transpose", weights, "t", perm=perm), "n")), VanillaSwapWithPreceedingDQ)
+    assert found.rows == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
+    quant = found.layer("w.DQ").quant
+    assert quant is not None and quant.axis == axis
+
+
+def test_channels_stop_at_a_reshape() -> None:
+    g = Graph()
+    weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w", [0.1] * 8, axis=0)
+    assert step(g.model(g.op("Neg", g.reshape(weights, "r", 4, 8), "n")), VanillaSwapWithPreceedingDQ).rows == []
