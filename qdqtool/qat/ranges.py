@@ -91,7 +91,10 @@ def calibrate(
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, quantizer in members.values():
         if name not in statistics:
-            raise DataError(f"quantizer '{name}' saw no data; its module does not run in evaluation mode")
+            raise DataError(
+                f"quantizer '{name}' saw no data: its module was not called in evaluation mode (a branch, or a "
+                "fused path of torch such as that of nn.TransformerEncoderLayer); exclude it"
+            )
         groups.setdefault(id(quantizer), (quantizer, []))[1].append(name)
     result = Calibration([], batches)
     for quantizer, found in groups.values():

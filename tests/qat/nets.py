@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import onnx
 import torch
 from pytorch_quantization import calib, quant_modules
@@ -12,6 +10,7 @@ from pytorch_quantization.tensor_quant import QuantDescriptor
 from torch import Tensor, nn
 
 from examples import resnet
+from qdqtool.qat.trace import export_proto
 
 WIDTH = 16  # of the first stage; the placement does not depend on it, the time does
 
@@ -76,11 +75,9 @@ def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelP
     """torch's own export, nothing added."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
-        file = io.BytesIO()
-        torch.onnx.export(model, (sample,), file, opset_version=opset, dynamo=False)
+        return export_proto(model, (sample,), opset)
     finally:
         quant_nn.TensorQuantizer.use_fb_fake_quant = False
-    return onnx.load_from_string(file.getvalue())
 
 
 def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object) -> nn.Conv2d:
