@@ -69,6 +69,7 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
     ConvReluFusion,
     MatMulToConvTransform,
     VanillaSwapWithPreceedingDQ,
+    ConstCastFold,
     ConstShuffleFusion,
     Loop(MOTION),
     ShuffleShuffleFusion,

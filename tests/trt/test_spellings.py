@@ -15,8 +15,9 @@ from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.trt.predict import predict
-from qdqtool.types import Precision, Prediction
+from qdqtool.types import Evidence, Precision, Prediction
 from tests.trt.builder import Graph
+from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 
 INT8, FLOAT = Precision.INT8, Precision.FLOAT
 Outcome = tuple[list[Precision], Precision]
@@ -231,6 +232,31 @@ def test_modelopt() -> None:
         "stem": ([INT8], INT8), "a": ([INT8], INT8), "b": ([INT8, INT8], INT8), "c": ([INT8], FLOAT),
     }
     assert found["b"].fused == ["Add", "rb"]
+
+
+def test_half_precision_with_casts_behind_each_dq() -> None:
+    """Exports of before opset 19: scales stay float32 and a Cast behind each DQ makes float16 of it."""
+    g = Graph(opset=17)
+    half = TensorProto.FLOAT16
+    x = g.op("Cast", g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half), "to32", to=TensorProto.FLOAT)
+    data = g.op("Cast", g.pair(x, "in"), "data16", to=half)
+    weights = g.op("Cast", g.weights("c", (8, 3, 3, 3), "qdq"), "weights16", to=half)
+    out = g.op("Conv", [data, weights], "c")
+    conv = predict(g.model(g.op("Softmax", out, "s")), "trt10", advice=False).convolutions[0]
+    assert (conv.inputs, conv.output, conv.evidence) == ([INT8], FLOAT, Evidence.ASSUMED)
+
+
+@pytest.mark.skipif(not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here")
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.5", "trt11"])
+def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> None:  # noqa: F811
+    """Small models of odd spellings and placements: an answer for each, whatever the target."""
+    assert len(patterns) == 163
+    for name, data in patterns.items():
+        prediction = predict(data, target, advice=False)
+        operators = [n.op_type for n in onnx.ModelProto.FromString(data).graph.node]
+        weighted = sum(op in ("Conv", "ConvTranspose", "Gemm", "MatMul") for op in operators)
+        assert len(prediction.convolutions) <= weighted, name
+        assert (prediction.conversions > 0) <= ("QuantizeLinear" in operators or "DequantizeLinear" in operators), name
 
 
 @pytest.mark.parametrize("weights", ["float", "int8"])

@@ -14,6 +14,7 @@ class ConstCastFold(Pass):
     Cases:
         * CONSTANT -> IDENTITY: ``<constant> + <identity>`` (yolo-resnet18-orin-trt8502: ``bn2.bias`` with
           ``Identity_0``). A constant that several layers read is folded for each.
+        * A Cast of weights that their DQ moved past, in half-precision exports (assumed).
     """
 
     def apply(self, network: Network) -> None:

@@ -45,6 +45,9 @@ class VanillaSwapWithPreceedingDQ(Pass):
             self.event(SWAPPING, dq.name, op.name)
             if not inserted:
                 weaken(op, Evidence.DOCUMENTED)
+            if op.op == "Cast":
+                for reader in op.out.consumers:
+                    self.assume(reader)
             op.attrs["dq_passed"] = True
             self._swap(network, dq, op)
             todo.append(dq)
