@@ -132,16 +132,9 @@ class Finding:
 
     def as_json(self) -> Json:
         return {
-            "id": self.id,
-            "code": self.code,
-            "severity": str(self.severity),
-            "node": self.node,
-            "message": self.message,
-            "fix": self.fix,
-            "evidence": str(self.evidence),
-            "target": self.target,
-            "convolutions": list(self.convolutions),
-            "values": self.values,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
+            "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
+            "convolutions": list(self.convolutions), "values": self.values,
         }
 
 
@@ -177,11 +170,8 @@ class EngineLayer:
 
     def as_json(self) -> Json:
         return {
-            "name": self.name,
-            "type": self.type,
-            "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs],
-            "nodes": list(self.nodes),
+            "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
+            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes),
         }
 
 
@@ -225,16 +215,9 @@ class ConvOutcome:
 
     def as_json(self) -> Json:
         return {
-            "index": self.index,
-            "name": self.name,
-            "op": self.op,
-            "weights": self.weights,
-            "precision": str(self.precision),
-            "inputs": [str(p) for p in self.inputs],
-            "output": str(self.output),
-            "layer": self.layer,
-            "fused": list(self.fused),
-            "findings": list(self.findings),
+            "index": self.index, "name": self.name, "op": self.op, "weights": self.weights,
+            "precision": str(self.precision), "inputs": [str(p) for p in self.inputs], "output": str(self.output),
+            "layer": self.layer, "fused": list(self.fused), "findings": list(self.findings),
             "evidence": str(self.evidence),
         }
 
@@ -276,12 +259,8 @@ class Prediction:
         int8 = [c for c in convs if c.is_int8]
         to_int8 = sum(c.output == Precision.INT8 for c in int8)
         return {
-            "convolutions": len(convs),
-            "int8": len(int8),
-            "int8_to_int8": to_int8,
-            "int8_to_float": len(int8) - to_int8,
-            "float": len(convs) - len(int8),
-            "conversions": self.conversions,
+            "convolutions": len(convs), "int8": len(int8), "int8_to_int8": to_int8,
+            "int8_to_float": len(int8) - to_int8, "float": len(convs) - len(int8), "conversions": self.conversions,
         }
 
     def convolution(self, name: str) -> ConvOutcome:
@@ -300,17 +279,11 @@ class Prediction:
 
     def as_json(self) -> Json:
         return {
-            "schema": PREDICTION_SCHEMA,
-            "tool": TOOL_VERSION,
-            "model": self.model.as_json(),
-            "target": self.target,
-            "target_evidence": self.target_evidence,
-            "summary": self.summary(),
+            "schema": PREDICTION_SCHEMA, "tool": TOOL_VERSION, "model": self.model.as_json(), "target": self.target,
+            "target_evidence": self.target_evidence, "summary": self.summary(),
             "convolutions": [c.as_json() for c in self.convolutions],
-            "layers": [layer.as_json() for layer in self.layers],
-            "conversions": list(self.conversion_nodes),
-            "trace": [e.as_json() for e in self.trace],
-            "findings": [f.as_json() for f in self.findings],
+            "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
+            "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
         }
 
 
@@ -334,10 +307,7 @@ class QuantizedTensor:
 
     def as_json(self) -> Json:
         return {
-            "tensor": self.tensor,
-            "scale": self.scale,
-            "method": self.method,
-            "group": self.group,
+            "tensor": self.tensor, "scale": self.scale, "method": self.method, "group": self.group,
             "node": self.node,
         }
 
@@ -369,11 +339,7 @@ class Mismatch:
 
     def as_json(self) -> Json:
         return {
-            "kind": self.kind,
-            "name": self.name,
-            "predicted": self.predicted,
-            "built": self.built,
-            "why": self.why,
+            "kind": self.kind, "name": self.name, "predicted": self.predicted, "built": self.built, "why": self.why,
             "line": self.line,
         }
 
@@ -397,15 +363,10 @@ class Verification:
 
     def as_json(self) -> Json:
         return {
-            "schema": VERIFICATION_SCHEMA,
-            "tool": TOOL_VERSION,
+            "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None,
-            "build": self.build,
-            "convolutions": self.convolutions,
-            "layers": self.layers,
-            "trace": self.trace,
-            "conversions": self.conversions,
-            "mismatches": [m.as_json() for m in self.mismatches],
+            "target": self.prediction.target if self.prediction else None, "build": self.build,
+            "convolutions": self.convolutions, "layers": self.layers, "trace": self.trace,
+            "conversions": self.conversions, "mismatches": [m.as_json() for m in self.mismatches],
             "notes": list(self.notes),
         }
