@@ -168,6 +168,8 @@ class Network:
         inputs: Network input tensors.
         outputs: Network output tensors.
         relisted: Whether Myelin took a part out, after which the layers are listed anew.
+        focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
+        touched: Tensors whose producer or readers were edited in this round.
     """
 
     def __init__(self) -> None:
@@ -175,6 +177,8 @@ class Network:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.relisted = False
+        self.focus: dict[Tensor, None] | None = None
+        self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[str, dict[int, Layer]] = {}
         self._next_id = 0
 
@@ -231,6 +235,14 @@ class Network:
         found.sort(key=lambda layer: layer.rank)
         return found
 
+    def near(self, kind: str) -> list[Layer]:
+        """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
+        if self.focus is None:
+            return self.of_kind(kind)
+        tensors = {**self.focus, **self.touched}
+        found = {layer: None for t in tensors for layer in (*t.consumers, t.producer) if layer and layer.kind == kind}
+        return sorted(found, key=lambda layer: layer.rank)
+
     def alive(self, layer: Layer) -> bool:
         """Whether the layer is still part of the network."""
         return layer.id in self.layers
@@ -259,16 +271,21 @@ class Network:
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Makes one input of a layer read another tensor."""
-        layer.inputs[position].left_by(layer)
+        old = layer.inputs[position]
+        old.left_by(layer)
         layer.inputs[position] = tensor
         tensor.read_by(layer)
+        self.touched[old] = self.touched[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
         layer.inputs.append(tensor)
         tensor.read_by(layer)
+        self.touched[tensor] = None
 
     def drop_input(self, layer: Layer, position: int) -> None:
-        layer.inputs.pop(position).left_by(layer)
+        tensor = layer.inputs.pop(position)
+        tensor.left_by(layer)
+        self.touched[tensor] = None
 
     def set_output(self, layer: Layer, tensor: Tensor) -> None:
         """Makes a layer's first output another tensor, whose producer it becomes."""
@@ -276,6 +293,7 @@ class Network:
             layer.outputs[0].producer = None
         layer.outputs[:1] = [tensor]
         tensor.producer = layer
+        self.touched[tensor] = None
 
     def replace_reader(self, old: Tensor, new: Tensor, reader: Layer) -> None:
         """Makes every input of ``reader`` that reads ``old`` read ``new``."""
@@ -289,6 +307,7 @@ class Network:
             reader.inputs = [new if t is old else t for t in reader.inputs]
             new.consumers[reader] = new.consumers.get(reader, 0) + count
         old.consumers = {}
+        self.touched[new] = None
         if old.is_output:
             old.is_output = False
             new.is_output = True
@@ -298,6 +317,7 @@ class Network:
         """Takes a layer out; its outputs lose their producer."""
         for tensor in layer.inputs:
             tensor.left_by(layer)
+            self.touched[tensor] = None
         for tensor in layer.outputs:
             if tensor.producer is layer:
                 tensor.producer = None

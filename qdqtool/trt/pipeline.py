@@ -138,9 +138,15 @@ def _one(step: Pass, network: Network, result: Run, done: list[str]) -> list[Ref
 
 def _loop(loop: Loop, network: Network, target: Target, result: Run, done: list[str]) -> None:
     steps = [kind(target) for kind in loop.passes]
+    network.focus = None
     while True:
         before = len(result.trace)
+        network.touched = {}
         refusals = [r for step in steps for r in _one(step, network, result, done)]
-        if len(result.trace) == before:
+        if len(result.trace) > before:
+            network.focus = network.touched
+        elif network.focus is not None:
+            network.focus = None  # nothing more to do near the last edits: one look at the whole
+        else:
             result.refusals.extend(refusals)
             return

@@ -22,7 +22,7 @@ class CancelDQThenQ(Pass):
     evidence = Evidence.DOCUMENTED
 
     def apply(self, network: Network) -> None:
-        for q in network.of_kind(net.QUANTIZE):
+        for q in network.near(net.QUANTIZE):
             dq = dq_of(q.data)
             if dq is None or dq.quant is None or q.quant is None or q.out.is_output:
                 continue

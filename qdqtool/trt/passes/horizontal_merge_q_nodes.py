@@ -26,7 +26,7 @@ class HorizontalMergeQNodes(Pass):
     def apply(self, network: Network) -> None:
         by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
         relisted = network.relisted
-        for q in sorted(network.of_kind(net.QUANTIZE), key=lambda q: _precedence(q, relisted)):
+        for q in sorted(network.near(net.QUANTIZE), key=lambda q: _precedence(q, relisted)):
             by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
         for tensor, group in by_tensor.values():
             if len(group) > 1:

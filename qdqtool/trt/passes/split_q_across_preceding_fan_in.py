@@ -23,7 +23,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
     """
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.of_kind(net.CONCATENATION))
+        todo = deque(network.near(net.CONCATENATION))
         while todo:
             concat = todo.popleft()
             q = only_q(concat.out)

@@ -39,7 +39,7 @@ class VanillaSwapWithFollowingQ(Pass):
     """
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.of_kind(net.QUANTIZE))
+        todo = deque(network.near(net.QUANTIZE))
         refused: set[int] = set()
         while todo:
             q = todo.popleft()
