@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -189,3 +190,45 @@ def test_a_wrong_motion_would_be_seen() -> None:
             after.graph.node.insert(at, cast)
             break
     assert not np.array_equal(evaluate(model)[3], evaluate(after)[3])
+
+
+def chain(op: str, length: int) -> onnx.ModelProto:
+    g = Graph()
+    x = g.input(1, 4, 8, 8)
+    for i in range(length):
+        if op == "Concat":
+            x = g.concat([x, g.op("Softmax", "x", f"s{i}")], f"n{i}")
+        elif op == "Transpose":
+            x = g.op(op, x, f"n{i}", perm=[0, 1, 3, 2])
+        elif op == "Mul":
+            x = g.op(op, [x, g.const(f"k{i}", np.ones((1, 4, 1, 1)))], f"n{i}")
+        elif op == "MaxPool":
+            x = g.pool(x, f"n{i}", k=3, stride=1)
+        else:
+            x = g.op(op, x, f"n{i}")
+    return g.model(g.op("Softmax", g.pair(x, "p"), "end"))
+
+
+@pytest.mark.parametrize("op", ["Tanh", "Transpose", "Mul", "MaxPool", "Concat", "Relu"])
+def test_what_a_long_chain_takes_grows_with_its_length(op: str) -> None:
+    """Text in trace and layers, which joining names of a whole chain would make grow with its square."""
+    sizes = []
+    for length in (200, 800):
+        prediction = predict(chain(op, length), advice=False)
+        texts = {*(e.subject for e in prediction.trace), *(e.object for e in prediction.trace)}
+        texts.update(layer.name for layer in prediction.layers)
+        sizes.append(sum(map(len, texts)))
+    assert sizes[1] < (16 if op == "Concat" else 6) * sizes[0]  # a nest of concatenations nests the suffixes of clones
+
+
+@pytest.mark.parametrize("depth", [1, 5, 40])
+def test_a_q_moves_through_alternating_concatenations_and_pools(depth: int) -> None:
+    """Every level leaves one clone on its other input, and the last one the innermost tensor's."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
+    for i in range(depth):
+        x = g.pool(g.concat([x, g.op("Softmax", "x", f"s{i}")], f"cat{i}"), f"pool{i}", k=3, stride=1)
+    prediction = predict(g.model(g.conv(x, "c")), advice=False)
+    assert prediction.conversions == depth + 1
+    pools = [layer for layer in prediction.layers if layer.type == "Pooling"]
+    assert {str(t.precision) for layer in pools for t in (*layer.inputs, *layer.outputs)} == {"INT8"}

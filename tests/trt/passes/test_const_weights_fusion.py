@@ -11,7 +11,7 @@ from tests.trt.passes.step import step
 
 @pytest.mark.parametrize(
     ("weights", "constant"),
-    [("qdq", "c.weight + c.w.Q"), ("int8", "c.weight")],  # issue 3385: no Q in the name of int8 initializers
+    [("qdq", "c.weight + c.w.Q"), ("int8", "c.weight")],  # TensorRT issue 3385: no Q in the name of int8 initializers
 )
 def test_weights_of_one_convolution(weights: str, constant: str) -> None:
     g = Graph()

@@ -26,7 +26,7 @@ def test_float_weights_with_a_pair(target: str, name: str) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "float"])
 def test_weights_without_q(weights: str) -> None:
-    """#3385: int8 initializers with a DQ only have no Q in the name."""
+    """NVIDIA/TensorRT issue 3385: int8 initializers with a DQ only have no Q in the name."""
     g = Graph()
     found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c", weights=weights)), ConstWeightsQuantizeFusion)
     assert found.rows == []

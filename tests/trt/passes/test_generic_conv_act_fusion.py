@@ -30,7 +30,7 @@ def test_depthwise_with_clip() -> None:
 @pytest.mark.parametrize(
     ("groups", "evidence"),
     [(1, Evidence.DOCUMENTED), (8, Evidence.ASSUMED)],
-    ids=["silu", "depthwise-silu"],  # issues 3385 (name seen) and 3205 (NVIDIA's own depthwise kernel)
+    ids=["silu", "depthwise-silu"],  # TensorRT issues 3385 (name seen) and 3205 (NVIDIA's own depthwise kernel)
 )
 def test_silu(groups: int, evidence: Evidence) -> None:
     g = Graph()
@@ -41,7 +41,7 @@ def test_silu(groups: int, evidence: Evidence) -> None:
 
 
 def test_silu_joined_with_a_residual_is_refused() -> None:
-    """Issue 2204: PWN(PWN(sigmoid, mul), add) has a second input."""
+    """TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")

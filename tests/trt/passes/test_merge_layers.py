@@ -46,7 +46,7 @@ def test_different_ones_stay_apart(other: dict[str, object]) -> None:
 
 
 def test_tensorrt_8_0_does_not_merge() -> None:
-    """centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay; issue 1602."""
+    """centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay; TensorRT issue 1602."""
     assert heads({}, {}, {}, target="trt8.0") == []
 
 

@@ -1,4 +1,4 @@
-"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU (issue 3385)."""
+"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU (TensorRT issue 3385)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.trt.passes.step import step
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("trt8.5", "PWN(a.s, a.m)"),  # issue 3385: PWN(node_of_swish.sigmoid, node_of_swish.mul)
+        ("trt8.5", "PWN(a.s, a.m)"),  # TensorRT issue 3385: PWN(node_of_swish.sigmoid, node_of_swish.mul)
         ("trt8.4", "PWN(a.s, a.m)"),
         ("trt10", "PWN(PWN(a.s), PWN(a.m))"),  # PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))
     ],
