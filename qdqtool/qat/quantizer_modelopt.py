@@ -13,5 +13,9 @@ class TensorQuantizer(LoadsAmax, _TensorQuantizer):  # type: ignore[misc]
 
 
 def make(axis: int | None) -> TensorQuantizer:
-    """A signed 8-bit quantizer with ModelOpt's max calibrator."""
-    return TensorQuantizer(QuantizerAttributeConfig(num_bits=8, axis=axis))
+    """A signed 8-bit quantizer with ModelOpt's max calibrator.
+
+    No gradient goes through clipped values, as in pytorch-quantization. ModelOpt's default lets it through; on the
+    example detector, whose ranges are chosen by least squared error, that cost 0.3 mAP in each of three seeds.
+    """
+    return TensorQuantizer(QuantizerAttributeConfig(num_bits=8, axis=axis, pass_through_bwd=False))
