@@ -64,7 +64,6 @@ class Plan:
         skipped: What could have been quantized and stays float, and why: pairs of name and reason.
         norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
         calls: How many calls of a kind run inside a module that has quantizers on some of them.
-        tied: Groups whose tensors are tied by Concat, Split, Slice, MaxPool or Resize, as lists of module names.
     """
 
     target: str
@@ -82,7 +81,7 @@ class Plan:
 
     @property
     def tied(self) -> list[list[str]]:
-        """Places that share one amax although they read different tensors."""
+        """Places that share one amax although they read different tensors: tied by Concat, Split, MaxPool, Resize ..."""
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
             groups[quantizer.group][quantizer.tensor].append(_told(quantizer.site))
@@ -94,7 +93,7 @@ class Plan:
         pools = [a for a in self.activations if a.site.kind == "pool"]
         lines = [
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in INT8, "
-            f"{len(residuals)} residual inputs, {len(pools)} averaging pools; {len(self.skipped)} stay float"
+            f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
         ]
         lines.extend(f"  residual  {_told(a.site)}" for a in residuals)
         lines.extend(f"  pool      {_told(a.site)}" for a in pools)
