@@ -1,0 +1,61 @@
+"""verify --from-log: what depends on scales, which no log prints, is unknown and never agreement."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from qdqtool.qdq import quantizers, read_params
+from qdqtool.trt.predict import predict
+from qdqtool.verification.api import exit_code
+from qdqtool.verification.from_log import _differing, _with_scales, verify_from_log
+from tests.buildlog.evidence import build_file
+from tests.trt.evidence import HOME
+
+
+def proto(case: str) -> onnx.ModelProto:
+    return load(HOME / case / "model.onnx.gz").proto
+
+
+@pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])
+def test_scales_are_all_equal_or_all_different(case: str) -> None:
+    model = proto(case)
+    before = model.SerializeToString(deterministic=True)
+    for same in (True, False):
+        index = Model(_with_scales(model, same))
+        first: dict[str, float] = {}
+        for node in quantizers(index):
+            params = read_params(index, node)
+            assert params.scale is not None
+            assert np.all(params.scale == params.scale[0])
+            first[node.input(1)] = float(params.scale[0])
+        assert len(set(first.values())) == (1 if same else len(first))
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_a_merge_decides_over_the_stem() -> None:
+    """ResNet-18 with a quantized skip: MaxPool is read by two Qs, INT8 reaches the stem only if they are equal."""
+    model = proto("resnet18-qat-rtx2000-trt8510")
+    equal, different = (predict(Model(_with_scales(model, same)), advice=False) for same in (True, False))
+    assert equal.convolution("Conv_9").output == "INT8"
+    assert different.convolution("Conv_9").output == "FLOAT"
+    assert "Conv_9" in _differing(equal, different)
+    assert "Conv_22" not in _differing(equal, different)
+
+
+@pytest.mark.parametrize(
+    ("case", "total", "unknown"),
+    [("yolo-resnet18-orin-trt8502", 43, 2), ("resnet18-qat-rtx2000-trt8510", 21, 8)],
+)
+def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
+    result = verify_from_log(build_file(case))
+    assert result.convolutions["total"] == total
+    assert result.convolutions["unknown"] == unknown
+    assert result.convolutions["agree"] == total - unknown
+    assert result.trace["agree"] == result.trace["built"] == result.trace["predicted"]
+    assert result.mismatches == []
+    assert exit_code(result) == 2
+    assert exit_code(result, allow_partial=True) == 0
