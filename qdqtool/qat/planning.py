@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def tied(self) -> list[list[str]]:
-        """Places that share one amax although they read different tensors: tied by Concat, Split, MaxPool, Resize ..."""
+        """Places that share one amax although they read different tensors (tied by Concat, Split, MaxPool ...)."""
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
             groups[quantizer.group][quantizer.tensor].append(_told(quantizer.site))
