@@ -219,7 +219,7 @@ class Model:
             proto = loaded
         try:
             return numpy_helper.to_array(proto)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise ModelError(f"{self.path or 'model'}: tensor '{tensor}' cannot be read: {error}") from error
 
     def forget_constants(self) -> None:

@@ -129,7 +129,7 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         if zero is None and model.constant_shape(zero_name) is None:
             zero = None
     else:
-        zero = np.zeros(max(count, 1), np.int64)
+        zero = np.zeros(scale.size if scale is not None else 1, np.int64)  # what the file says its size is may be wrong
     return QuantParams(
         scale=scale,
         scale_shape=shape,

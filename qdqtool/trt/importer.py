@@ -73,6 +73,8 @@ class Importer:
     # Tensors --------------------------------------------------------------------------------------------------
 
     def _tensor(self, name: str) -> Tensor:
+        if not name:
+            raise ValueError("an input or output is missing")
         tensor = self.tensors.get(name)
         if tensor is None:
             tensor = Tensor(name, elem_type=self.model.elem_type(name))
@@ -170,9 +172,8 @@ class Importer:
 
     def _simple(self, kind: str, node: Node, data_inputs: int) -> Layer:
         """A layer with so many tensor inputs; the others (shapes, bounds) are parameters."""
-        inputs = [self._input(i) for i in node.inputs[:data_inputs] if i]
-        outputs = [self._tensor(o) for o in node.outputs if o][:1]
-        return self._add(kind, self._name(node), inputs, outputs, node)
+        inputs = [self._input(node.input(i)) for i in range(data_inputs)]
+        return self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
 
     def _elementwise(self, node: Node) -> None:
         rank = max((len(s) for s in (self.model.shape(i) for i in node.inputs) if s is not None), default=0)

@@ -130,8 +130,8 @@ class Outcome:
         if node.op == "MatMul" and not constant and not self._dequantized(node):
             return None
         layer = self._by_node.get(node.name)
-        if layer is None:
-            return None  # dead: nothing reads it
+        if layer is None or not layer.inputs:
+            return None  # dead: nothing reads it; or computed from constants alone
         if in_myelin(layer):
             return self._outside(node, constant)
         data = self.precision(layer.data)

@@ -35,7 +35,7 @@ MOTION: tuple[type[Pass], ...] = (
     SplitQAcrossPrecedingFanIn,
     CancelDQThenQ,
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU (TensorRT issue 3385)."""
+"""PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU."""
 
 from __future__ import annotations
 
