@@ -137,9 +137,14 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         zero_point=zero,
         has_zero_point=bool(zero_name),
         precision=_quantized_type(model, node, zero_name),
-        axis=int(node.attributes.get("axis", 1)) if count > 1 else None,
+        axis=_axis(node) if count > 1 else None,
         axis_given="axis" in node.attributes,
     )
+
+
+def _axis(node: Node) -> int:
+    value = node.attributes.get("axis", 1)
+    return value if isinstance(value, int) else 1
 
 
 def _flat(value: npt.NDArray[Any] | None, dtype: Any) -> Any:
