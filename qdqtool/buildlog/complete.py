@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.types import Precision
@@ -10,6 +12,9 @@ ENGINE = "engine listing"
 PASSES = "optimizer passes"
 PARSE = "parse section"
 END = "end of the log"
+CUT_LISTING = f"{ENGINE} (cut off: "
+CUT_PROFILE = "profile (cut off: "
+DAMAGE = ("everything beyond", f"{CUT_LISTING}the end of ", CUT_PROFILE)  # what the reader found, not this module
 
 
 def judge(build: Build) -> None:
@@ -18,9 +23,10 @@ def judge(build: Build) -> None:
     build.precision_flags = _precision_flags(build)
     build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
     build.version_hint = _version_hint(build)
-    missing = [m for m in build.missing if m.startswith("everything beyond")]
+    missing = [m for m in build.missing if m.startswith(DAMAGE)]
+    listing_cut = any(m.startswith(ENGINE) for m in missing)
     is_log = build.source in ("trtexec-log", "log")
-    cut = bool(missing)
+    cut = any(not m.startswith(CUT_PROFILE) for m in missing)
     if is_log:
         if not build.parse.nodes:
             missing.append(PARSE)
@@ -41,13 +47,43 @@ def judge(build: Build) -> None:
         missing.append(f"{ENGINE} (names only, no precisions)")
     else:
         expected = _expected_layers(build)
-        if expected is not None and len(build.layers) < expected:
-            missing.append(f"{ENGINE} (cut off: {len(build.layers)} of {expected} layers)")
+        if listing_cut:
+            pass
+        elif expected is not None and len(build.layers) < expected:
+            missing.append(f"{CUT_LISTING}{len(build.layers)} of {expected} layers)")
             cut = True
+        else:
+            hole = listing_hole(build, [t.name for t in build.parse.inputs])
+            if hole:
+                missing.append(hole)
+                cut = True
     if build.source == "trtexec-log" and build.command and build.passed is None:
         missing.append(END)
     build.missing = missing
     build.complete = bool(build.layers) and not build.names_only and not cut
+
+
+def listing_hole(build: Build, inputs: Iterable[str]) -> str:
+    """What shows that layers are missing from the listing; an empty string where nothing does.
+
+    In every listing seen, each tensor that a layer reads is written by another one, is a weight, or enters the network.
+
+    Args:
+        build: The build.
+        inputs: The network's inputs, where the build does not name its bindings; none: nothing is checked, nor where
+            the log tells how many layers there are.
+    """
+    entering = {*build.bindings, *inputs}
+    if not entering or build.names_only or _expected_layers(build) is not None:
+        return ""
+    written = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
+    read = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
+    orphan = next((t for t in read if t not in written and t not in entering), None)
+    if orphan is not None:
+        return f"{ENGINE} (a layer is missing: {read[orphan][:80]} reads {orphan[:80]}, which none writes)"
+    ends = build.bindings if build.listing == "layer-json" else []  # in a log, other programs may print among them
+    idle = next((name for name in ends if name not in written and name not in read), None)
+    return "" if idle is None else f"{ENGINE} (a layer is missing: none reads or writes the binding {idle[:80]})"
 
 
 def _mark_qdq(build: Build) -> None:

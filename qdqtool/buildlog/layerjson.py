@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from qdqtool.buildlog.complete import CUT_LISTING, CUT_PROFILE
 from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
@@ -49,13 +50,15 @@ def read_json(data: bytes, name: str) -> Build:
     elif isinstance(content, list) and _is_profile(content):
         build.source = "profile-json"
         _profile(build, content)
-    elif isinstance(content, list) and content:
+    elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
+                                           for x in content):
         _layers(build, content, name)
     else:
         raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        build.missing.append(f"end of {name}")
+        cut = CUT_PROFILE if build.source == "profile-json" else CUT_LISTING
+        build.missing.append(f"{cut}the end of {name})")
     return build
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.buildlog.complete import judge
+from qdqtool.buildlog.complete import DAMAGE, judge
 from qdqtool.buildlog.records import ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.errors import BuildLogError
@@ -55,14 +55,14 @@ def merge(build: Build, other: Build) -> None:
     build.notes.extend(other.notes)
     for key in ("total", "timing", "blank", "unexplained"):
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
-    build.layers, build.listing = _listing(build, other)
-    damaged = [m for m in (*build.missing, *other.missing) if m.startswith(("end of ", "everything beyond"))]
+    build.layers, second, build.listing = _listing(build, other)
+    build.second_layers = [*second, *build.second_layers, *other.second_layers]
+    build.missing = list(dict.fromkeys(m for m in (*build.missing, *other.missing) if m.startswith(DAMAGE)))
     judge(build)
-    build.missing.extend(m for m in damaged if m not in build.missing and m != "end of the log")
 
 
-def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], str]:
-    """The richer listing, with the line numbers of the other."""
+def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], list[BuiltLayer], str]:
+    """The richer listing, with the line numbers of the other; the other."""
     if _wealth(other.layers) > _wealth(build.layers):
         rich, poor, kind = other.layers, build.layers, other.listing
     else:
@@ -70,7 +70,7 @@ def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], str]:
     places = {layer.name: layer.line for layer in poor if layer.line}
     for layer in rich:
         layer.line = layer.line or places.get(layer.name, 0)
-    return rich, kind
+    return rich, poor, kind
 
 
 def _wealth(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:

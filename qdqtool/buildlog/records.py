@@ -132,6 +132,12 @@ class Tactics:
     layers: dict[str, TunedLayer] = field(default_factory=dict)
     reformats: dict[str, TunedLayer] = field(default_factory=dict)
 
+    def clear(self) -> None:
+        """Forgets everything: another build begins."""
+        self.timed = self.combinations = self.reformat_timings = self.skipped = 0
+        for kept in (self.chosen, self.layers, self.reformats):
+            kept.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class AddedReformat:

@@ -10,7 +10,7 @@ from qdqtool.buildlog.chatter import is_chatter
 from qdqtool.buildlog.complete import judge
 from qdqtool.buildlog.numbers import number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
-from qdqtool.buildlog.records import AddedReformat, Message, Milestone
+from qdqtool.buildlog.records import AddedReformat, Message, Milestone, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
 from qdqtool.trt.trace import TraceReader
 
@@ -30,6 +30,7 @@ _OPTION = re.compile(
 )
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
+_PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 _MAX_MESSAGES = 2000
@@ -109,6 +110,8 @@ class Sections:
             if self._keep(text):
                 self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line))
             return True
+        if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
+            self._begin_again(parse=True)
         if self.parse.read(text, line, self._keep):
             return True
         return self._by_form(text, line) or is_chatter(text)
@@ -209,6 +212,10 @@ class Sections:
         build.source = "trtexec-log"
         if match[1] in ("PASSED", "FAILED"):
             build.passed = match[1] == "PASSED"
+        elif build.milestones:
+            self._begin_again(parse=True)
+            build.command, build.tensorrt = "", None
+            build.flags.clear()
         self.block = ""
         if "RTX" in match[2].upper() or "RTX" in (match[3] or "").upper():
             build.is_rtx = True
@@ -262,17 +269,22 @@ class Sections:
             self.build.tensorrt = version
         return True
 
+    def _begin_again(self, parse: bool = False) -> None:
+        """Another build in this file, ``parse`` of another network: the last one counts."""
+        self.build.begin_again()
+        if parse:
+            self.build.parse = ParseSection()
+            self.parse = ParseReader(self.build.parse)
+        self._lines_listing, self._info_listing = [], []
+        self._listed.clear()
+
     def _milestone(self, what: str, count: int, line: int) -> None:
         build = self.build
         self.trace.reset()
         if what == "Original":
             build.builds += 1
-            if any(m.what == "Original" for m in build.milestones):  # another build in this file: the last one counts
-                build.trace.clear()
-                build.headings.clear()
-                build.milestones.clear()
-                build.placement.clear()
-                build.reformats.clear()
+            if any(m.what == "Original" for m in build.milestones):
+                self._begin_again()
         if self._keep(what):
             build.milestones.append(Milestone(what, count, line))
 
@@ -361,13 +373,12 @@ class Sections:
     def finish(self) -> None:
         """Puts the listings in place and judges what is missing."""
         build = self.build
-        by_line = {layer.name: layer.line for layer in self._lines_listing}
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
             build.layers, build.listing = self._info_listing, "layer-info"
-            for layer in build.layers:
-                layer.line = by_line.get(layer.name, layer.line)
+            build.second_layers = self._lines_listing
         elif self._lines_listing:
             build.layers, build.listing = self._lines_listing, "engine-lines"
+            build.second_layers = self._info_listing
         if not build.trace and not build.parse.nodes and build.listing == "layer-info" and not build.milestones:
             build.source = "layer-info" if build.source == "log" else build.source
         judge(build)

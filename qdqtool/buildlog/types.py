@@ -195,6 +195,7 @@ class Build:
         milestones: ``Original: 730 layers`` and the like, in order.
         placement: (``GPU`` or ``DLA``, layer type or empty, name) of the layers before tuning.
         layers: The engine listing.
+        second_layers: The same engine listed a second time, in another spelling or another file; empty for none.
         listing: Where the listing came from: ``engine-lines``, ``layer-info`` or ``layer-json``; empty for none.
         bindings: Names of the network's inputs and outputs.
         profile_rows: The profile, in order.
@@ -202,7 +203,8 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        builds: Number of builds found in the file; all but the parse section speak of the last one.
+        builds: Number of builds found in the file; everything speaks of the last one (a network that is built twice is
+            parsed once).
         missing: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
         names_only: Whether the listing has layer names and nothing else.
@@ -226,6 +228,7 @@ class Build:
     milestones: list[Milestone] = field(default_factory=list)
     placement: list[tuple[str, str, str]] = field(default_factory=list)
     layers: list[BuiltLayer] = field(default_factory=list)
+    second_layers: list[BuiltLayer] = field(default_factory=list)
     listing: str = ""
     bindings: list[str] = field(default_factory=list)
     profile_rows: list[ProfileRow] = field(default_factory=list)
@@ -243,6 +246,15 @@ class Build:
     complete: bool = False
     names_only: bool = False
     notes: list[str] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        """Forgets what was read of a build, for another one begins in the same file; its parse section stays."""
+        for kept in (self.trace, self.headings, self.milestones, self.placement, self.reformats, self.layers,
+                     self.second_layers, self.bindings, self.profile_rows, self.performance, self.seconds):
+            kept.clear()
+        self.profile_total_ms = self.iterations = self.passed = None
+        self.memory = Memory()
+        self.tactics.clear()
 
     @property
     def title(self) -> str:

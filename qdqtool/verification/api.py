@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+from qdqtool.buildlog.complete import listing_hole
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
@@ -91,6 +93,11 @@ def check_same_model(model: Model, build: Build) -> None:
             "build again with --verbose --profilingVerbosity=detailed"
         )
     if wanted and found < FEW * wanted and not _all_in_myelin(build):
+        if found and not build.layers and not build.trace:
+            raise BuildLogError(
+                f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions and ends in "
+                "its parse section: cut off too early, or a build of another model"
+            )
         raise BuildLogError(
             f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions; "
             f"it is a build of another model than {model.path or 'the one given'}"
@@ -117,6 +124,10 @@ def compare(
         unsure_convolutions: Convolutions that are unknown whatever the build says.
         unsure_events: Pass lines that are left out.
     """
+    if not build.bindings and not build.parse.inputs and build.complete:
+        hole = listing_hole(build, model.inputs)
+        if hole:
+            build = replace(build, missing=[*build.missing, hole], complete=False)
     mapper = Mapper(model, build)
     ended = not any(m.startswith("optimizer passes") for m in build.missing)
     convolutions = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)

@@ -147,7 +147,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     """Tensors that the listing gives two data types, or another one than the network's input or output can have."""
     seen: dict[str, tuple[Precision, BuiltLayer]] = {}
     found: list[Mismatch] = []
-    for layer in build.layers:
+    for layer in (*build.layers, *build.second_layers):
         for tensor in (*layer.inputs, *layer.outputs):
             precision = tensor.precision
             if precision == Precision.UNKNOWN:
@@ -156,8 +156,10 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
             if before != precision:
                 why = f"the log contradicts itself: {before} in line {where.line}, {precision} in line {layer.line}"
                 found.append(Mismatch("layer", tensor.tensor, {}, layer.as_json(), why, layer.line))
-    for name in (*model.inputs, *model.outputs):
-        expected = precision_of(model.elem_type(name))
+    ends = {name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)}
+    if ends and all(p.is_float for p in ends.values()):
+        ends |= {name: Precision.FLOAT for name in build.bindings if name not in ends}  # named otherwise in the build
+    for name, expected in ends.items():
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
             why = f"the model's {name} is {expected}, the engine lists {built}"

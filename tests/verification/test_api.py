@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from qdqtool.buildlog.read import read_build
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
+from qdqtool.modelfile import load
+from qdqtool.trt.predict import predict
+from qdqtool.trt.targets import TARGETS
+from qdqtool.verification import api
 from qdqtool.verification.api import exit_code, verify
 from tests.buildlog.evidence import build_file
 from tests.trt.evidence import HOME, prediction
@@ -166,3 +173,60 @@ def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -
     assert result.convolutions["agree"] == convolutions
     assert result.mismatches == []
     assert exit_code(result) == 0
+
+
+def swapped(text: str, words: tuple[str, str]) -> str:
+    return words[1] if text == words[0] else words[0]
+
+
+@pytest.mark.parametrize("case", ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"])
+def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of layer, input and output, in the engine lines and, where printed, in the layer information."""
+    model = load(HOME / case / "model.onnx.gz")
+    predicted = predict(model, TARGETS["trt8.5"])
+    monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
+    raw = build_file(case).read_bytes().splitlines()
+    lines = [line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")]
+    places = [
+        (i, match)
+        for i, line in enumerate(lines)
+        if line.startswith(("Layer(", "Name: "))
+        for match in re.finditer(r"(?<= \()(?:Int8|Float)(?=\[)|(?<= )(?:Int8|FP32)(?= format| \})", line)
+    ]
+    assert len(places) > 70
+    for i, match in places[:: max(1, len(places) // 30)]:
+        words = ("Int8", "Float") if lines[i].startswith("Layer(") else ("Int8", "FP32")
+        changed = lines[i][: match.start()] + swapped(match[0], words) + lines[i][match.end() :]
+        result = verify(model, read_build(io.BytesIO("\n".join([*lines[:i], changed, *lines[i + 1 :]]).encode())))
+        assert exit_code(result) == 1, changed
+        assert any(m.line == i + 1 or f"line {i + 1}" in m.why for m in result.mismatches), changed
+
+
+@pytest.mark.parametrize("case", ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"])
+def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(HOME / case / "model.onnx.gz")
+    predicted = predict(model, TARGETS["trt8.4"])
+    monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
+    data = json.loads(build_file(case, "graph.json").read_text())
+    edges = [t for layer in data["Layers"] for side in ("Inputs", "Outputs") for t in layer[side]]
+    for edge in [edges[-1], *edges[::4]]:  # the last one is the network's output, which the model names otherwise
+        before = edge["Format/Datatype"]
+        edge["Format/Datatype"] = "Row major linear FP32" if "Int8" in before else "Row major Int8 format"
+        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(data).encode())))) == 1, edge
+        edge["Format/Datatype"] = before
+    for lost in range(0, len(data["Layers"]), 5):
+        rest = data | {"Layers": [*data["Layers"][:lost], *data["Layers"][lost + 1 :]]}
+        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(rest).encode())))) == 2
+    half = json.dumps(data, indent=1)
+    result = verify(model, read_build(io.BytesIO(half[: len(half) // 2].encode())))
+    assert result.mismatches == []
+    assert exit_code(result) == 2
+
+
+def test_a_log_that_ends_in_the_parse_section_is_not_called_another_model(tmp_path: Path) -> None:
+    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
+    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
+    with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
+        verify(MODEL, path)
