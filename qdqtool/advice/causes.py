@@ -17,6 +17,7 @@ from qdqtool.advice.flow import (
     boundary,
     is_sum,
     layer_of,
+    no_pooling,
     root,
     uses,
 )
@@ -103,11 +104,16 @@ def _after_add(view: View, add: Node) -> str:
 def _skip_fix(view: View, tensor: str, add: Node) -> str:
     q = quantizer_of(view, tensor)
     if q is not None:
-        return (
+        fix = (
             f"Let {add.name} read '{tensor}' through {q.name} and its DequantizeLinear (scale "
             f"{number(scalar(view.params(q)))}): no new scale is needed."
         )
-    return f"Put Q/DQ on '{tensor}' in front of {add.name}; its scale needs calibration."
+    else:
+        fix = f"Put Q/DQ on '{tensor}' in front of {add.name}; its scale needs calibration."
+    others = [u for u in uses(view, _after_add(view, add)) if u.kind in ("op", "output")]
+    if others:  # a quantized skip alone would then only add a DQ that stays (resnet18-a100-qat-residual, last block)
+        fix += f" It helps only if {add.name}'s result is quantized as well: {_readers_text(others)}."
+    return fix
 
 
 def quantizer_of(view: View, tensor: str) -> Node | None:
@@ -211,6 +217,8 @@ def scale_cause(
     """A cause that consists of scales that differ, with the numbers."""
     unified = max((s for u in quantized if u.node is not None
                    if (s := scalar(view.params(u.node))) is not None), default=None)
+    parts: list[float | None] = []
+    after: list[float | None] = []
     if code == "CONCAT-SCALE" and crossed is not None:
         parts = [part_scale(view, t) for t in crossed.inputs if t]
         after = [scalar(view.params(u.node)) for u in uses(view, crossed.output) if u.kind == "q" and u.node]
@@ -222,8 +230,8 @@ def scale_cause(
         told = ", ".join(f"{number(scalar(view.params(u.node)))} ({u.node.name})" for u in quantized if u.node)
         where = f"{crossed.name} ({crossed.op}) stands between scales " if crossed is not None else "scales "
         message = f"{where}{told} on '{tensor}'; {writes}" if crossed is None else f"{where}{told}; {writes}"
-    smallest = min((s for u in quantized if u.node is not None
-                    if (s := scalar(view.params(u.node))) is not None and s > 0), default=None)
+    own = [scalar(view.params(u.node)) for u in quantized if u.node is not None]
+    smallest = min((s for s in (*own, *parts, *after) if s is not None and s > 0), default=None)
     cost = ""
     if unified and smallest:
         cost = f" (the smallest range loses {np.log2(unified / smallest):.1f} bits)"
@@ -260,6 +268,8 @@ def _only_float(view: View, tensor: str, writes: str, edge: Boundary | None, flo
             values=values,
         )
     average = next((u.node for u in floats if u.node is not None and u.node.op in AVERAGES), None)
+    if average is not None and len(floats) == 1 and no_pooling(view, average):
+        return reduction(view, average, f"{writes} because ")
     if average is not None and len(floats) == 1:
         behind = [u for u in uses(view, average.output) if u.kind == "q"]
         told = f"only {behind[0].node.name} behind it is there" if behind and behind[0].node else "nothing quantizes it"
@@ -275,6 +285,18 @@ def _only_float(view: View, tensor: str, writes: str, edge: Boundary | None, flo
     why = " (left float)" if floats and expected and not outputs_only else ""
     maker = layer_of(view, tensor)
     return Cause("OUT-FLOAT", maker.name if maker is not None else tensor, f"{writes}: {told}{why}.", values=values)
+
+
+def reduction(view: View, mean: Node, lead: str = "") -> Cause:
+    """A ReduceMean that TensorRT does not turn into a pooling, and so runs in float whatever is around it."""
+    return Cause(
+        "POOL-FLOAT", mean.name,
+        f"{lead}{mean.name} (ReduceMean) runs in float: TensorRT makes a pooling only of one over height and width "
+        "with keepdims=1.",
+        "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ in front and behind; or remove the "
+        "pair in front of it.",
+        view.values(mean.input(0)),
+    )
 
 
 def _float_by_design(view: View, use: Use) -> bool:

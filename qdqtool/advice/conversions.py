@@ -8,7 +8,7 @@ from collections.abc import Callable
 from qdqtool import qdq
 from qdqtool.advice import causes
 from qdqtool.advice.causes import Cause
-from qdqtool.advice.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, root, uses
+from qdqtool.advice.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
 from qdqtool.advice.report import Report, names, number, scalar
 from qdqtool.advice.view import WEIGHTED, View
 from qdqtool.graph import Node
@@ -125,6 +125,8 @@ def _cause(view: View, q: Node, above: Root, outcome: Callable[[Node], ConvOutco
         if add is not None and is_sum(view, add):
             return _behind_sum(view, add, above.tensor)
     if maker is not None and maker.op in AVERAGES:
+        if no_pooling(view, maker):
+            return causes.reduction(view, maker)
         if qdq.source_of_dq(view.model, maker.input(0)) is None:
             return Cause(
                 "POOL-FLOAT", maker.name,
@@ -186,8 +188,11 @@ def _dequantize(view: View, report: Report, name: str, dq: Node) -> None:
                 report.add("CONVERSION", name, f"{name} (scale {scale}) stays: see {cause.code} at {add.name}.",
                            convolutions=[conv.name], values=values)
                 return
-    average = next((n for n in view.model.readers(tensor) if n.op in AVERAGES), None)
-    if average is not None:
+    average = next((u.node for u in uses(view, tensor) if u.node is not None and u.node.op in AVERAGES), None)
+    if average is not None and no_pooling(view, average):
+        cause = causes.reduction(view, average)
+        report.add(cause.code, cause.node, cause.message, cause.fix, values=cause.values)
+    elif average is not None:
         report.add(
             "POOL-FLOAT", average.name,
             f"{average.name} runs in float: {name} is in front of it, no QuantizeLinear behind.",

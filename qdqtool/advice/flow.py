@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from qdqtool import qdq
 from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.trt.reductions import pooling_of
 
 ACTIVATIONS = (
     "Relu", "LeakyRelu", "Clip", "Elu", "Selu", "PRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Swish",
@@ -203,6 +204,11 @@ def root(view: View, tensor: str, part: int | None = None) -> Root:
         path.append(maker)
         maker = view.model.producer(tensor)
     return Root(tensor, maker, tuple(path))
+
+
+def no_pooling(view: View, node: Node) -> bool:
+    """Whether an average over a tensor is nothing that TensorRT turns into a pooling."""
+    return node.op == "ReduceMean" and pooling_of(view.model, node) is None
 
 
 def layer_of(view: View, tensor: str) -> Node | None:

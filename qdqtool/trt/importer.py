@@ -15,6 +15,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.qdq import is_dq, is_q, read_params
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.reductions import pooling_of
 
 ACTIVATIONS = {
     "Relu": "RELU",
@@ -55,8 +56,7 @@ class Importer:
 
     def run(self) -> Network:
         for name in self.model.inputs:
-            tensor = self._tensor(name)
-            self.network.inputs.append(tensor)
+            self.network.inputs.append(self._tensor(name))
         for node in self.model.ordered:
             try:
                 self._import(node)
@@ -151,7 +151,7 @@ class Importer:
             layer.attrs["moves"] = node.op in MOVING_SHUFFLES
             layer.attrs["perm"] = node.attributes.get("perm") if node.op == "Transpose" else None
         elif node.op in REDUCTIONS:
-            self._simple(net.REDUCE, node, 1)
+            self._simple(net.REDUCE, node, 1).attrs["as_pooling"] = pooling_of(self.model, node)
         else:
             self._generic(net.OTHER, node)
 

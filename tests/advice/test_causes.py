@@ -272,3 +272,43 @@ def test_findings_of_the_rtx_simulation_are_kept():
     assert {"FLOAT-FP32"} <= {code for code, _ in found}
     assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
     assert prediction.convolution("c1").findings
+
+
+def test_float_residual_whose_sum_stays_float():
+    """A pair on the skip of a block whose sum is float would only add a DQ: law 6 of the placement laws."""
+    g = Graph()
+    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    y = g.add(g.conv(g.relu(g.bn(x, "b0"), "r0"), "c1", 16), x, "sum")
+    g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
+    _, codes = outcome(g.model("c2:0"))
+    assert codes["SKIP-FLOAT"].node == "sum"
+    assert "only if sum's result is quantized as well: b1 (BatchNormalization) reads it as float" in codes[
+        "SKIP-FLOAT"].fix
+
+
+def test_float_residual_whose_sum_is_quantized():
+    _, codes = outcome(residual())
+    assert "only if" not in codes["SKIP-FLOAT"].fix
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_quantized_reduce_mean(keepdims):
+    """Only with keepdims=1 is it a pooling, which two pairs make INT8; else the finding says what to do."""
+    g = Graph()
+    x = g.op("ReduceMean", g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "gap"), "mean", axes=[2, 3],
+             keepdims=keepdims)
+    x = g.op("Flatten", x, "flat") if keepdims else x
+    prediction, codes = outcome(g.model(g.gemm(x, "fc", 16)))
+    assert prediction.conversions == (1 if keepdims else 3)
+    assert ("POOL-FLOAT" in codes) is (keepdims == 0)
+    if not keepdims:
+        assert "keepdims=1" in codes["POOL-FLOAT"].message
+        assert "GlobalAveragePool and Flatten" in codes["POOL-FLOAT"].fix
+
+
+def test_concat_scale_counts_the_bits_of_the_smallest_part():
+    g = Graph()
+    a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
+    b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
+    _, codes = outcome(g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2)))
+    assert "loses 2.0 bits" in codes["CONCAT-SCALE"].fix  # log2(0.2 / 0.05)

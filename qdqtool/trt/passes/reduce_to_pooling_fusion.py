@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Pass, weaken
 from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.types import Evidence
 
 
 class ReduceToPoolingFusion(Pass):
@@ -14,14 +15,17 @@ class ReduceToPoolingFusion(Pass):
 
     Cases:
         * GlobalAveragePool: REDUCE to POOLING (resnet18-qat-rtx2000-trt8510). GlobalMaxPool alike (assumed).
-          ReduceMean is left as it is: no log shows one.
+        * ReduceMean over height and width that keeps its dimensions alike (documented); any other is left.
     """
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(net.REDUCE):
-            if layer.op not in ("GlobalAveragePool", "GlobalMaxPool") or in_myelin(layer):
+            pooling = layer.attrs.get("as_pooling")
+            if pooling is None or in_myelin(layer):
                 continue
+            if layer.op != "GlobalAveragePool":
+                weaken(layer, Evidence.DOCUMENTED if layer.op == "ReduceMean" else Evidence.ASSUMED)
             self.running(layer)
             self.event(SWAP_TYPE, layer.name, "REDUCE to POOLING")
-            layer.attrs["pooling"] = "AVERAGE" if layer.op == "GlobalAveragePool" else "MAX"
+            layer.attrs["pooling"] = pooling
             network.set_kind(layer, net.POOLING)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.trt.network import POOLING, REDUCE
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
+from qdqtool.trt.predict import predict
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -23,8 +25,29 @@ def test_global_pooling(op: str, pooling: str) -> None:
     assert layer.attrs["pooling"] == pooling
 
 
-def test_reduce_mean_is_left() -> None:
+@pytest.mark.parametrize(
+    ("axes", "keepdims", "opset", "pooled"),
+    [([2, 3], 1, 13, True), ([-1, -2], 1, 13, True), ([2, 3], 1, 18, True), ([2, 3], 0, 13, False),
+     ([1, 2], 1, 13, False), ([3], 1, 13, False), (None, 1, 13, False)],
+)
+def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: bool) -> None:
+    """NVIDIA's guide: a Reduce becomes a Pooling if it averages over H and W and keeps its dimensions."""
+    g = Graph(opset)
+    x = g.input(1, 3, 4, 4)
+    given: dict[str, object] = {"keepdims": keepdims}
+    inputs = [x]
+    if axes is not None and opset >= 18:
+        inputs.append(g.const("axes", np.array(axes, np.int64)))
+    elif axes is not None:
+        given["axes"] = axes
+    found = step(g.model(g.op("ReduceMean", inputs, "m", **given)), ReduceToPoolingFusion)
+    assert bool(found.rows) is pooled
+    assert found.layer("m").kind == (POOLING if pooled else REDUCE)
+
+
+def test_quantized_reduce_mean() -> None:
+    """DQ -> ReduceMean -> Flatten -> Q -> DQ -> Gemm: nothing but the input's Q stays, as with GlobalAveragePool."""
     g = Graph()
-    found = step(g.model(g.op("ReduceMean", g.input(1, 3, 4, 4), "m", axes=[2, 3])), ReduceToPoolingFusion)
-    assert found.rows == []
-    assert found.layer("m").kind == REDUCE
+    x = g.conv(g.input(1, 3, 8, 8), "c", 8)
+    y = g.op("Flatten", g.op("ReduceMean", g.pair(x, "pool"), "mean", axes=[2, 3], keepdims=1), "flat")
+    assert predict(g.model(g.gemm(y, "fc", 8))).conversion_nodes == ["c.in.Q"]
