@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.dataset import Array, InputSpec, Sample, Source, file_digest, fit_all
+from calibration.dataset import Array, InputSpec, Sample, Source, file_digest, fit_all, printable
 from qdqtool.errors import DataError
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -40,6 +40,8 @@ class StackedArray:
             self.shape, fortran, self.dtype = _header(self.file)
         except _DAMAGED as error:
             raise DataError(f"{self.what}: not a numpy array file: {_short(error)}") from error
+        if any(d < 0 for d in self.shape):
+            raise DataError(f"{self.what}: declares the shape {list(self.shape)}; save it again")
         if self.dtype.hasobject:
             raise DataError(f"{self.what}: holds Python objects, which are never loaded; save plain numbers")
         if fortran and len(self.shape) > 1:
@@ -154,7 +156,7 @@ class StackedSource(Source):
         return file_digest(self.path) + index.to_bytes(8, "big") if index == 0 else index.to_bytes(8, "big")
 
     def name(self, index: int) -> str:
-        return f"{self.path.name}[{index}]"
+        return f"{printable(self.path.name)}[{index}]"
 
 
 def sample_files_source(paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -192,4 +194,4 @@ class SampleFilesSource(Source):
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def name(self, index: int) -> str:
-        return self.paths[index].relative_to(self.root).as_posix()
+        return printable(self.paths[index].relative_to(self.root).as_posix())

@@ -108,9 +108,11 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
     try:
         if os.path.getsize(path) > _MAX_FILE:
             raise DataError(f"{name}: over 2 GB is no calibration cache")
+        if os.path.isfile(path) and not zipfile.is_zipfile(path):
+            raise DataError(f"{name}: is not a calibration cache, or is cut off; give another name or delete it")
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile) or "header" not in archive:
-                raise DataError(f"{name}: is not a calibration cache; delete it or give another name")
+                raise DataError(f"{name}: is not a calibration cache; give another name or delete it")
             return _parse(archive, name)
     except FileNotFoundError:
         raise DataError(f"{name}: no such file") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +70,8 @@ class InputSpec:
         if array.dtype != wanted:
             if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
                 raise DataError(f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}")
-            array = array.astype(wanted)
+            with np.errstate(over="ignore"):  # infinities are counted and told with the tensor's name
+                array = array.astype(wanted)
         return np.ascontiguousarray(array)
 
 
@@ -129,6 +131,11 @@ def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -
         found = ", ".join(f"'{n}'" for n in arrays) or "nothing"
         raise DataError(f"{what} has no array for the model's input '{missing[0]}'; it has {found}")
     return {i.name: i.fit(np.asarray(arrays[i.name]), f"{what}: array '{i.name}'") for i in inputs}
+
+
+def printable(path: str) -> str:
+    """A file name as UTF-8 can hold it: bytes that are not UTF-8 are written ``\\xff``."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def file_digest(path: Path) -> bytes:

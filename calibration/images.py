@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from calibration.arrays import ARRAY_SUFFIXES, array_file_source, sample_files_source
-from calibration.dataset import Array, Dataset, InputSpec, Source, file_digest
+from calibration.dataset import Array, Dataset, InputSpec, Source, file_digest, printable
 from calibration.memory import MemorySource, rows_of
 from qdqtool.errors import DataError
 
@@ -109,7 +109,8 @@ def _path_source(
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
-        found = sorted((p for p in path.rglob("*") if not p.name.startswith(".")), key=lambda p: p.as_posix())
+        visible = (p for p in path.rglob("*") if not any(n.startswith(".") for n in p.relative_to(path).parts))
+        found = sorted(visible, key=lambda p: p.as_posix())
         pictures = [p for p in found if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
         if pictures:
             return ImageSource(pictures, path, inputs, preprocess, size)
@@ -165,6 +166,9 @@ class ImageSource(Source):
         self.spec = inputs[0]
         self.paths = list(paths)
         self.root = root
+        self.integer = self.spec.numpy_dtype.kind in "iu"
+        if self.integer and preprocess.scale == YOLO_PREPROCESS.scale:
+            preprocess = replace(preprocess, scale=1.0)  # the network divides by 255 itself; 0 to 1 would round to 0
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
 
@@ -177,7 +181,7 @@ class ImageSource(Source):
 
     def name(self, index: int) -> str:
         path = self.paths[index]
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        return printable(path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path))
 
     def digest(self, index: int) -> bytes:
         return self.name(index).encode() + file_digest(self.paths[index])
@@ -190,6 +194,9 @@ class ImageSource(Source):
         array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        if self.integer:
+            limits = np.iinfo(self.spec.numpy_dtype)
+            array = np.rint(array, out=array).clip(limits.min, limits.max)
         return {self.spec.name: array.astype(self.spec.numpy_dtype, copy=False)}
 
 
@@ -208,7 +215,7 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
         if size is None:
             raise DataError(f"input '{spec.name}' {shown} leaves the image size open; give it, for example 640x640")
         height, width = height or size[0], width or size[1]
-    if height < 1 or width < 1:
+    if height < 1 or width < 1 or height * width > MAX_PIXELS:
         raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible")
     return nhwc, channels, height, width
 
@@ -230,7 +237,7 @@ def decode(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the decoders
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
         raise DataError(reason.replace(str(path), Path(path).name)) from error
 
 

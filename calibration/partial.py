@@ -13,7 +13,7 @@ from onnx import external_data_helper
 
 from calibration.dataset import InputSpec
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model
+from qdqtool.graph import Model, external_location
 
 Size = tuple[int, int]
 
@@ -121,7 +121,7 @@ def external_folder(model: Model) -> str:
     for tensor in _tensors(model.proto.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
-        location = external_data_helper.ExternalDataInfo(tensor).location
+        location = external_location(tensor)
         if not model.base_dir:
             raise ModelError(f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path")
         base = Path(model.base_dir).resolve()

@@ -20,7 +20,7 @@ from calibration.partial import check_tensors, external_folder, input_specs, met
 from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
 from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.graph import Model, external_location
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
 
@@ -284,6 +284,6 @@ def _model_key(model: Model) -> str:
         return model.sha256
     from onnx import external_data_helper
 
-    files = sorted({external_data_helper.ExternalDataInfo(t).location for t in model.proto.graph.initializer
+    files = sorted({external_location(t) for t in model.proto.graph.initializer
                     if external_data_helper.uses_external_data(t)})
     return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files)

@@ -68,6 +68,8 @@ def run(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
     try:
         result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
+    except SystemExit:  # how click ends when nobody reads stdout any more; that is no "no"
+        return 0
     except click.exceptions.Abort:
         return _fail("interrupted; nothing half-written was left", 130)
     except KeyboardInterrupt:
@@ -87,6 +89,11 @@ def run(args: list[str] | None = None) -> int:
         return _fail(f"{name}{error.strerror or error}", 2)
     except MemoryError:
         return _fail("out of memory: use fewer bins or smaller inputs", 2)
+    except Exception:  # a defect of ours; exit code 1 would read as an answer
+        import traceback
+
+        traceback.print_exc()
+        return _fail("internal error, please report it with the lines above", 2)
     return result if isinstance(result, int) else 0
 
 

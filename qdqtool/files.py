@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         QdqtoolError: The folder is missing, or the file cannot be written (disk full, no permission).
     """
     target = Path(path)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        yield from _write_through(target)
+        return
     if not target.parent.is_dir():
         raise QdqtoolError(f"{target}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
@@ -46,10 +50,21 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 os.unlink(temporary)
 
 
+def _write_through(target: Path) -> Iterator[IO[bytes]]:
+    """A device or a pipe (/dev/stdout, /dev/null) is written to: renaming a file over it would take it away."""
+    content = io.BytesIO()
+    yield content
+    try:
+        with target.open("wb") as file:
+            file.write(content.getbuffer())
+    except OSError as error:
+        raise QdqtoolError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes UTF-8 text atomically; see :func:`atomic_write`."""
     with atomic_write(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8", "backslashreplace"))  # of a file name that is not UTF-8
 
 
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:

@@ -231,8 +231,8 @@ class Model:
         """A copy of an external tensor with its data, None when the file is not there."""
         if not self.base_dir:
             return None
-        info = external_data_helper.ExternalDataInfo(proto)
-        if not (Path(self.base_dir) / info.location).exists():
+        location = external_location(proto)
+        if not (Path(self.base_dir) / location).exists():
             return None
         loaded = onnx.TensorProto()
         loaded.CopyFrom(proto)
@@ -241,7 +241,7 @@ class Model:
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise ModelError(
-                f"{self.path}: external data of tensor '{proto.name}' ({info.location!r}) is refused: "
+                f"{self.path}: external data of tensor '{proto.name}' ({location!r}) is refused: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         loaded.ClearField("external_data")
@@ -329,6 +329,11 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
         # Shapes are a convenience here: a model that onnx cannot infer (custom operators, odd types) is still used.
         return None
     return inferred
+
+
+def external_location(proto: onnx.TensorProto) -> str:
+    """The file, relative to the model's folder, that holds an external tensor; onnx's reader checks the rest."""
+    return next((entry.value for entry in proto.external_data if entry.key == "location"), "")
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

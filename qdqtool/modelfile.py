@@ -15,7 +15,7 @@ from onnx import external_data_helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.files import atomic_write, same_file
-from qdqtool.graph import Model, tensor_bytes, without_large_weights
+from qdqtool.graph import Model, external_location, tensor_bytes, without_large_weights
 
 ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -90,7 +90,7 @@ def load_full(source: ModelSource | Model) -> Model:
     for tensor in external:
         loaded = model.external_tensor(tensor)
         if loaded is None:
-            location = external_data_helper.ExternalDataInfo(tensor).location
+            location = external_location(tensor)
             raise ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
         tensor.CopyFrom(loaded)
     model.forget_constants()

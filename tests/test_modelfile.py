@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.modelfile import load, save
+from qdqtool.modelfile import load, load_full, save
 from tests.trt.evidence import HOME
 
 CASE = HOME / "resnet18-a100-qat" / "model.onnx.gz"
@@ -30,6 +30,33 @@ def test_a_graphsurgeon_graph() -> None:
     gs = pytest.importorskip("onnx_graphsurgeon")
     graph = gs.import_onnx(onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes())))
     assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 20
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"location": "m.onnx", "offset": "-5"},
+        {"location": "m.onnx", "offset": "x"},
+        {"location": "m.onnx", "length": "99999999999"},
+        {"location": "/etc/hostname"},
+        {"location": "../m.onnx"},
+        {"location": "none.bin"},
+        {"location": ""},
+        {},
+    ],
+)
+def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entries: dict[str, str]) -> None:
+    (tmp_path / "in").mkdir()
+    proto = onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes()))
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    for path in (tmp_path / "m.onnx", tmp_path / "in" / "m.onnx"):
+        path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"'{tensor.name}'"):
+        load_full(tmp_path / "in" / "m.onnx")
 
 
 @pytest.mark.parametrize(

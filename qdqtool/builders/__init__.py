@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from qdqtool.errors import BuilderError
+from qdqtool.errors import BuilderError, ModelError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from qdqtool.builders.result import BuildResult
@@ -66,6 +66,8 @@ def build(
         return run_trtexec(model, output, timeout, keep_engine, shapes or {})
     from qdqtool.builders.child import Child
 
+    if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
+        raise ModelError(f"{os.fspath(model)}: no such file")  # said with or without a compiler here
     with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import run_package

@@ -23,9 +23,10 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 @click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True)
 @click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open.")
 @click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red.")
-@click.option("--scale", type=float, default=None, help="Factor for pixel values. [default: 1/255]")
-@click.option("--mean", default=None, metavar="R,G,B", help="Subtracted after --scale.")
-@click.option("--std", default=None, metavar="R,G,B", help="Divided by after --mean.")
+@click.option("--scale", type=float, default=None,
+              help="Factor for pixel values. [default: 1/255; 1 for an integer input]")
+@click.option("--mean", default=None, metavar="M[,M,M]", help="Subtracted after --scale; by channel, after --bgr.")
+@click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean.")
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
               help="Keep statistics there; resume and reuse them.")
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
@@ -66,6 +67,8 @@ def command(
     for written, option in ((path, "-o"), (write_table, "--write-table")):
         if written is not None:
             _check_folder(written, option, model)
+    _check_apart({"-o": path, "--write-table": write_table, "--calib-cache": calib_cache},
+                 {"MODEL": model, "--calib": calib, "--calib-table": calib_table})
     methods = [_method(text) for text in method_for]
     sizes = _size(size)
     means, stds = _channels(mean, "--mean"), _channels(std, "--std")
@@ -134,6 +137,18 @@ def _check_folder(path: str, option: str, model: str) -> None:
         raise QdqtoolError(f"{option} {path}: is a folder; give a file name")
     if same_file(path, model):
         raise QdqtoolError(f"{option} {path}: is the input; choose another name")
+
+
+def _check_apart(written: dict[str, str | None], read: dict[str, str | None]) -> None:
+    """No two options write one file, and none writes what another reads."""
+    from qdqtool.errors import QdqtoolError
+
+    taken = {Path(path).resolve(): option for option, path in read.items() if path is not None}
+    for option, path in written.items():
+        if path is not None:
+            other = taken.setdefault(Path(path).resolve(), option)
+            if other != option:
+                raise QdqtoolError(f"{option} {path}: is what {other} names; choose another name")
 
 
 def _method(text: str) -> tuple[str, str]:

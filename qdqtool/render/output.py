@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -23,7 +24,13 @@ def emit(text: str, output: str | None) -> None:
     if output:
         write_text(output, text)
     else:
-        sys.stdout.write(text)
+        # A file name need not be UTF-8, nor the terminal; in JSON the replacement is an escape that means the same.
+        encoding = sys.stdout.encoding or "utf-8"
+        try:
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads on (| head): the exit code still says what was found
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def to_json(data: Any) -> str:

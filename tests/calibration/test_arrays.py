@@ -132,6 +132,20 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         list(open_data([{"images": STACK[:3]}], [InputSpec("images", (2, 3, 4, 4))]))
 
 
+def test_a_negative_dimension_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "c.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (-5, 3, 4, 4)})
+        file.write(bytes(1000))
+    with pytest.raises(DataError, match=r"declares the shape \[-5, 3, 4, 4\]"):
+        open_data(tmp_path / "c.npy", [SPEC])
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_value_beyond_the_input_type_becomes_an_infinity(tmp_path: Path) -> None:
+    np.save(tmp_path / "c.npy", STACK.astype(np.float64) * 1e300)
+    assert np.isinf(next(iter(open_data(tmp_path / "c.npy", [SPEC])))["images"]).all()
+
+
 def test_an_array_larger_than_memory_allows_is_not_read_whole(tmp_path: Path) -> None:
     shape = (2000, 3, 160, 160)  # 614 MB, sparse on disk
     path = tmp_path / "large.npy"

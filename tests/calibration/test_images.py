@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -22,6 +23,7 @@ def test_a_folder_is_searched_through_in_the_order_of_paths(tmp_path: Path) -> N
     write_pictures(tmp_path / "c", 1, suffix=".JPG")
     (tmp_path / "notes.md").write_text("no picture")
     (tmp_path / ".hidden.png").write_bytes(b"no picture either")
+    write_pictures(tmp_path / ".thumbnails", 1)
     data = open_data(tmp_path, [SPEC])
     assert len(data) == 5
     names = [data.source.name(i) for i in range(5)]
@@ -30,6 +32,18 @@ def test_a_folder_is_searched_through_in_the_order_of_paths(tmp_path: Path) -> N
     assert [s["images"].shape for s in data] == [(1, 3, 16, 16)] * 5
     assert len(list(data)) == 5, "a second pass"
     assert data.skipped == []
+
+
+def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 1)
+    strange = os.fsencode(tmp_path) + b"/\xff\xfe.png"
+    try:
+        os.rename(tmp_path / "picture000.png", strange)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    data = open_data(tmp_path, [SPEC])
+    assert [data.source.name(0), len(list(data))] == ["\\xff\\xfe.png", 1]
+    assert data.fingerprint
 
 
 def test_pixels_arrive_as_rgb_planes_from_0_to_1(tmp_path: Path) -> None:
@@ -43,6 +57,17 @@ def test_pixels_arrive_as_rgb_planes_from_0_to_1(tmp_path: Path) -> None:
         [2, 4, 8]
     )[:, None, None]
     np.testing.assert_allclose(bgr["images"][0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_an_integer_input_takes_the_pixels_themselves(tmp_path: Path, dtype: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), dtype)])
+    assert sample["images"].dtype == dtype
+    assert (sample["images"][0] == pixels.transpose(2, 0, 1)).all()
+    (doubled,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], Preprocess(scale=2.0))
+    assert (doubled["images"][0] == (pixels.transpose(2, 0, 1).astype(int) * 2).clip(0, 255)).all(), "no wrapping"
 
 
 def test_letterbox_pads_with_grey_and_centres() -> None:

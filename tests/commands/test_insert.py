@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -169,3 +171,26 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     assert run([*args, "--method", "max"]) == 130
     assert "interrupted" in line(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_options_do_not_write_one_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    for option in ("--write-table", "--calib-cache"):
+        assert run([*args, option, str(tmp_path / "." / "q.onnx")]) == 2
+        assert f"{option} {tmp_path / 'q.onnx'}: is what -o names" in line(capsys)
+    assert run([*args, "--calib-cache", str(folder / "m.onnx")]) == 2
+    assert "is what MODEL names" in line(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    started = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None and started.stderr is not None
+    started.stdout.close()
+    error = started.stderr.read()
+    started.stderr.close()
+    assert started.wait(60) == 0
+    assert error == b""
