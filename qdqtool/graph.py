@@ -65,6 +65,17 @@ class Node:
             result[attribute.name] = value
         return result
 
+    def integer(self, name: str, default: int) -> int:
+        """An integer attribute.
+
+        Raises:
+            ModelError: It is there and is no integer.
+        """
+        value = self.attributes.get(name, default)
+        if isinstance(value, int):
+            return value
+        raise ModelError(f"node '{self.name}': attribute '{name}' is not an integer; the file is damaged")
+
     def input(self, position: int) -> str:
         """The input tensor at a position; an empty string where there is none."""
         return self.inputs[position] if position < len(self.inputs) else ""

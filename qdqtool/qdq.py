@@ -157,7 +157,7 @@ def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
         if written:
             return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
     if node.op == Q:
-        out = int(node.attributes.get("output_dtype", 0))
+        out = node.integer("output_dtype", 0)
         return precision_of(out) if out else Precision.UINT8  # ONNX: without a zero point the type is uint8
     elem = model.elem_type(node.input(0))
     if elem:

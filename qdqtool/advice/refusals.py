@@ -30,6 +30,7 @@ _WORDS: dict[str, Callable[[Refusal], str]] = {
     "weights-not-constant": lambda r: "its weights are not a constant",
     "activation-per-channel": lambda r: "its input has one scale per channel",
     "weights-axis": lambda r: f"its weights are quantized along axis {r.detail('axis')}",
+    "types": lambda r: "its inputs are quantized to types that cannot be multiplied",
     "zero-point": lambda r: "a zero point is not 0",
     "scale-computed": lambda r: "a scale is computed at run time",
     "output-not-quantized": lambda r: f"its result is read by {_listed(r.detail('consumers', ()))}, not by a Q alone",

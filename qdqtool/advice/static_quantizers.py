@@ -106,7 +106,7 @@ def _scale(view: View, report: Report, node: Node, params: QuantParams) -> None:
             report.add("SCALE-NONPOS", name, f"{name} has scale {number(float(scale[bad][0]))}{which}.")
     shape = params.scale_shape
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or report.target not in _BLOCKS_FROM):
-        blocked = int(node.attributes.get("block_size", 0)) > 0
+        blocked = node.integer("block_size", 0) > 0
         report.add(
             "SCALE-RANK", name,
             f"{name} has {'blocked ' if blocked else ''}scales of shape {list(shape)}; a scalar or a vector is wanted.",

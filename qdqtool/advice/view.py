@@ -129,7 +129,7 @@ class View:
         shape = self.weight_shape(node)
         if shape is None or len(shape) < 3:
             return None
-        groups = int(node.attributes.get("group", 1)) or 1
+        groups = node.integer("group", 1) or 1
         if node.op == "ConvTranspose":
             return shape[0], shape[1] * groups, groups
         return shape[1] * groups, shape[0], groups

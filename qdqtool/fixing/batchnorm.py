@@ -65,7 +65,7 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
     params = view.params(weights.first) if weights.first is not None else None
     if (
         value is None or bias is None or params is None or params.scale is None or any(p is None for p in parts)
-        or int(conv.attributes.get("group", 1)) != 1 or model.is_output(conv.output)
+        or conv.integer("group", 1) != 1 or model.is_output(conv.output)
         or view.axis(weights.first) not in (None, 1)  # type: ignore[arg-type]
         or params.zero_point is None or np.any(params.zero_point != 0)
     ):

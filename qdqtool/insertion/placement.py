@@ -197,7 +197,7 @@ def _impossible(model: Model, node: Node, rules: Rules) -> str:
         return "its weights are empty"
     if node.op in ("Gemm", "MatMul") and len(shape) != 2:
         return f"its weights have {len(shape)} dimensions; TensorRT takes constant INT8 weights of two"
-    if node.op == "Gemm" and int(node.attributes.get("transA", 0)):
+    if node.op == "Gemm" and node.integer("transA", 0):
         return "its data input is transposed (transA)"
     if node.op == "ConvTranspose" and not rules.transposed:
         return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
@@ -212,7 +212,7 @@ def _small(model: Model, node: Node) -> str:
     out, per_group, kernel = shape[0], shape[1], shape[2:]
     if out >= 16 and per_group >= 16:
         return ""
-    group = int(node.attributes.get("group", 1))
+    group = node.integer("group", 1)
     first = any(t in model.inputs for t in node.inputs)
     if group == 1 and (out % 8 == 0 or per_group % 8 == 0) and (first or max(out, per_group) >= 16):
         if len(set(kernel)) == 1:

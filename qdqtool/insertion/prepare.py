@@ -214,12 +214,12 @@ class _Editor:
         if node.op == "ConstantOfShape":
             return _filled(source, node.attributes.get("value"))
         if node.op == "Cast":
-            return _cast(source, int(node.attributes.get("to", 0)))
+            return _cast(source, node.integer("to", 0))
         if node.op == "Transpose":
             return np.transpose(source, node.attributes.get("perm"))
         if node.op == "Reshape":
             shape = self.model.constant(node.input(1))
-            if shape is None or int(node.attributes.get("allowzero", 0)):
+            if shape is None or node.integer("allowzero", 0):
                 return None
             wanted = [source.shape[i] if d == 0 else int(d) for i, d in enumerate(shape.reshape(-1))]
             return source.reshape(wanted)
@@ -293,7 +293,7 @@ class _Editor:
             and conv.domain in ("", "ai.onnx")
             and len(model.readers(conv.output)) == 1
             and not model.is_output(conv.output)
-            and not int(norm.attributes.get("training_mode", 0))
+            and not norm.integer("training_mode", 0)
             and not any(norm.outputs[1:])
             and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
         )
@@ -313,7 +313,7 @@ class _Editor:
         if conv.op == "Conv":
             weight = weight * factor.reshape(-1, 1, *ones)
         else:  # [in, out / groups, ...]: the channels of each group follow one another
-            groups = int(conv.attributes.get("group", 1))
+            groups = conv.integer("group", 1)
             per_group = factor.reshape(groups, 1, -1)
             shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
             weight = (shaped * per_group[..., None]).reshape(weight.shape)

@@ -127,7 +127,7 @@ def _keeps_channels(model: Model, node: Node) -> bool:
 
 
 def _axis(model: Model, node: Node) -> int | None:
-    axis = int(node.attributes.get("axis", 0))
+    axis = node.integer("axis", 0)
     if axis >= 0:
         return axis
     shape = model.shape(node.input(0))

@@ -146,9 +146,9 @@ def weight_axis(model: Model, node: Node) -> int | None:
     if node.op == "Conv":
         return 0
     if node.op == "ConvTranspose":
-        return 1 if int(node.attributes.get("group", 1)) == 1 else None
+        return 1 if node.integer("group", 1) == 1 else None
     if node.op == "Gemm":
-        return 0 if int(node.attributes.get("transB", 0)) else 1
+        return 0 if node.integer("transB", 0) else 1
     return 1
 
 

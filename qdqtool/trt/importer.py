@@ -209,7 +209,7 @@ class Importer:
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
         attributes = node.attributes
         dims = self.model.shape(weights) or ()
-        group = int(attributes.get("group", 1))
+        group = node.integer("group", 1)
         kernel = tuple(attributes.get("kernel_shape", ()) or list(dims[2:]))
         layer.attrs.update(
             weights=weights,
@@ -283,7 +283,7 @@ class Importer:
             [self._input(i) for i in node.inputs if i],
             [self._tensor(node.output)],
             node,
-        ).attrs["axis"] = int(node.attributes.get("axis", 0))
+        ).attrs["axis"] = node.integer("axis", 0)
 
     def _split(self, node: Node) -> None:
         x = self._input(node.input(0))

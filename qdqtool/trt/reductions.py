@@ -16,7 +16,7 @@ def pooling_of(model: Model, node: Node) -> str | None:
         return "AVERAGE"
     if node.op == "GlobalMaxPool":
         return "MAX"
-    if node.op != "ReduceMean" or not int(node.attributes.get("keepdims", 1)):
+    if node.op != "ReduceMean" or not node.integer("keepdims", 1):
         return None
     shape = model.shape(node.input(0))
     given = model.constant(node.input(1)) if node.input(1) else node.attributes.get("axes")

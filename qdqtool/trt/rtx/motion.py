@@ -86,7 +86,7 @@ class Motion:
         if len(quantized) != len([t for t in node.inputs if t]) - (node.op == "Where"):
             return self._lost("join-float", node, first)
         shape = self.model.shape(node.output)
-        axis = int(node.attributes.get("axis", 1))
+        axis = node.integer("axis", 1)
         if node.op == "Concat" and shape is not None:
             axis %= len(shape)
         if any(s.axes != first.axes for s in quantized):
@@ -98,7 +98,7 @@ class Motion:
         return replace(first, scalar=all(s.scalar for s in quantized))
 
     def _cast(self, node: Node, state: Dequantized) -> State:
-        width = WIDTH.get(int(node.attributes.get("to", 0)))
+        width = WIDTH.get(node.integer("to", 0))
         if width is None:
             return self._lost("operator", node, state)
         return replace(state, width=width, narrowest=min(width, state.narrowest))
@@ -214,7 +214,9 @@ def _moved_axes(
     if before is None or after is None:
         return None
     if node.op == "Transpose":
-        perm = list(node.attributes.get("perm", range(len(before) - 1, -1, -1)))
+        perm = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
+        if not isinstance(perm, list) or sorted(map(str, perm)) != sorted(map(str, range(len(before)))):
+            return None
         return {perm.index(a) for a in axes}
     if node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
         return _reshaped_axes(axes, before, after)

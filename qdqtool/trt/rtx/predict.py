@@ -102,11 +102,11 @@ class _Walk:
             known = self.model.elem_type(output)
             if qdq.is_q(node):
                 kind = self.types.get(node.input(2), 0) or self.model.elem_type(node.input(2))
-                known = kind or int(node.attributes.get("output_dtype", 0)) or onnx.TensorProto.INT8
+                known = kind or node.integer("output_dtype", 0) or onnx.TensorProto.INT8
             elif qdq.is_dq(node):
                 known = self.model.elem_type(node.input(1)) or self.types.get(node.input(1), 0) or known
             elif node.op == "Cast":
-                known = int(node.attributes.get("to", known))
+                known = node.integer("to", known)
             elif known in (0, *WIDTH) and node.op != "Constant":
                 own = [self.types.get(t, 0) for t in node.inputs if t]
                 known = next((t for t in own if t in WIDTH), known)
@@ -127,7 +127,7 @@ class _Walk:
         data = self.model.shape(node.input(0)) or self.model.shape(node.output)
         axes: frozenset[int] = frozenset()
         if len(shape) == 1 and shape[0] > 1:
-            axis = int(node.attributes.get("axis", 1))
+            axis = node.integer("axis", 1)
             axes = frozenset({axis % len(data) if data else axis})
         # Scales by block (of a MatMul's weights) do not hinder an INT8 gemm: the compiler takes them into the product.
         width = WIDTH.get(self.types.get(node.output, 0), 32)

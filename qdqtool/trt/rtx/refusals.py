@@ -174,8 +174,8 @@ def _scale(model: Model, constants: Constants, node: Node, params: QuantParams) 
 
 
 def _count(node: Node, shape: tuple[int, ...], dims: tuple[int | None, ...]) -> Iterator[Finding]:
-    axis = int(node.attributes.get("axis", 1))
-    blocked = int(node.attributes.get("block_size", 0))
+    axis = node.integer("axis", 1)
+    blocked = node.integer("block_size", 0)
     if len(shape) > 1:
         if not blocked:
             yield _error("SCALE-RANK", node.name,

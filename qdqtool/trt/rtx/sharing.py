@@ -127,7 +127,7 @@ class Sharing:
         if not any(o in found for o in node.outputs):
             return False
         if node.op == "Cast":
-            return self.model.elem_type(node.input(0)) == int(node.attributes.get("to", 0))
+            return self.model.elem_type(node.input(0)) == node.integer("to", 0)
         if node.op in _PULLED:
             return True
         if node.op in _PULLED_ALONE and not self.model.is_output(node.output):
