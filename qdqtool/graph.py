@@ -74,7 +74,7 @@ class Node:
         value = self.attributes.get(name, default)
         if isinstance(value, int):
             return value
-        raise ModelError(f"node '{self.name}': attribute '{name}' is not an integer; the file is damaged")
+        raise ModelError(f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer")
 
     def input(self, position: int) -> str:
         """The input tensor at a position; an empty string where there is none."""
