@@ -118,7 +118,7 @@ _BEGINNINGS = tuple(
 
 def is_chatter(text: str) -> bool:
     """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
-    return text.startswith(_BEGINNINGS) or _is_note(text)
+    return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or _is_note(text)
 
 
 def _is_note(text: str) -> bool:

@@ -87,16 +87,24 @@ def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, firs
 
 def _verified(quantized: Path) -> Iterator[str]:
     from qdqtool.builders.child import is_installed
+    from qdqtool.render.verify_text import render_verification
 
     if not is_installed("tensorrt_rtx"):
+        from qdqtool.demo.recording import verify_recorded
+
+        recorded = verify_recorded(quantized)
+        if recorded is None:
+            yield "   no TensorRT-RTX here, and the recorded build is of the default demo model, not of this one"
+        else:
+            yield "   no TensorRT-RTX here: held against a recording of an earlier build of this model"
+            yield from _indented(render_verification(recorded, terminal_width() - 3))
         yield from wrap(
-            "no TensorRT here. After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the "
-            "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes trtexec's log:",
+            "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the model with "
+            "TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes trtexec's log:",
             3, terminal_width(),
         )  # fmt: skip
         yield f"     qdqtool verify {quantized} build.log"
         return
-    from qdqtool.render.verify_text import render_verification
     from qdqtool.verification.built_here import verify_with_builder
 
     yield from _indented(render_verification(verify_with_builder(quantized, "tensorrt-rtx"), terminal_width() - 3))

@@ -19,6 +19,7 @@ from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
+from tests.buildlog.rtx import build_log, c2f_split
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 Topology = list[tuple[str, str, list[str], list[str]]]
@@ -85,9 +86,13 @@ def test_merged_qs_share_a_scale_and_others_do_not() -> None:
     assert len({scale[name] for name in quantizers}) == len(quantizers) - 8
 
 
-def test_our_own_build_with_tensorrt_rtx() -> None:
-    """The model of that build: Conv+SiLU, a split, two 3x3 convolutions, an Add and a Concat, all with Q/DQ."""
-    build = read_build(DATA / "rtx-1.7.1-c2f-split.log.gz")
+@pytest.fixture(scope="module")
+def rtx_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_log(tmp_path_factory.mktemp("rtx"))
+
+
+def test_a_build_with_tensorrt_rtx(rtx_log: Path) -> None:
+    build = read_build(rtx_log)
     assert build.is_rtx
     assert build.lines.unexplained == 0
     assert [layer.name for layer in build.layers if layer.is_convolution] == [
@@ -95,11 +100,12 @@ def test_our_own_build_with_tensorrt_rtx() -> None:
     ]
     model, _ = graph_from_log(build)
     onnx.checker.check_model(model, full_check=True)
+    assert topology(model) == topology(c2f_split())
     found = {n.name: attributes(n) for n in model.graph.node}
     assert found["cv1"] == {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0, 0, 0, 0], "group": 1}
     assert found["m0"]["pads"] == [1, 1, 1, 1]
     assert (found["Concat"], found["Split"]) == ({"axis": 1}, {"axis": 1})
-    split = next(t for t in model.graph.initializer if t.name == "sp")
+    split = next(t for t in model.graph.initializer if t.name.startswith("parts"))
     assert np.array_equal(numpy_helper.to_array(split), [32, 32])
 
 
@@ -156,9 +162,10 @@ def test_without_a_parse_section_there_is_no_graph(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "graph.onnx"
-    assert run(["log", str(DATA / "rtx-1.7.1-c2f-split.log.gz"), "--to-onnx", str(output)]) == 0
+    log, output = tmp_path / "build.log", tmp_path / "graph.onnx"
+    log.write_text(samples.trtexec_log())
+    assert run(["log", str(log), "--to-onnx", str(output)]) == 0
     text = capsys.readouterr().out
-    assert "31 nodes; not in the log, and filled in:" in text
-    assert "scales of 16 Q and DQ: not in a log" in text
-    assert len(onnx.load(output).graph.node) == 31
+    assert "6 nodes; not in the log, and filled in:" in text
+    assert "scales of 4 Q and DQ: not in a log" in text
+    assert len(onnx.load(output).graph.node) == 6

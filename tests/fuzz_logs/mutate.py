@@ -7,12 +7,10 @@ import json
 import lzma
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.buildlog import samples
 from tests.engine.test_costs import CONV
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 Mutation = Callable[[bytes, random.Random], bytes]
 
 OLD_LOG = "\n".join([
@@ -48,6 +46,19 @@ JSON = {
                       "Outputs": [{"Name": "y", "Dimensions": [1, 3, 8, 8], "Datatype": "Int8", "Format": "(NHWC)"}]}],
     "Bindings": ["x", "y"],
 }
+RTX_LOG = "\n".join([  # the spellings of TensorRT-RTX, around a network of one convolution
+    "[I] Input filename:   one.onnx", "[I] Opset version:    17",
+    "[V] Adding network input: x with dtype: float32, dimensions: (1, 32, 8, 8)", "[V] Importing initializer: w",
+    "[V] Static check for parsing node: cv [Conv]", "[V] Parsing node: cv [Conv]", "[V] Searching for input: x",
+    "[V] cv [Conv] inputs: [x -> (1, 32, 8, 8)[FLOAT]], [w -> (64, 32, 1, 1)[FLOAT]], ",
+    "[V] Registering layer: cv for ONNX node: cv", "[V] cv [Conv] outputs: [y -> (1, 64, 8, 8)[FLOAT]], ",
+    "[V] Marking y_1 as output: y", "[V] Original: 3 layers", "[V] SYMBOLIC CHECKS", "[V] GRAPH NODES",
+    "[V] CONSTANT w", "[V]     Output 0", "Layers:",
+    "Name: cv_myl0_1, LayerType: correlation, Inputs: [ { Name: x, Dimensions: [1,32,8,8], Datatype: Int8, Format: "
+    "(1,8,8,32) }], Outputs: [ { Name: y, Dimensions: [1,64,8,8], Datatype: Float, Format: (Linear) }], TacticName: t, "
+    "StreamId: 0, Metadata: [ONNX Layer: cv]\x1e[ONNX Layer: w.q]",
+    "", "I/O Tensors:", " Name: x, IOMode: input", " Name: y, IOMode: output", "",
+])
 PROFILE = [{"count": 10}, {"name": "conv", "timeMs": 1.5, "averageMs": 0.15, "medianMs": 0.15, "percentage": 100.0}]
 
 
@@ -56,7 +67,7 @@ def seeds() -> list[bytes]:
     return [
         samples.trtexec_log().encode(), OLD_LOG.encode(), INFO.encode(), json.dumps(JSON).encode(),
         json.dumps(PROFILE, indent=1).encode(), b'{"Layers": ["a + b",\n"PWN(c)"],\n"Bindings": ["x"]}',
-        gzip.decompress((DATA / "rtx-1.7.1-c2f-split.log.gz").read_bytes()),
+        RTX_LOG.encode(),
     ]
 
 

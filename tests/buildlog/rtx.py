@@ -1,0 +1,37 @@
+"""A small model for TensorRT-RTX, built where that compiler is installed: its logs are not ours to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtool import builders
+from qdqtool.builders.child import is_installed
+from tests.fuzz.net import Net
+
+
+def c2f_split() -> onnx.ModelProto:
+    """A YOLOv8 C2f block: Conv+SiLU, a Split, two 3x3 convolutions, an Add and a Concat, all with Q/DQ; 31 nodes."""
+    net = Net()
+
+    def conv(x: str, channels: int, k: int, name: str) -> str:
+        y = net.conv(net.qdq(x), channels, k, name=name)
+        return net.op("Mul", y, net.op("Sigmoid", y))
+
+    a, b = net.ops("Split", conv(net.input((1, 32, 32, 32)), 64, 1, "cv1"), net.const([32, 32], stem="parts"),
+                   outputs=2, name="Split", axis=1)
+    added = net.op("Add", b, conv(conv(b, 32, 3, "m0"), 32, 3, "m1"))
+    return net.model(conv(net.op("Concat", a, b, added, name="Concat", axis=1), 64, 1, "cv2"))
+
+
+def build_log(folder: Path) -> Path:
+    """The log of a build of :func:`c2f_split`; skips the test where the compiler is missing."""
+    if not is_installed("tensorrt_rtx"):
+        pytest.skip("TensorRT-RTX is not installed")
+    model = folder / "c2f_split.onnx"
+    onnx.save(c2f_split(), model)
+    result = builders.build(model, output=folder / "out")
+    assert result.status == "built", result.message
+    return folder / "out" / "build.log"

@@ -1,0 +1,56 @@
+"""Records what TensorRT-RTX makes of the demo's default model: names and data types of its convolutions.
+
+usage: python -m tests.tools.record_demo
+
+Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q/DQ pairs changes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from qdqtool import builders
+from qdqtool.demo.images import write_images
+from qdqtool.demo.model import yolov8n
+from qdqtool.demo.recording import RECORDING, structure
+from qdqtool.insertion.api import insert
+from qdqtool.modelfile import load, save
+from qdqtool.types import Precision
+
+SIZE = 320  # the demo's default
+
+
+def quantized_demo(folder: Path, images: int) -> Path:
+    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it."""
+    model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
+    (folder / "images").mkdir()
+    save(yolov8n(SIZE), model)
+    write_images(folder / "images", images, SIZE)
+    insert(model, folder / "images", target="trt8.5").save(quantized)
+    return quantized
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = quantized_demo(Path(folder), 100)
+        result = builders.build(path, "tensorrt-rtx")
+        if result.status != "built":
+            raise SystemExit(f"{result.status}: {result.message}")
+        table = {
+            "what": "the demo's default model as TensorRT-RTX built it: data types of its convolutions",
+            "tensorrt": result.version,
+            "structure": structure(load(path)),
+            "convolutions": [
+                {"name": n.name, "precision": str(n.precision), "output": str(n.output)}
+                for n in result.nodes
+                if n.precision != Precision.UNKNOWN
+            ],
+        }
+    RECORDING.write_text(json.dumps(table, indent=1) + "\n")
+    print(f"{RECORDING}: {len(result.nodes)} convolutions")
+
+
+if __name__ == "__main__":
+    main()
