@@ -130,6 +130,9 @@ class _Choice:
         for op in rules.exclude_ops:
             if op.lower() not in present:
                 raise QdqtoolError(f"--exclude-op {op}: the model has no such operator")
+            if op.lower() not in {n.op.lower() for n in candidates}:
+                kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
+                raise QdqtoolError(f"--exclude-op {op}: never quantized anyway; what could be is {kinds}")
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
 
     def refusal(self, node: Node) -> str:

@@ -180,6 +180,7 @@ def test_small_convolutions_by_modelopts_rule(
         (Rules(include=["nothing"]), "--include 'nothing': matches no node"),
         (Rules(exclude=["("]), "not a regular expression"),
         (Rules(exclude_ops=["Gemm"]), "no such operator"),
+        (Rules(exclude_ops=["Relu"]), "never quantized anyway; what could be is Add, Conv"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, word: str) -> None:
