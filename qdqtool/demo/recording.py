@@ -19,7 +19,7 @@ from qdqtool.modelfile import load
 from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Verification
-from qdqtool.verification.built_here import of_pairs
+from qdqtool.verification.rtx import of_pairs
 
 RECORDING = Path(__file__).with_name("recorded_build.json")
 

@@ -46,7 +46,7 @@ def verify(
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
-        from qdqtool.verification.built_here import verify_rtx_build
+        from qdqtool.verification.rtx import verify_rtx_build
 
         result = verify_rtx_build(index, prediction, build)
     else:
@@ -132,11 +132,10 @@ def compare(
     ended = not any(m.startswith("optimizer passes") for m in build.missing)
     convolutions = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
     layers = compare_layers(prediction, build, mapper, {m.built.get("layer") for m in convolutions.mismatches})
-    layers.mismatches.extend(inconsistent_tensors(model, build))
     trace = compare_trace(prediction, build, ended, unsure_events)
     conversions = compare_conversions(prediction, build, ended)
     notes: list[str] = []
-    mismatches: list[Mismatch] = list(convolutions.mismatches)
+    mismatches: list[Mismatch] = [*convolutions.mismatches, *inconsistent_tensors(model, build)[:MOST]]
     for part in (conversions, layers, trace):
         if unsure_convolutions and part is not trace:
             continue  # unknown scales decide over conversions and layer names as well

@@ -1,0 +1,48 @@
+"""TensorRT-RTX builds: compared convolution by convolution, as they have no named layers and no pass lines."""
+
+from __future__ import annotations
+
+from qdqtool.builders.compare import Pair
+from qdqtool.buildlog.types import Build
+from qdqtool.graph import Model
+from qdqtool.types import Mismatch, Prediction, Verification
+
+
+def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
+    """Compares a prediction with a TensorRT-RTX log that was kept."""
+    from qdqtool.builders.names import log_names
+    from qdqtool.builders.plan import built_nodes
+
+    rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
+    pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
+    return of_pairs(prediction, pairs, build.as_json())
+
+
+def of_pairs(prediction: Prediction, pairs: list[Pair], build: dict[str, object]) -> Verification:
+    """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
+    unknown = [p.predicted.name for p in pairs if p.agrees is None]
+    wrong = [p for p in pairs if p.agrees is False]
+    mismatches = [
+        Mismatch(
+            "convolution",
+            p.predicted.name,
+            p.predicted.as_json(),
+            p.built.as_json() if p.built else {},
+            f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}",
+        )
+        for p in wrong
+    ]
+    return Verification(
+        build=build,
+        convolutions={
+            "total": len(pairs),
+            "agree": len(pairs) - len(unknown) - len(wrong),
+            "unknown": len(unknown),
+            "unknown_names": unknown,
+        },
+        layers={"total": None, "agree": None},
+        trace={"predicted": len(prediction.trace), "built": None, "agree": None},
+        conversions={"predicted": None, "built": None},
+        mismatches=mismatches,
+        prediction=prediction,
+    )
