@@ -33,6 +33,8 @@ def judge(build: Build) -> None:
         elif build.parse.outputs == [] and not build.milestones:
             missing.append(f"{PARSE} (cut off after node {len(build.parse.nodes)})")
             cut = True
+        elif not build.parse.inputs or not build.parse.outputs:
+            missing.append(f"{PARSE} ({'the end' if build.parse.inputs else 'the beginning'})")
         if not build.trace and not build.milestones:
             missing.append(PASSES)
         elif not _ended(build):

@@ -239,8 +239,11 @@ def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
         return None
     if layer.is_convolution and len(source) >= 3:
         return _convolution_macs(layer, parsed, source, target) if len(target) >= 3 else None
-    if len(source) >= 2 and len(target) >= 2:  # a matrix product sums over the last dimension of its input
-        return math.prod(target) * source[-1]
+    if len(source) >= 2 and len(target) >= 2:
+        # A matrix product sums over the last dimension of its input, or, with the weights on the left, over the one
+        # before: there the last dimension stays and the one before changes.
+        left = source[-1] == target[-1] and source[-2] != target[-2]
+        return math.prod(target) * source[-2 if left else -1]
     return None
 
 

@@ -32,9 +32,10 @@ def render_verification(result: Verification, width: int = 80) -> str:
     """The whole answer: verdict, what was compared, then each mismatch."""
     lines = wrap(verdict(result), 2, width, first="")
     build = result.build
-    version = f"TensorRT {build['tensorrt']}" if build.get("tensorrt") else "TensorRT, version not told"
-    device = f" on {build['device']}" if build.get("device") else ""
     target = result.prediction.target if result.prediction else ""
+    product = "TensorRT-RTX" if target.startswith("rtx") else "TensorRT"
+    version = f"{product} {build['tensorrt']}" if build.get("tensorrt") else f"{product}, version not told"
+    device = f" on {build['device']}" if build.get("device") else ""
     lines += wrap(f"Build: {version}{device} ({build['source']}); predicted for {target}.", 2, width, first="")
     if result.prediction is not None:
         lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")

@@ -11,6 +11,7 @@ import os
 import numpy as np
 import onnx
 
+from qdqtool.buildlog.complete import PARSE
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.to_onnx import graph_from_log
 from qdqtool.buildlog.types import Build
@@ -40,6 +41,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     chosen, notes = choose_target(build, target)
     if chosen.is_rtx:
         raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to hold against; give the model as well")
+    _check_whole(build, proto, name)
     equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
         raise BuildLogError(f"{name}: no Q/DQ nodes in the parse section, nothing to predict")
@@ -58,6 +60,18 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
         result.notes.append(f"{len(events)} pass lines depend on scales being equal and were left out")
     return result
 
+
+def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
+    """Refuses a graph with holes where later sections tell of all of it: each hole would count as a mismatch."""
+    if not build.trace and not build.layers:
+        return  # the log ends in its parse section; nothing is compared
+    torn = next((m for m in build.missing if m.startswith(PARSE)), "")
+    known = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
+    known.update(o for node in proto.graph.node for o in node.output)
+    loose = next((i for node in proto.graph.node for i in node.input if i not in known), None)
+    if torn or loose is not None:
+        why = f"{torn} is missing" if torn else f"no node makes {loose}"
+        raise BuildLogError(f"{name}: {why}, and a part of a network cannot be predicted; give the model as well")
 
 
 def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ def test_matrix_products_and_layers_without_macs() -> None:
         layer("dyn", "PointWiseV2", [tensor("a", [-1, 8], FP32)], [tensor("c", [-1, 8], FP32)]),
     ).rows
     assert rows[0].macs == 4 * 128 * 32 * 64
+    left = layer("l", "gemm", [tensor("a", [1, 512, 900], FP16)], [tensor("b", [1, 6144, 900], FP16)])
+    assert report(left).rows[0].macs == 6144 * 512 * 900  # the weights stand on the left: a convolution of 1x1
     assert (rows[1].macs, rows[1].total_bytes) == (0, 3 * 8 * 4)
     assert (rows[2].macs, rows[2].total_bytes) == (0, None)
 

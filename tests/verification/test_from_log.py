@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import onnx
 import pytest
 
+from qdqtool.buildlog.read import read_build
+from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.qdq import quantizers, read_params
@@ -59,3 +63,24 @@ def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
     assert result.mismatches == []
     assert exit_code(result) == 2
     assert exit_code(result, allow_partial=True) == 0
+
+
+def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown() -> None:
+    lines = build_file("yolo-resnet18-orin-trt8502").read_text().splitlines()
+    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and ": /backbone/maxpool/MaxPool," in x)
+    before, arrow, after = lines[at].rpartition(" -> ")
+    assert "(Float[" in after
+    changed = "\n".join([*lines[:at], before + arrow + after.replace("(Float[", "(Int8["), *lines[at + 1 :]])
+    result = verify_from_log(read_build(io.BytesIO(changed.encode())))
+    assert exit_code(result) == 1
+    assert any(f"line {at + 1}" in m.why for m in result.mismatches)
+
+
+def test_a_torn_parse_section_is_refused_and_not_held_against_the_rest() -> None:
+    lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
+    start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
+    with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
+        verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
+    hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
+    with pytest.raises(BuildLogError, match="no node makes"):
+        verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
