@@ -18,7 +18,7 @@ from qdqtool.trt.passes.cancel_dq_then_q import CancelDQThenQ
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
-from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
+from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ, swap
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import TARGETS, target_named
@@ -176,7 +176,7 @@ def test_a_wrong_motion_would_be_seen() -> None:
     model = everything().model("a:0", "b:0", "c:0", "d:0")
     exporter, _ = moved(model)
     layers = {layer.name: layer for layer in exporter.network.layers.values()}
-    VanillaSwapWithFollowingQ._swap(exporter.network, layers["average"], layers["d.in.Q"])
+    swap(exporter.network, layers["average"], layers["d.in.Q"])
     after = exporter.export()
     # onnxruntime has no INT8 average pooling: it is done in float, on the integers.
     for node in after.graph.node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, weaken, weights_position
+from qdqtool.trt.passes._infra import Pass, dq_of, evidence_of, weaken, weights_position
 from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence
 
@@ -32,6 +32,7 @@ class ConvScaleFusion(Pass):
             logged = self.name if layer.kind == net.CONVOLUTION else "DeconvScaleFusion"
             self.event("Running", layer.name, pass_name=logged)
             self.event(FUSING, layer.name, scale.name, pass_name=logged)
+            weaken(layer, evidence_of(scale))
             if "relu_name" in scale.attrs:
                 layer.attrs["activated"] = True
             network.absorb_reader(layer, scale, f"{layer.name} + {scale.name}")

@@ -25,4 +25,4 @@ class EltReluFusion(Pass):
             self.running(layer)
             self.event(FUSING, layer.name, relu.name)
             network.absorb_reader(layer, relu, f"{layer.name} + {relu.name}")
-            layer.attrs["relu"] = True
+            layer.attrs["relu"] = relu.name

@@ -31,6 +31,7 @@ class GenericConvActFusion(Pass):
                 self.refuse(
                     layer, "activation-before-add", activation=node_name(pointwise), nodes=tuple(pointwise.nodes)
                 )
+                weaken(layer, Evidence.DOCUMENTED)  # NVIDIA/TensorRT issue 2204: INT8 to float
                 continue
             self.running(layer)
             self.event(FUSING, layer.name, pointwise.name)

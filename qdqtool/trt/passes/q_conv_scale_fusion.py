@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weaken, weights_position
+from qdqtool.trt.passes._infra import Pass, dq_of, evidence_of, node_name, weaken, weights_position
 from qdqtool.trt.trace import REMOVING
 from qdqtool.types import Evidence
 
@@ -40,6 +40,7 @@ class QConvScaleFusion(Pass):
                     weaken(layer, Evidence.DOCUMENTED)
                     continue
                 weaken(layer, Evidence.ASSUMED)
+            weaken(layer, evidence_of(scale))
             self.running(layer)
             self.event(REMOVING, scale.name)
             relu = scale.attrs.get("relu_name")

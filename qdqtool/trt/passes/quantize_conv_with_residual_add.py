@@ -66,6 +66,7 @@ class QuantizeConvWithResidualAdd(Pass):
             return None
         if conv.attrs.get("activated") and not self.target.residual_through_activation:
             self.refuse(conv, "activation-before-add", add=node_name(reader))
+            weaken(conv, self.target.residual_evidence)
             return None
         return reader if len(reader.inputs) == 2 else None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, constant_of
-from qdqtool.trt.trace import SQUEEZE
+from qdqtool.trt.passes._infra import Pass, constant_of, only_q
+from qdqtool.trt.passes.vanilla_swap_with_following_q import swap
+from qdqtool.trt.trace import RUNNING, SQUEEZE, SWAPPING
 
 
 class SqueezePushDownJoin(Pass):
@@ -14,6 +15,8 @@ class SqueezePushDownJoin(Pass):
     Cases:
         * CONVOLUTION -> ``reshape_after_Gemm`` -> ELEMENTWISE with a constant: the constant gets
           ``unsqueeze_node_after_...``, the result ``squeeze_after_...`` (resnet18-qat-rtx2000-trt8510).
+        * A Q behind it moves up past the pushed reshape, as past any other, so that the convolution can take it
+          (assumed: the fully connected layers of all published engines are the last of their network).
     """
 
     def apply(self, network: Network) -> None:
@@ -30,10 +33,16 @@ class SqueezePushDownJoin(Pass):
                 continue
             self.running(squeeze)
             self.event(SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
-            self._push(network, squeeze, reader, position, constant)
+            after = self._push(network, squeeze, reader, position, constant)
+            q = only_q(after.out)
+            if q is not None and not q.attrs.get("computed_scale") and not (q.quant and q.quant.per_channel):
+                self.event(RUNNING, after.name, pass_name="VanillaSwapWithFollowingQ")
+                self.event(SWAPPING, after.name, q.name, pass_name="VanillaSwapWithFollowingQ")
+                swap(network, after, q)
+                self.assume(producer)
 
     @staticmethod
-    def _push(network: Network, squeeze: Layer, reader: Layer, position: int, constant: Layer) -> None:
+    def _push(network: Network, squeeze: Layer, reader: Layer, position: int, constant: Layer) -> Layer:
         operand = reader.inputs[position]
         unsqueeze = Layer(net.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
         unsqueeze.rank = constant.rank
@@ -47,4 +56,4 @@ class SqueezePushDownJoin(Pass):
         after = Layer(net.SHUFFLE, f"copied_squeeze_after_{reader.name}")
         after.rank = (reader.rank[0] + 0.25, 0)
         after.attrs.update(squeeze_after=True, pushed=True, no_op=True)
-        network.add(after, [wide], [out])
+        return network.add(after, [wide], [out])

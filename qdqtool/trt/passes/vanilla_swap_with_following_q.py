@@ -60,14 +60,15 @@ class VanillaSwapWithFollowingQ(Pass):
                 continue
             self.running(op)
             self.event(SWAPPING, op.name, q.name)
-            self._swap(network, op, q)
+            swap(network, op, q)
             todo.append(q)
 
-    @staticmethod
-    def _swap(network: Network, op: Layer, q: Layer) -> None:
-        source, middle, out = op.data, op.out, q.out
-        network.set_input(q, 0, source)
-        network.set_input(op, 0, middle)
-        network.set_output(q, middle)
-        network.set_output(op, out)
-        out.shape, middle.shape = middle.shape, source.shape
+
+def swap(network: Network, op: Layer, q: Layer) -> None:
+    """Puts a Q in front of the operator that it is the only reader of."""
+    source, middle, out = op.data, op.out, q.out
+    network.set_input(q, 0, source)
+    network.set_input(op, 0, middle)
+    network.set_output(q, middle)
+    network.set_output(op, out)
+    out.shape, middle.shape = middle.shape, source.shape

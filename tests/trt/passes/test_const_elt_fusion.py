@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.trt.network import ELEMENTWISE, SCALE
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
+from qdqtool.trt.predict import predict
+from qdqtool.types import Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -45,3 +48,15 @@ def test_a_shuffled_constant_keeps_its_shuffle_in_the_name() -> None:
     name = found.rows[0][1]
     assert name.startswith("bias + (Unnamed Layer* ") and name.endswith(") [Shuffle]")
     assert found.rows[1] == ("Fusing", name, "e")
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+def test_sum_with_relu_behind_a_convolution(op: str) -> None:
+    """A bias as a node of its own (TensorFlow), with its Relu: all of it goes into the convolution."""
+    g = Graph()
+    x = g.conv(g.input(1, 3, 8, 8), "c0", 8)
+    x = g.relu(g.op(op, [x, g.const("k", np.arange(1.0, 9).reshape(1, 8, 1, 1))], "b"), "r")
+    prediction = predict(g.model(g.conv(x, "c1", 8)))
+    assert prediction.convolutions[0].output == Precision.INT8
+    assert prediction.convolutions[0].fused == ["b", "r"]
+    assert prediction.conversion_nodes == ["c0.in.Q"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
+from qdqtool.trt.predict import predict
+from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -85,6 +87,19 @@ def test_activation_between_is_refused(target: str) -> None:
     found = step(block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target)
     assert found.rows == []
     assert ("Conv_34", "activation-before-add") in found.reasons
+
+
+@pytest.mark.parametrize(("activation", "evidence"), [("Relu", Evidence.ASSUMED), ("", Evidence.SEEN)])
+def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(activation: str, evidence: Evidence) -> None:
+    """No log shows a quantized convolution with its own Relu in front of a residual Add."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0")
+    y = g.conv(x, "c1")
+    y = g.relu(y, "r1") if activation else y
+    g.conv(g.add(y, g.pair(x, "skip"), "add"), "c2")
+    outcome = {c.name: c for c in predict(g.model("c2:0")).convolutions}["c1"]
+    assert outcome.output == (Precision.FLOAT if activation else Precision.INT8)
+    assert outcome.evidence == evidence
 
 
 def test_float_weights_are_no_case() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from onnx import helper
+
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
+from qdqtool.trt.predict import predict
+from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -31,3 +36,29 @@ def test_two_readers() -> None:
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
     found = step(g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")), SqueezePushDownJoin)
     assert found.rows == []
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("matmul", [True, False])
+def test_a_hidden_fully_connected_layer_writes_int8(relu: bool, matmul: bool) -> None:
+    """Law 2 of the placement laws: bias and Relu folded, its tensor has one reader, a Q (VGG, AlexNet)."""
+    g = Graph()
+    x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=not matmul)
+    if matmul:
+        g.nodes[-1] = helper.make_node("MatMul", g.nodes[-1].input[:2], ["fc1:0"], "fc1")
+        x = g.add("fc1:0", g.const("b", [0.5] * 8), "bias")
+    x = g.relu(x, "r") if relu else x
+    prediction = predict(g.model(g.gemm(x, "fc2", 8)))
+    first, last = prediction.convolutions
+    assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
+    assert first.evidence == Evidence.ASSUMED  # no published engine has such a layer
+    assert ("r" in first.fused) is relu
+    assert prediction.conversion_nodes == ["fc1.in.Q"]
+
+
+def test_a_float_reader_keeps_it_float() -> None:
+    g = Graph()
+    x = g.relu(g.gemm(g.input(1, 8), "fc1", 8, 8), "r")
+    prediction = predict(g.model(g.gemm(x, "fc2", 8), g.op("Neg", x, "n")))
+    assert prediction.convolutions[0].output == Precision.FLOAT
+    assert prediction.conversion_nodes == ["fc1.in.Q", "fc2.in.Q"]
