@@ -16,7 +16,8 @@ from qdqtool.render.colours import LEGEND, fill, line
 
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given
-_HALO = 'paint-order="stroke" stroke="white" stroke-width="3"'  # labels stay readable over lines
+# Labels stay readable over lines; drawn on its own, for viewers without paint-order would draw it over the label.
+_HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
 MAX_BOXES = 5000
 
 Point = tuple[float, float]
@@ -38,6 +39,7 @@ def render(drawing: Drawing) -> str:
     tallest = max(heights.values(), default=0)
     pitch = tallest + ROW_GAP
     width = max((x for x, _ in places.values()), default=0.0) + BOX_WIDTH / 2 + MARGIN
+    width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))  # the title's font is 16 high
     height = (max(ranks.values(), default=0) + 1) * pitch + 2 * MARGIN + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -149,8 +151,9 @@ def _arrow(arrow: Arrow, points: list[Point]) -> list[str]:
     previous = points[-2]
     label_x, label_y = (previous[0] + x) / 2 + 6, (previous[1] + y) / 2 - 4
     rows = [
-        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" fill="{colour}" {_HALO}>{_text(row)}</text>'
+        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
         for i, row in enumerate(arrow.label.split("\n")[:2])
+        for paint in (_HALO, f'fill="{colour}"')
     ]
     return [
         f'<g><title>{_text(arrow.tensor)}</title><path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'

@@ -81,6 +81,10 @@ def test_svg_is_xml_with_every_box_apart() -> None:
     words = " ".join(e.text or "" for e in root.iter(f"{SHAPES}text"))
     assert "CaskConvolution" in words
     assert "2x64x56x56 INT8:32" in words
+    heads = [e for e in root.iter(f"{SHAPES}text") if e.get("font-size") == "16"]
+    assert 30 + 9 * len(heads[0].text or "") < width
+    labels = [e for e in root.iter(f"{SHAPES}text") if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"]
+    assert labels[-1].get("stroke") is None  # the white halo is drawn before the label, not over it
     fills = {r.get("fill") for r in root.iter(f"{SHAPES}rect")}
     assert {colours.fill(p) for p in (Precision.INT8, Precision.FP16,
     Precision.FP32)} - fills <= {colours.fill(Precision.FP16)}
