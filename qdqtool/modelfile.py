@@ -90,11 +90,31 @@ def load_full(source: ModelSource | Model) -> Model:
     for tensor in external:
         loaded = model.external_tensor(tensor)
         if loaded is None:
-            location = external_location(tensor)
-            raise ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
+            raise _missing(model, tensor)
         tensor.CopyFrom(loaded)
     model.forget_constants()
     return model
+
+
+def require_weights(model: Model) -> None:
+    """Looks whether every external weight file is there, without reading any.
+
+    Raises:
+        ModelError: One is missing.
+    """
+    there: dict[str, bool] = {}
+    for tensor in _all_tensors(model.proto.graph):
+        if external_data_helper.uses_external_data(tensor):
+            location = external_location(tensor)
+            if location not in there:
+                there[location] = bool(model.base_dir) and (Path(model.base_dir) / location).exists()
+            if not there[location]:
+                raise _missing(model, tensor)
+
+
+def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
+    location = external_location(tensor)
+    return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
 
 
 def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

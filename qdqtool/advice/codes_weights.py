@@ -139,7 +139,8 @@ WEIGHTS = (
         "stays float.",
         "No 'QConvScaleFusion on' line for the ConvTranspose.",
         "Fold the BatchNormalization into the weights before quantizing.",
-        (documented((*TRT8, "trt10"), "NVIDIA in NVIDIA/TensorRT issue 3412: not supported yet"),),
+        (documented(TRT8, "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): not supported yet"),
+         assumed(("trt10", "trt11"), "nothing newer says that it is")),
         automatic=True,
     ),
     Code(

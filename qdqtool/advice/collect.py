@@ -50,7 +50,8 @@ def collect(model: Model, prediction: Prediction) -> list[Finding]:
     def outcome_of(node: Node) -> ConvOutcome | None:
         return outcomes.get(node.index)
 
-    conversions.explain(view, report, prediction.conversion_nodes, outcome_of)
+    made_of = {layer.name: layer.nodes[-1] for layer in prediction.layers if layer.nodes}
+    conversions.explain(view, report, prediction.conversion_nodes, outcome_of, made_of)
     findings = _ordered(report.findings)
     _number(findings, prediction)
     return findings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from qdqtool import qdq
 from qdqtool.advice import causes
@@ -18,7 +18,10 @@ _CLONE = re.compile(r"(?:_clone_\d+)+$")
 _CLONE_PART = re.compile(r"_clone_(\d+)$")
 
 
-def explain(view: View, report: Report, conversions: list[str], outcome: Callable[[Node], ConvOutcome | None]) -> None:
+def explain(
+    view: View, report: Report, conversions: list[str], outcome: Callable[[Node], ConvOutcome | None],
+    made_of: Mapping[str, str],
+) -> None:
     """Adds one finding for each conversion, and one for what causes it.
 
     Args:
@@ -26,12 +29,13 @@ def explain(view: View, report: Report, conversions: list[str], outcome: Callabl
         report: Where the findings go.
         conversions: Names of the Q and DQ that stay; a copy in front of a Concat ends with ``_clone_<input>``.
         outcome: What the simulation says of a convolution.
+        made_of: The node behind a layer, for nodes without a name or with one that others have too.
     """
     nodes = {n.name: n for n in view.quantizers}
     for name in dict.fromkeys(conversions):
         last = name.rpartition(" + ")[2]  # "<DQ> + <Q>": INT8 to INT8 in one layer
         base = next((n for n in (name, last) if n in nodes), _CLONE.sub("", last))
-        node = nodes.get(base)
+        node = nodes.get(base) or nodes.get(made_of.get(name, ""))
         if node is None:
             report.add("CONVERSION", name, f"{name} stays as a layer of its own.")
         elif qdq.is_q(node):

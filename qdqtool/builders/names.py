@@ -41,6 +41,7 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
     """
     same = all(names[n.index] == n.proto.name for n in model.nodes)
     if same and model.path and not model.path.endswith(".gz"):
+        modelfile.require_weights(model)  # the compiler would say no more than "Failed to import initializer"
         return Path(model.path)
     full = modelfile.load_full(model)
     copy = onnx.ModelProto()

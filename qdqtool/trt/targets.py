@@ -31,7 +31,6 @@ class Target:
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
-        deconvolution_batch_norm: BatchNormalization folds into a quantized ConvTranspose.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Target:
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
-    deconvolution_batch_norm: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -98,7 +96,6 @@ TARGETS: dict[str, Target] = {
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
-            deconvolution_batch_norm=True,
         ),
         Target(
             "trt11",
@@ -111,7 +108,6 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
-            deconvolution_batch_norm=True,
         ),
         Target(
             "rtx1.7",

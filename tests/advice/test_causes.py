@@ -312,3 +312,23 @@ def test_concat_scale_counts_the_bits_of_the_smallest_part():
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
     _, codes = outcome(g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2)))
     assert "loses 2.0 bits" in codes["CONCAT-SCALE"].fix  # log2(0.2 / 0.05)
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+def test_conversions_of_nodes_without_a_name_of_their_own(name):
+    g = Graph()
+    g.conv(g.conv(g.input(1, 16, 8, 8), "c0", 16), "c1", 16)
+    for node in g.nodes:
+        node.name = name
+    _, codes = outcome(g.model("c1:0"))
+    assert "CONVERSION" not in codes
+    assert "network's input 'x'" in codes["INPUT-CONVERSION"].message
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_batch_norm_behind_conv_transpose_is_told_where_it_costs(target):
+    g = Graph()
+    y = g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
+    prediction, codes = outcome(g.model(g.conv(y, "c1", 16)), target)
+    assert prediction.convolutions[0].output.is_float
+    assert codes["CT-BN"].node == "up"

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from qdqtool.builders.names import log_names, with_log_names
+from qdqtool.errors import ModelError
 from qdqtool.modelfile import load
 from tests.builders.models import NASTY, saved, two_convolutions
 
@@ -43,3 +44,13 @@ def test_doubled_names_become_their_outputs(tmp_path: Path) -> None:
     model = load(saved(two_convolutions("same", "same"), tmp_path))
     convs = [n for n in model.nodes if n.op == "Conv"]
     assert [log_names(model)[n.index] for n in convs] == [n.output for n in convs]
+
+
+def test_missing_weight_file_is_told_before_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "outside.onnx"
+    onnx.save(two_convolutions("a", "b"), path, save_as_external_data=True, location="outside.bin", size_threshold=0)
+    model = load(path)
+    assert with_log_names(model, log_names(model), tmp_path / "unused") == path
+    (tmp_path / "outside.bin").unlink()
+    with pytest.raises(ModelError, match=r"outside\.onnx: weight file 'outside\.bin' of tensor '.+' is missing"):
+        with_log_names(load(path), log_names(model), tmp_path / "unused")

@@ -18,7 +18,8 @@ class QConvScaleFusion(Pass):
           (centernet-resnet34-qat-trt80).
         * A BatchNormalization that was decomposed because a parameter is not a plain constant is not folded
           (yolo-resnet18-orin-trt8502: three downsample branches).
-        * ConvTranspose: "no support for Q/DQ + convTranspose + BN fusion yet" (NVIDIA, NVIDIA/TensorRT issue 3412).
+        * ConvTranspose: "no support for Q/DQ + convTranspose + BN fusion yet" (NVIDIA, NVIDIA/TensorRT issue 3412,
+          2023); nothing newer says that a later version folds it.
     """
 
     def apply(self, network: Network) -> None:
@@ -35,11 +36,9 @@ class QConvScaleFusion(Pass):
             if scale.kind != net.SCALE or layer.attrs.get("activated"):
                 continue
             if layer.kind == net.DECONVOLUTION:
-                if not self.target.deconvolution_batch_norm:
-                    self.refuse(layer, "convtranspose-batchnorm", batchnorm=node_name(scale))
-                    weaken(layer, Evidence.DOCUMENTED)
-                    continue
-                weaken(layer, Evidence.ASSUMED)
+                self.refuse(layer, "convtranspose-batchnorm", batchnorm=node_name(scale))
+                weaken(layer, Evidence.DOCUMENTED)
+                continue
             weaken(layer, evidence_of(scale))
             self.running(layer)
             self.event(REMOVING, scale.name)
