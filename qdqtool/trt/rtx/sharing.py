@@ -32,6 +32,8 @@ class Sharing:
         self.model = model
         self.constants = constants
         self._alone: dict[tuple[str, str, str], bool] = {}
+        self._groups: dict[str, dict[object, list[Node]]] = {}
+        self._known: dict[str, tuple[float, ...] | None] = {}
 
     @functools.cached_property
     def live(self) -> set[int]:
@@ -52,8 +54,15 @@ class Sharing:
         """Whether two constants hold equal numbers, whatever their shape."""
         if a == b:
             return True
-        one, other = self.constants.value(a), self.constants.value(b)
-        return one is not None and other is not None and np.array_equal(one.reshape(-1), other.reshape(-1))
+        one = self._numbers(a)
+        return one is not None and one == self._numbers(b)
+
+    def _numbers(self, name: str) -> tuple[float, ...] | None:
+        """A constant's numbers, kept: a tensor of many readers has each of their scales compared with all others."""
+        if name not in self._known:
+            value = self.constants.value(name)
+            self._known[name] = None if value is None else tuple(value.reshape(-1).tolist())
+        return self._known[name]
 
     def same_quantizer(self, a: Node, b: Node) -> bool:
         """Whether two Qs, or two DQs, are merged: one input, one scale for the whole tensor."""
@@ -76,9 +85,23 @@ class Sharing:
         maker = self.model.producer(dq.input(0))
         sources = [dq.input(0)]
         if maker is not None and qdq.is_q(maker):
-            sources = [q.output for q in self.readers(maker.input(0)) if qdq.is_q(q) and self.same_quantizer(q, maker)]
+            alike = self._by_scale(maker.input(0)).get(self._scale_key(maker), [])
+            sources = [q.output for q in alike if self.same_quantizer(q, maker)]
         found = [r for s in sources for r in self.readers(s) if qdq.is_dq(r) and self.same_quantizer(r, dq)]
         return sorted({n.index: n for n in [*found, dq]}.values(), key=lambda n: n.index)
+
+    def _scale_key(self, node: Node) -> object:
+        return self._numbers(node.input(1)) or node.input(1)
+
+    def _by_scale(self, tensor: str) -> dict[object, list[Node]]:
+        """The live Qs on a tensor, by their scale: one with thousands of readers is gone through once."""
+        if tensor not in self._groups:
+            groups: dict[object, list[Node]] = {}
+            for q in self.readers(tensor):
+                if qdq.is_q(q):
+                    groups.setdefault(self._scale_key(q), []).append(q)
+            self._groups[tensor] = groups
+        return self._groups[tensor]
 
     def is_alone(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
         """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
