@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -14,6 +14,7 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, external_location
+from qdqtool.modelfile import all_tensors
 
 Size = tuple[int, int]
 
@@ -118,7 +119,7 @@ def external_folder(model: Model) -> str:
         ModelError: A weight file is missing or lies outside the model's folder.
     """
     folder = ""
-    for tensor in _tensors(model.proto.graph):
+    for tensor in all_tensors(model.proto.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
         location = external_location(tensor)
@@ -132,14 +133,3 @@ def external_folder(model: Model) -> str:
             raise ModelError(f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing")
         folder = model.base_dir
     return folder
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _tensors(inner)

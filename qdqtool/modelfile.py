@@ -86,7 +86,7 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
     """
     model = load(source)
-    external = [t for t in _all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
+    external = [t for t in all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
     for tensor in external:
         loaded = model.external_tensor(tensor)
         if loaded is None:
@@ -103,7 +103,7 @@ def require_weights(model: Model) -> None:
         ModelError: One is missing.
     """
     there: dict[str, bool] = {}
-    for tensor in _all_tensors(model.proto.graph):
+    for tensor in all_tensors(model.proto.graph):
         if external_data_helper.uses_external_data(tensor):
             location = external_location(tensor)
             if location not in there:
@@ -117,7 +117,8 @@ def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
     return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
 
 
-def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -125,7 +126,7 @@ def _all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield attribute.t
             yield from attribute.tensors
             for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _all_tensors(inner)
+                yield from all_tensors(inner)
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:

@@ -179,7 +179,7 @@ def insert(
     proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
                                           weights, high_precision)
     work = index_of(proto, source)
-    rules = Rules(head, residual, _residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
+    rules = Rules(head, residual, residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
     placement = place(work, rules)
     if not placement.readers:
         reasons = Counter(s.reason for s in placement.skipped).most_common(1)
@@ -255,7 +255,7 @@ def _identified(work: Model, loaded: Model, notes: Sequence[str]) -> Model:
     return Model(work.proto, work.path, sha256="" if notes else loaded.sha256)
 
 
-def _residual_default(target: Target) -> str:
+def residual_default(target: Target) -> str:
     """What to do with an Add behind Conv and activation (C2f's SiLU), where published evidence differs.
 
     With both inputs quantized the Add is an INT8 layer of its own, INT8 in and out, and no conversion stays: seen on

@@ -158,7 +158,7 @@ def plan(
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
     while True:
         rules = Rules(
-            head, residual, insertion_api._residual_default(chosen), _exactly(reasons), _exactly(included), (),
+            head, residual, insertion_api.residual_default(chosen), _exactly(reasons), _exactly(included), (),
             not chosen.is_rtx,
         )  # fmt: skip
         placement = place(work, rules)

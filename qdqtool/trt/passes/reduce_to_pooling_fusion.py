@@ -15,7 +15,7 @@ class ReduceToPoolingFusion(Pass):
 
     Cases:
         * GlobalAveragePool: REDUCE to POOLING (resnet18-qat-rtx2000-trt8510). GlobalMaxPool alike (assumed).
-        * ReduceMean over height and width that keeps its dimensions alike (documented); any other is left.
+        * ReduceMean over height and width that keeps its dimensions alike (assumed); any other is left.
     """
 
     def apply(self, network: Network) -> None:
@@ -24,7 +24,7 @@ class ReduceToPoolingFusion(Pass):
             if pooling is None or in_myelin(layer):
                 continue
             if layer.op != "GlobalAveragePool":
-                weaken(layer, Evidence.DOCUMENTED if layer.op == "ReduceMean" else Evidence.ASSUMED)
+                weaken(layer, Evidence.ASSUMED)
             self.running(layer)
             self.event(SWAP_TYPE, layer.name, "REDUCE to POOLING")
             layer.attrs["pooling"] = pooling
