@@ -75,6 +75,7 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
     ShuffleShuffleFusion,
     ShuffleErasure,
     SqueezePushDownJoin,
+    ConvReluFusion,
     ConstShuffleFusion,
     ConstEltFusion,
     PointWiseFusion,

@@ -15,6 +15,7 @@ class SqueezePushDownJoin(Pass):
     Cases:
         * CONVOLUTION -> ``reshape_after_Gemm`` -> ELEMENTWISE with a constant: the constant gets
           ``unsqueeze_node_after_...``, the result ``squeeze_after_...`` (resnet18-qat-rtx2000-trt8510).
+        * An activation in place of the bias: the reshape moves behind it, so that it can be fused (assumed).
         * A Q behind it moves up past the pushed reshape, as past any other, so that the convolution can take it
           (assumed: the fully connected layers of all published engines are the last of their network).
     """
@@ -23,17 +24,22 @@ class SqueezePushDownJoin(Pass):
         for squeeze in network.of_kind(net.SHUFFLE):
             if not squeeze.attrs.get("squeeze_after") or squeeze.attrs.get("pushed"):
                 continue
-            reader = squeeze.out.only_reader()
-            if reader is None or reader.kind != net.ELEMENTWISE or len(reader.inputs) != 2:
+            reader, producer = squeeze.out.only_reader(), squeeze.data.producer
+            if reader is None or producer is None or reader.kind not in (net.ELEMENTWISE, net.ACTIVATION):
                 continue
-            position = 1 if reader.inputs[0] is squeeze.out else 0
-            constant = constant_of(reader.inputs[position])
-            producer = squeeze.data.producer
-            if constant is None or producer is None:
-                continue
+            data = 0 if reader.inputs[0] is squeeze.out else 1
+            if reader.kind == net.ELEMENTWISE:
+                constant = constant_of(reader.inputs[1 - data]) if len(reader.inputs) == 2 else None
+                if constant is None:
+                    continue
             self.running(squeeze)
             self.event(SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
-            after = self._push(network, squeeze, reader, position, constant)
+            if reader.kind == net.ELEMENTWISE:
+                assert constant is not None
+                self._unsqueeze(network, reader, 1 - data, constant)
+            else:
+                self.assume(producer)
+            after = self._push(network, squeeze, reader, data)
             q = only_q(after.out)
             if q is not None and not q.attrs.get("computed_scale") and not (q.quant and q.quant.per_channel):
                 self.event(RUNNING, after.name, pass_name="VanillaSwapWithFollowingQ")
@@ -42,13 +48,16 @@ class SqueezePushDownJoin(Pass):
                 self.assume(producer)
 
     @staticmethod
-    def _push(network: Network, squeeze: Layer, reader: Layer, position: int, constant: Layer) -> Layer:
+    def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
+        """Gives the constant the rank of what the convolution writes."""
         operand = reader.inputs[position]
         unsqueeze = Layer(net.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
         unsqueeze.rank = constant.rank
         network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
-        raw = squeeze.data
-        network.set_input(reader, 1 - position, raw)
+
+    @staticmethod
+    def _push(network: Network, squeeze: Layer, reader: Layer, position: int) -> Layer:
+        network.set_input(reader, position, squeeze.data)
         out = reader.out
         wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
         network.remove(squeeze)

@@ -62,3 +62,16 @@ def test_a_float_reader_keeps_it_float() -> None:
     prediction = predict(g.model(g.gemm(x, "fc2", 8), g.op("Neg", x, "n")))
     assert prediction.convolutions[0].output == Precision.FLOAT
     assert prediction.conversion_nodes == ["fc1.in.Q", "fc2.in.Q"]
+
+
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
+def test_an_activation_in_place_of_the_bias(activation: str) -> None:
+    """Law 2 again, no bias between the product and its activation."""
+    g = Graph()
+    x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=False)
+    prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)))
+    first, last = prediction.convolutions
+    assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
+    assert first.fused == ["act"]
+    assert first.evidence == Evidence.ASSUMED
+    assert prediction.conversion_nodes == ["fc1.in.Q"]
