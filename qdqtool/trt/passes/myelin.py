@@ -34,26 +34,42 @@ class MyelinOptimization(Pass):
           only Myelin runs (Gather, TopK, Where, ...). yolo-resnet18-orin-trt8502: everything behind the three head
           convolutions, 730 layers to 388; yolov8-orin-trt8412-excerpts: a head without such operators stays out.
           That this is the boundary in general is assumed; no INT8 outcome depends on it.
+        * Such an operator among constants alone (anchors made by Range and Expand): those constants only
+          (yolov8-orin-trt8412-excerpts, a ``{ForeignNode[...]}`` without inputs beside a tail that is not in it).
     """
 
     evidence = Evidence.ASSUMED
 
     def apply(self, network: Network) -> None:
         tail = self._tail(network)
+        varying = self._varying(network)
         seen: set[int] = set()
         for layer in [layer for layer in tail.values() if layer.op in TRIGGERS]:
             if layer.id in seen:
                 continue
+            moves = layer.id in varying
             region = [layer]
             seen.add(layer.id)
             for member in region:
                 for other in _neighbours(member):
-                    if other.id in tail and other.id not in seen:
+                    if other.id in tail and other.id not in seen and (moves or other.id not in varying):
                         seen.add(other.id)
                         region.append(other)
             for member in region:
                 member.attrs["myelin"] = True
-            network.relisted = True
+            network.relisted = network.relisted or moves
+
+    @staticmethod
+    def _varying(network: Network) -> set[int]:
+        """Layers that depend on a network input."""
+        found: set[int] = set()
+        stack = [r for t in network.inputs for r in t.consumers]
+        while stack:
+            layer = stack.pop()
+            if layer.id not in found:
+                found.add(layer.id)
+                stack.extend(r for t in layer.outputs for r in t.consumers)
+        return found
 
     @staticmethod
     def _tail(network: Network) -> dict[int, Layer]:

@@ -166,6 +166,8 @@ class QuantizeDoubleInputNodes(Pass):
         qs = [r for r in out.consumers if r.kind == net.QUANTIZE]
         if not qs:
             self.refuse(layer, "output-not-quantized", consumers=tuple(readers), reached_output=out.is_output)
+            if any(op == "PRelu" for _, op in readers):
+                self.assume(layer)  # no build shows whether it fuses
         elif len(qs) == len(out.consumers) and not out.is_output:
             scales = tuple(None if q.quant is None or q.quant.scale is None else q.quant.scale.tolist() for q in qs)
             self.refuse(layer, "output-different-scales", quantizers=tuple(map(node_name, qs)), scales=scales)

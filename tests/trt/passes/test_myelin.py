@@ -39,3 +39,15 @@ def test_layers_before_a_convolution_stay() -> None:
     g.channels[x] = 8
     found = step(g.model(g.conv(x, "c")), MyelinOptimization)
     assert not any(map(in_myelin, found.network.layers.values()))
+
+
+def test_constants_alone_do_not_draw_the_tail_in() -> None:
+    """yolov8-orin-trt8412-excerpts: a ForeignNode without inputs, and a tail beside it whose layers are still fused."""
+    g = Graph()
+    x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "sigmoid")
+    anchors = g.op("Gather", [g.const("table", np.ones((1, 8, 4, 4), np.float32)), g.const("i", np.array([0]))], "pick")
+    found = step(g.model(g.add(x, anchors, "shift")), MyelinOptimization)
+    inside = {layer.name for layer in found.network.layers.values() if in_myelin(layer)}
+    assert "pick" in inside
+    assert {"sigmoid", "shift"} & inside == set()
+    assert not found.network.relisted
