@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -380,8 +380,3 @@ def _hash_of(proto: onnx.ModelProto) -> str:
         return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     except (ValueError, EncodeError):
         return ""  # over 2 GB in memory: no bytes to hash
-
-
-def constants_used_by(model: Model, nodes: Iterable[Node]) -> set[str]:
-    """Names of the constants that the given nodes read."""
-    return {t for n in nodes for t in n.inputs if t and model.is_constant(t)}

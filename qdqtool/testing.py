@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource
+from qdqtool.patterns import compile_pattern
 from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -72,10 +72,7 @@ def assert_int8(
 def _matching(convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str], option: str) -> list[ConvOutcome]:
     found: list[ConvOutcome] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise QdqtoolError(f"{option} '{pattern}': not a regular expression ({error})") from None
+        compiled = compile_pattern(pattern, f"{option} '{pattern}'")
         hits = [c for c in convolutions if compiled.search(c.name)]
         if not hits:
             example = f"; names look like '{convolutions[0].name}'" if convolutions else ""

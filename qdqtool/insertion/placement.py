@@ -11,7 +11,6 @@ Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quan
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +30,7 @@ from qdqtool.insertion.structure import (
     longest_path,
     weight_axis,
 )
+from qdqtool.patterns import compile_pattern
 from qdqtool.types import SkippedNode
 
 RESIDUALS = ("auto", "skip", "both", "none")
@@ -148,10 +148,7 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dic
     nodes = list(nodes)
     result: dict[int, str] = {}
     for pattern in patterns:
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise QdqtoolError(f"{option} {pattern!r}: not a regular expression ({error})") from None
+        compiled = compile_pattern(pattern, f"{option} {pattern!r}")
         found = [n for n in nodes if compiled.search(n.name)]
         if not found:
             example = f"; names look like '{nodes[0].name}'" if nodes else ""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.patterns import compile_pattern
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -49,10 +50,7 @@ class MethodChoice:
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(f"percentile {self.percentile:g} is outside 50 to 100")
         for pattern, method in self.overrides:
-            try:
-                compiled = re.compile(pattern)
-            except re.error as error:
-                raise QdqtoolError(f"--method-for {pattern}={method}: not a regular expression ({error})") from None
+            compiled = compile_pattern(pattern, f"--method-for {pattern}={method}")
             if not any(compiled.search(t) for t in tensors):
                 example = f"; names look like '{tensors[0]}'" if tensors else ""
                 raise QdqtoolError(f"--method-for {pattern}={method}: matches no quantized tensor{example}")

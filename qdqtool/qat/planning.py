@@ -19,6 +19,7 @@ from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, pla
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.prepare import prepare as prepare_proto
 from qdqtool.insertion.structure import POOLS, WEIGHTED
+from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.sites import ADD, Site
 from qdqtool.qat.trace import Traced, trace
@@ -185,10 +186,7 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
     """Node names that a pattern matches, by their module's name or their own, with the reason."""
     found: dict[str, str] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise QdqtoolError(f"{option} '{pattern}': not a regular expression ({error})") from None
+        compiled = compile_pattern(pattern, f"{option} '{pattern}'")
         hits = [node for node, module in names.items() if compiled.search(module) or compiled.search(node)]
         if not hits:
             example = next((m for m in names.values() if m), "")
