@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qdqtool import qdq
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import View
 from qdqtool.operators import pooling_of
 
 ACTIVATIONS = (
