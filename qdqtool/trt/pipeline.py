@@ -89,6 +89,8 @@ QUANTIZATION: tuple[Stage, ...] = (
     ShuffleShuffleFusion,
     ShuffleErasure,
     SqueezePushDownJoin,
+    ShuffleShuffleFusion,
+    ShuffleErasure,
     ConvReluFusion,
     DeconvReluFusion,
     ConstShuffleFusion,

@@ -18,7 +18,8 @@ RESIZE = seen(
     "bevfusion-camera-rtx3080ti-trt8600:5825",
 )
 DECONVOLUTION = seen(
-    "deconvolution-copied", "What a deconvolution writes is copied into the Concat.", "centerpoint-a100-trt823-fp16:1755",
+    "deconvolution-copied", "What a deconvolution writes is copied into the Concat.",
+    "centerpoint-a100-trt823-fp16:1755",
 )
 SHARED = assumed(
     "shared-copied", "What a convolution writes is copied if something else reads it besides the Concat.",
