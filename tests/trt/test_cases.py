@@ -204,7 +204,10 @@ GRAPHS: dict[str, tuple[Build, str]] = {
         lambda g: [g.conv(x := g.pair(_image(g), "a"), "c"), g.op("Neg", x, "n")], "trt8.5"
     ),
     "Dropout/q-past-dropout": (_behind("Dropout"), "trt8.5"),
-    "EltwiseAddToPwn/sum": (lambda g: [g.add(_image(g), g.op("Softmax", g.input(1, 4, 8, 8, name="y"), "s"), "Add")], "trt8.5"),
+    "EltwiseAddToPwn/sum": (
+        lambda g: [g.add(_image(g), g.op("Softmax", g.input(1, 4, 8, 8, name="y"), "s"), "Add")],
+        "trt8.5",
+    ),
     "GenericConvActFusion/activation-pointwise": (
         lambda g: [g.op("Softmax", g.op("Tanh", g.conv(_image(g), "c"), "t"), "end")], "trt8.5"
     ),
