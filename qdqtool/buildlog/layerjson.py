@@ -10,11 +10,12 @@ import json
 import re
 from typing import Any
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog.complete import CUT_LISTING, CUT_PROFILE
 from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -39,7 +40,7 @@ def read_json(data: bytes, name: str) -> Build:
     """
     text = data.decode("utf-8", "replace")
     content, whole = _load(text, name)
-    build = Build(source="layer-json")
+    build = Build(source=BuildSource.LAYER_JSON)
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -48,7 +49,7 @@ def read_json(data: bytes, name: str) -> Build:
         _builder(build, content)
         _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
     elif isinstance(content, list) and _is_profile(content):
-        build.source = "profile-json"
+        build.source = BuildSource.PROFILE_JSON
         _profile(build, content)
     elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
                                            for x in content):
@@ -57,7 +58,7 @@ def read_json(data: bytes, name: str) -> Build:
         raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        cut = CUT_PROFILE if build.source == "profile-json" else CUT_LISTING
+        cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
         build.missing.append(f"{cut}the end of {name})")
     return build
 
@@ -128,7 +129,7 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             raise BuildLogError(
                 f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
             )
-    build.listing = "layer-json"
+    build.listing = Listing.LAYER_JSON
 
 
 def _bindings(build: Build, listed: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import prefix
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import TunedLayer
@@ -37,7 +38,7 @@ class LogReader:
     """
 
     def __init__(self) -> None:
-        self.build = Build(source="log")
+        self.build = Build(source=BuildSource.LOG)
         self.sections = Sections(self.build)
         self._tuned: TunedLayer | None = None
         self._stamp = b""

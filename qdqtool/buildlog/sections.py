@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
 from qdqtool.buildlog.chatter import is_chatter
 from qdqtool.buildlog.complete import judge
 from qdqtool.buildlog.numbers import number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
 from qdqtool.buildlog.records import AddedReformat, Message, Milestone, ParseSection
-from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing, LogEvent
 from qdqtool.trt.trace import TraceReader
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -209,7 +210,7 @@ class Sections:
         if match is None:
             return False
         build = self.build
-        build.source = "trtexec-log"
+        build.source = BuildSource.TRTEXEC_LOG
         if match[1] in ("PASSED", "FAILED"):
             build.passed = match[1] == "PASSED"
         elif build.milestones:
@@ -374,13 +375,13 @@ class Sections:
         """Puts the listings in place and judges what is missing."""
         build = self.build
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
-            build.layers, build.listing = self._info_listing, "layer-info"
+            build.layers, build.listing = self._info_listing, Listing.LAYER_INFO
             build.second_layers = self._lines_listing
         elif self._lines_listing:
-            build.layers, build.listing = self._lines_listing, "engine-lines"
+            build.layers, build.listing = self._lines_listing, Listing.ENGINE_LINES
             build.second_layers = self._info_listing
-        if not build.trace and not build.parse.nodes and build.listing == "layer-info" and not build.milestones:
-            build.source = "layer-info" if build.source == "log" else build.source
+        if not build.trace and not build.parse.nodes and build.listing == Listing.LAYER_INFO and not build.milestones:
+            build.source = BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
         judge(build)
 
 

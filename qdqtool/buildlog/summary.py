@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from qdqtool.buildlog.errors_table import lookup
 from qdqtool.buildlog.rerun import rerun_commands
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.errors import BuildLogError
@@ -43,7 +41,10 @@ def summarize(build: Build) -> Json:
         "memory": _memory(build),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
-        "messages": [_message(m.level, m.text, m.line, m.count) for m in build.messages],
+        "messages": [
+            {"level": "error" if m.level == "E" else "warning", "text": m.text, "line": m.line, "count": m.count}
+            for m in build.messages
+        ],
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
@@ -82,7 +83,7 @@ def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
     if len(found) != 1:
         listed = ", ".join(sorted(n for n in found or names if n)) or "none: the log has no optimizer lines"
         problem = "more than one" if found else "no such"
-        raise BuildLogError(f"--pass {name}: {problem} pass in this log; it has {listed}")
+        raise BuildLogError(f"{name}: {problem} pass in this log; it has {listed}")
     return [(e.line, trace.render(e.event)) for e in build.trace if e.pass_name == found[0]]
 
 
@@ -171,18 +172,4 @@ def _profile(build: Build) -> Json | None:
         "slowest": [
             {"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows
         ],
-    }
-
-
-def _message(level: str, text: str, line: int, count: int) -> dict[str, Any]:
-    known = lookup(text)
-    return {
-        "level": "error" if level == "E" else "warning",
-        "text": text,
-        "line": line,
-        "count": count,
-        "known": known.id if known else None,
-        "severity": known.severity if known else None,
-        "cause": known.cause if known else None,
-        "fix": known.fix if known else None,
     }

@@ -11,7 +11,7 @@ from qdqtool.render.output import wrap
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.errors_table import KnownError
+    from qdqtool.explain.errors import KnownError
 
 
 def code_text(entry: Code, width: int) -> str:

@@ -202,7 +202,7 @@ def _rest(facts: Json, width: int) -> list[str]:
         times = f" ({message['count']} times)" if message["count"] > 1 else ""
         first = message["text"].splitlines()[0] if message["text"] else ""
         lines += wrap(f"line {message['line']}: {first[:500]}{times}", 2, width, f"{message['level'].upper():<7} ")
-        if message["cause"] and message["known"] not in explained:
+        if message.get("cause") and message["known"] not in explained:
             explained.add(message["known"])
             lines += wrap(message["cause"], 10, width, "  cause   ")
             lines += wrap(message["fix"], 10, width, "  fix     ")

@@ -34,6 +34,7 @@ RETARGETING = "Retargeting"
 SQUEEZE = "SqueezePushDown kSQUEEZE_JOIN"
 COPY_STRIDING = "Generating copy because input does not support striding"
 COPY_STOMPING = "Generating copy because of stomping hazard"
+REPLACING_SLICE = "Replacing slice"
 
 NO_PASS = ""
 
@@ -72,6 +73,7 @@ FORMATS: dict[str, Format] = {
     RETARGETING: Format("Retargeting ", " to ", "", "none"),
     COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
     COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
+    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
 }
 """Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
 
@@ -83,10 +85,10 @@ _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 _BY_BEGINNING: tuple[tuple[str, str], ...] = tuple(
     (FORMATS[kind].before, kind)
     for kind in (REMOVING, SWAPPING, ELIMINATING_SLICE, ELIMINATING_CONCAT, ELIMINATING, SWAP_TYPE, CONVERT_TYPE,
-                 SQUEEZE, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+                 SQUEEZE, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING, REPLACING_SLICE)
 )
 _FIRST_WORDS = ("Removing ", "Swapping ", "Eliminating ", "Swap the", "Convert layer", "-----------Squeeze",
-                "Merging layers: ", "Retargeting ", "Generating copy ")
+                "Merging layers: ", "Retargeting ", "Generating copy ", "Replacing slice ")
 
 
 def render(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""``verify --from-log``: no model at hand, the graph is rebuilt from the log's own parse section.
+"""Verifying without a model: no model at hand, the graph is rebuilt from the log's own parse section.
 
 A log never prints a scale. The graph is therefore predicted twice, once with all scales equal and once with all
 different: what both say is known, what they differ in depends on scales and counts as unknown, never as agreement.
@@ -7,17 +7,18 @@ different: what both say is known, what they differ in depends on scales and cou
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from qdqtool.buildlog.complete import PARSE
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.to_onnx import graph_from_log
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.qdq import quantizers
+from qdqtool.reconstruct.to_onnx import graph_from_log
 from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Verification
@@ -50,7 +51,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     events = tuple(sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject)))
     result = compare(equal, first, build, unsure, events)
     if first.conversions != second.conversions:
-        result.conversions["predicted"] = None
+        result.conversions = replace(result.conversions, predicted=None)
         result.notes.append(
             f"between {min(first.conversions or 0, second.conversions or 0)} and "
             f"{max(first.conversions or 0, second.conversions or 0)} conversions predicted, depending on scales"

@@ -1,4 +1,4 @@
-"""The entries of :mod:`qdqtool.buildlog.errors_table`."""
+"""The entries of :mod:`qdqtool.explain.errors`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.buildlog.errors_table import KNOWN, lookup
+from qdqtool.explain.errors import KNOWN, lookup
 
 # Wordings as users reported them, with the names and numbers of their builds.
 TEXTS = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from qdqtool.buildlog.known_errors import ERROR, HARMLESS, KNOWN, WARNING, KnownError
+from qdqtool.explain.errors_known import ERROR, HARMLESS, KNOWN, WARNING, KnownError
+from qdqtool.types import Json
 
 __all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "lookup"]
 
@@ -25,3 +26,16 @@ def lookup(text: str) -> KnownError | None:
     """
     head = text[:_MAX_TEXT]
     return next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)
+
+
+def annotate(facts: Json) -> Json:
+    """Adds what is known of each message to the facts of a build (:func:`qdqtool.buildlog.summary.summarize`)."""
+    for message in facts["messages"]:
+        known = lookup(message["text"])
+        message |= {
+            "known": known.id if known else None,
+            "severity": known.severity if known else None,
+            "cause": known.cause if known else None,
+            "fix": known.fix if known else None,
+        }
+    return facts
