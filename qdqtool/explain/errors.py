@@ -2,7 +2,7 @@
 
 Wording and causes from NVIDIA's issue threads (numbers are those of github.com/NVIDIA/TensorRT), from the sources of
 onnx-tensorrt and trtexec, and from TensorRT's documentation. A text is matched by a fragment that is the same in
-every version; names and numbers in it may differ.
+every version; names and numbers in it may differ. An error whose words are not known is told by its form.
 """
 
 from __future__ import annotations
@@ -10,22 +10,30 @@ from __future__ import annotations
 import re
 
 from qdqtool.explain.errors_known import ERROR, HARMLESS, KNOWN, WARNING, KnownError
+from qdqtool.explain.errors_nodes import for_node
+from qdqtool.explain.errors_shape import from_shape
 from qdqtool.types import Json
 
-__all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "lookup"]
+__all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "annotate", "lookup"]
 
 _COMPILED = [(re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN]
 _MAX_TEXT = 20_000
 
 
 def lookup(text: str) -> KnownError | None:
-    """The entry for a warning or error of TensorRT, None when it is not known.
+    """The entry for a warning or error of TensorRT, told for the node that it names.
+
+    Where the words are in no entry and the text has the form of an error of TensorRT: what the form tells, and that the
+    cause is not known. None for any other text.
 
     Args:
         text: The message or a part of it; only the first 20,000 characters are looked at.
     """
     head = text[:_MAX_TEXT]
-    return next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)
+    found = next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)
+    if found is None:
+        return from_shape(head)
+    return for_node(found, head) if found.id == "no-implementation" else found
 
 
 def annotate(facts: Json) -> Json:

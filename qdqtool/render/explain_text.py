@@ -61,7 +61,8 @@ def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
     lines = wrap(f"{known.title} ({known.severity})", 2, width, "")
     for heading, text in (
-        ("Cause", known.cause), ("Fix", known.fix), ("Versions", known.versions), ("Source", known.source),
+        ("Cause", known.cause), ("Fix", known.fix), ("Fixed in", known.fixed), ("Not known", known.unknown),
+        ("Versions", known.versions), ("Source", known.source),
     ):
         if text:
             lines += ["", heading, *wrap(text, 2, width)]
