@@ -20,8 +20,9 @@ from qdqtool.errors import BuildLogError
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_ROW_BEGINS = '{ "name" : "'
 _ROW = re.compile(
-    r'\{ "name" : "(.*)", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
     r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
@@ -90,11 +91,9 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    rows = [_ROW.search(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
-    found = [m for m in rows if m]
-    if found:
-        keys = ("name", "timeMs", "averageMs", "medianMs", "percentage")
-        return [{"count": 0}, *(dict(zip(keys, (m[1], *map(_float, m.groups()[1:])), strict=True)) for m in found)]
+    rows = [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]
+    if rows:
+        return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
     if start < 0:
@@ -111,6 +110,18 @@ def _salvage(text: str) -> Any:
             break
         items.append(item)
     return {"Layers": items} if items else None
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """One whole row of a profile, its name as it stands (TensorRT does not escape it)."""
+    start = line.find(_ROW_BEGINS)
+    name_ends = line.rfind('", "timeMs" : ')
+    found = _ROW.match(line, name_ends) if 0 <= start < name_ends else None
+    if found is None:
+        return None
+    name = line[start + len(_ROW_BEGINS) : name_ends]
+    keys = ("timeMs", "averageMs", "medianMs", "percentage")
+    return {"name": name, **dict(zip(keys, map(_float, found.groups()), strict=True))}
 
 
 def _float(text: str | None) -> float | None:

@@ -55,7 +55,7 @@ def merge(build: Build, other: Build) -> None:
         build.memory = other.memory
     build.messages.extend(other.messages)
     build.notes.extend(other.notes)
-    for key in ("total", "timing", "blank", "unexplained"):
+    for key in ("total", "timing", "marked", "blank", "unexplained"):
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
     build.layers, second, build.listing = _listing(build, other)
     build.second_layers = [*second, *build.second_layers, *other.second_layers]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
-from qdqtool.buildlog.chatter import is_chatter
+from qdqtool.buildlog.chatter import is_chatter, is_telling
 from qdqtool.buildlog.complete import judge
-from qdqtool.buildlog.numbers import number, read_memory, read_metric, read_profile_row
+from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
 from qdqtool.buildlog.records import AddedReformat, Message, Milestone, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing, LogEvent
@@ -21,7 +21,8 @@ _BANNER = re.compile(
 )
 _BLOCK = re.compile(r"=== (.{1,60}?) ===")
 _PLACED = re.compile(r"\[(Gpu|Dla|DLA)Layer\] (?:([A-Z_]+): )?(.*)")
-_ADDED = re.compile(r"Adding reformat layer: (.*) \((.*)\) from (\S+) to (\S+)")
+_ADDED = "Adding reformat layer: "
+_LONG_STRIDED = " long-strided"
 _SECONDS = re.compile(r"(.{3,60}?)(?: completed in| in|:) ([\d.e+-]{1,20}) sec(?:onds|\.)?\.?")
 _EXCEPTION = re.compile(
     r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|Segmentation)"
@@ -93,9 +94,17 @@ class Sections:
         if level:
             self._last = self._last if level in ("W", "E") else None
 
+    def end_paragraph(self) -> None:
+        """An empty line without a stamp ends the lists that are printed without stamps."""
+        if self.block in ("bindings", "io", "metadata"):
+            self.block = ""
+
     def _understood(self, level: str, text: str, line: int) -> bool:
         if self.block and self._in_block(level, text, line):
             return True
+        if level == "I" and is_profile_head(text):  # an excerpt without the heading of its block
+            self.block = "profile"
+            return read_profile_row(self.build, text)
         if text.startswith("Layer("):
             layer = layer_lines.parse_engine_line(text, line)
             again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
@@ -105,6 +114,7 @@ class Sections:
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
         if handler is not None and handler(text, line):
+            self.build.lines.marked += not level and is_telling(text)
             return True
         event = self.trace.read(text)
         if event is not None:
@@ -115,7 +125,10 @@ class Sections:
             self._begin_again(parse=True)
         if self.parse.read(text, line, self._keep):
             return True
-        return self._by_form(text, line) or is_chatter(text)
+        if not (self._by_form(text, line) or is_chatter(text)):
+            return False
+        self.build.lines.marked += not level and is_telling(text)
+        return True
 
     def _indented(self, level: str, text: str, line: int) -> bool:
         """Polygraphy indents what belongs to a step of its own."""
@@ -139,7 +152,13 @@ class Sections:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        return self._timed(text, line)
+        return self._timed(text, line) or self._profile_row(text)
+
+    def _profile_row(self, text: str) -> bool:
+        """A row of the profile in an excerpt without its heading: indented, a name and at least three numbers."""
+        if not text.startswith("   ") or self.build.layers or self.build.milestones:
+            return False
+        return read_profile_row(self.build, text)
 
     def _in_block(self, level: str, text: str, line: int) -> bool:
         """Whether the line belongs to the block that is open; a line that does not closes the block."""
@@ -325,11 +344,16 @@ class Sections:
         return True
 
     def _added(self, text: str, line: int) -> bool:
-        match = _ADDED.fullmatch(text)
-        if match is None:
+        """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""
+        if not text.startswith(_ADDED):
+            return False
+        edge, cut, formats = text[len(_ADDED) :].removesuffix(_LONG_STRIDED).rpartition(") from ")
+        name, opened, tensor = edge.rpartition(" (")
+        source, joint, target = formats.partition(" to ")
+        if not (cut and opened and joint) or " " in source or " " in target:
             return False
         if self._keep(text):
-            self.build.reformats.append(AddedReformat(match[1], match[2], match[3], match[4], line))
+            self.build.reformats.append(AddedReformat(name, tensor, source, target, line))
         return True
 
     def _message(self, level: str, text: str, line: int) -> None:

@@ -21,6 +21,7 @@ def summarize(build: Build) -> Json:
         "tool": TOOL_VERSION,
         "build": build.as_json(),
         "title": build.title,
+        "read": what_was_read(build),
         "passed": build.passed,
         "gpu": dict(build.gpu),
         "command": build.command or None,
@@ -50,6 +51,48 @@ def summarize(build: Build) -> Json:
         "notes": list(build.notes),
         "lines": {"total": build.lines.total, "timing": build.lines.timing, "unexplained": build.lines.unexplained},
     }
+
+
+def what_was_read(build: Build) -> list[str]:
+    """What of a build the files hold, in words; for an excerpt this is the answer to what it is."""
+    tactics, parse = build.tactics, build.parse
+    counted = (
+        (len(parse.nodes), "node of the parse section"),
+        (len(parse.initializers), "initializer of the parse section"),
+        (len(build.trace), "optimizer line"),
+        (len(build.headings), "heading of the optimizer"),
+        (len(build.placement), "layer placed on a device"),
+        (len(build.milestones), "layer count of the optimizer"),
+        (tactics.timed, "tactic timed"),
+        (tactics.combinations, "format combination tried"),
+        (tactics.reformat_timings, "reformat costed"),
+        (len(tactics.layers) + len(tactics.reformats), "layer or reformat tuned"),
+        (tactics.chosen.total(), "kernel chosen"),
+        (len(tactics.costed), "layer whose costs were computed"),
+        (tactics.cached, "timing from the cache"),
+        (tactics.skipped, "kernel or kind of kernels passed over"),
+        (len(build.reformats), "reformat added"),
+        (len(build.layers), "engine layer"),
+        (len(build.profile_rows), "profile row"),
+        (len(build.performance), "line of the performance summary"),
+        (sum(m.count for m in build.warnings), "warning"),
+        (sum(m.count for m in build.errors), "error"),
+    )
+    told = [_plural(count, what) for count, what in counted if count]
+    lines = build.lines
+    if not told and lines.total > lines.blank:
+        known = lines.total - lines.blank - lines.unexplained
+        told.append(f"{_plural(known, 'line')} of TensorRT with nothing to keep" if known else
+                    f"{_plural(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
+    return told
+
+
+def _plural(count: int, what: str) -> str:
+    noun, space, rest = what.partition(" ")
+    if count != 1 and noun in ("tactic", "node", "initializer", "reformat", "layer", "timing", "kernel", "warning",
+                               "error", "line"):
+        return f"{count} {noun}s{space}{rest}"
+    return f"{count} {what}s" if count != 1 else f"{count} {what}"
 
 
 def passes(build: Build) -> list[Json]:
@@ -135,6 +178,13 @@ def _tuning(build: Build) -> Json:
         "combinations": tactics.combinations,
         "reformats": tactics.reformat_timings,
         "without_tactics": tactics.skipped,
+        "cached": tactics.cached,
+        "costed": len(tactics.costed),
+        "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
+        "refused": [
+            {"runner": runner, "layer": layer, "count": count}
+            for (runner, layer), count in tactics.refused.most_common(SLOWEST)
+        ],
         "layers": len(tactics.layers),
         "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),

@@ -52,6 +52,8 @@ def _head(facts: Json, width: int) -> list[str]:
     if facts["command"]:
         lines += wrap(facts["command"], 12, width, "command     ")
     lines += wrap(f"{build['source']}: {', '.join(build['files'])}", 12, width, "read        ")
+    if facts["read"] and not build["complete"]:
+        lines += wrap(", ".join(facts["read"]), 12, width, "holds       ")
     if build["missing"]:
         lines += wrap(", ".join(build["missing"]), 12, width, "missing     ")
     return lines
@@ -129,7 +131,7 @@ def _merged(facts: Json, limit: int, width: int) -> list[str]:
 def _tuning(facts: Json, width: int) -> list[str]:
     tuning = facts["tuning"]
     if not tuning["tactics"]:
-        return []
+        return _passed_over(tuning, width)
     chosen = ", ".join(f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6])
     lines = wrap(
         f"{count(tuning['tactics'], 'tactic')} timed for {count(tuning['layers'], 'layer')}, "
@@ -149,6 +151,21 @@ def _tuning(facts: Json, width: int) -> list[str]:
     for row in tuning["slowest_reformats"][:1]:
         lines.append(f"  slowest reformat tried: {row['best_ms']:g} ms  {short(row['name'], width - 38)}")
     return lines
+
+
+def _passed_over(tuning: Json, width: int) -> list[str]:
+    """For excerpts without a timed tactic: which kernels were passed over, for which layer and why."""
+    lines: list[str] = []
+    for row in tuning["refused"]:
+        layer = f" for {row['layer']}" if row["layer"] else ""
+        lines += wrap(f"{row['runner']} has no tactic{layer}{_times(row['count'])}", 12, width, "Tuning      ")
+    for row in tuning["reasons"]:
+        lines += wrap(f"passed over: {row['reason']}{_times(row['count'])}", 12, width, "Tuning      ")
+    return lines
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
 
 
 def _memory(facts: Json) -> list[str]:

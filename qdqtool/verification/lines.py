@@ -32,8 +32,8 @@ QDQ_PASSES = frozenset(
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
 COPY_KINDS = frozenset(
     {
-        trace.COPY_STOMPING, trace.COPY_STRIDING, trace.ELIMINATING_CONCAT, trace.ELIMINATING_SLICE,
-        trace.REPLACING_SLICE, trace.RETARGETING,
+        trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT,
+        trace.ELIMINATING_SLICE, trace.REPLACING_SLICE, trace.RETARGETING,
     }
 )
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
