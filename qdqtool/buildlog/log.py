@@ -17,7 +17,7 @@ from qdqtool.buildlog.sections import Sections
 from qdqtool.buildlog.types import Build
 
 _TIMING = re.compile(
-    rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,40}\] ?){0,5}(?:VERBOSE: (?:\[TRT\]: )?|TensorRT VERBOSE:? )?"
+    rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,40}+\] ){0,5}+(?:VERBOSE: (?:\[TRT\]: )?|TensorRT VERBOSE:? )?+"
     rb"(?:(?P<tactic>Tactic(?: Name)?: |Tactic -?\d)|(?P<fastest>Fastest Tactic: )|(?P<runner>-{13,15} Timing Runner: )"
     rb"|(?P<reformat>\*{15} Autotuning Reformat: )|(?P<format>\*{15} Autotuning )|(?P<cost>={15} Computing )"
     rb"|(?P<chose>>{13,15} Chose Runner Type: )|(?P<average>Average on \d)"
@@ -62,15 +62,16 @@ class LogReader:
         counts = self.build.lines
         timing = _TIMING.match
         number = counts.total
-        tactics = self.build.tactics
+        tactics, sections = self.build.tactics, self.sections
+        blank = 0
         if self._deaf:
             return
         for line in lines:
             number += 1
-            if len(line) < 3 and not line.strip():
-                counts.blank += 1
-                if self.sections.block:
-                    self.sections.end_paragraph()
+            if not line or (len(line) < 3 and not line.strip()):
+                blank += 1
+                if sections.block:
+                    sections.end_paragraph()
                 continue
             match = timing(line)
             if match is not None:
@@ -98,6 +99,7 @@ class LogReader:
                     self._stop(number)
                     break
         counts.total = number
+        counts.blank += blank
 
     def _stop(self, number: int) -> None:
         """No log has so many lines that TensorRT does not write: the rest is not read."""
