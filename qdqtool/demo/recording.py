@@ -15,7 +15,7 @@ from typing import Any
 from qdqtool.agreement import BuildFacts, BuildSource
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Verification
 from qdqtool.verification.pairs import Pair

@@ -30,13 +30,13 @@ CONVERT_TYPE = "Convert layer type"
 MERGING = "Merging layers"
 ELIMINATING_SLICE = "Eliminating slice"
 ELIMINATING_CONCAT = "Eliminating concatenation"
+REPLACING_SLICE = "Replacing slice"
 RETARGETING = "Retargeting"
 SQUEEZE = "SqueezePushDown kSQUEEZE_JOIN"
 SQUEEZE_FORK = "SqueezePushDown kSQUEEZE_FORK"
 COPY_STRIDING = "Generating copy because input does not support striding"
 COPY_STOMPING = "Generating copy because of stomping hazard"
 COPY_UNMOVABLE = "Generating copy because input is not movable"
-REPLACING_SLICE = "Replacing slice"
 
 NO_PASS = ""
 
@@ -73,11 +73,11 @@ FORMATS: dict[str, Format] = {
     MERGING: Format("Merging layers: ", "", "", "none"),
     ELIMINATING_SLICE: Format("Eliminating slice ", " by retargeting ", "", "none"),
     ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
+    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
     RETARGETING: Format("Retargeting ", " to ", "", "none"),
     COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
     COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
     COPY_UNMOVABLE: Format("Generating copy for ", " to ", " because input is not movable.", "none"),
-    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
 }
 """Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
 

@@ -7,7 +7,7 @@ import os
 from qdqtool.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Verification
 
@@ -28,7 +28,7 @@ def verify_with_builder(
         ModelError: The model cannot be read.
     """
     from qdqtool.builders.licence import tell_once
-    from qdqtool.trt.rtx.predict import status_of
+    from qdqtool.rtx.predict import status_of
     from qdqtool.verification import api
     from qdqtool.verification.build_model import build_model
     from qdqtool.verification.pairs import compare, status_agrees

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from qdqtool.agreement import ConvolutionCounts, Mismatch, MismatchKind, Told
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
+from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
-from qdqtool.trt.outcome import OPERATORS
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.mapping import Mapper, in_myelin, product_rank
 from qdqtool.verification.products import computes_in, writes
@@ -180,7 +180,7 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
 
 def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
     """A kernel of Myelin tells in which type it multiplies and what it writes, and nothing where it holds two."""
-    products = [n for n in mapper.nodes(layer) if n.op in OPERATORS]
+    products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
     if product_rank(layer) is None or len(products) > 1:
         return BuiltConv(layer=layer.name, line=layer.line)
     precision, output = computes_in(layer), writes(layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.rtx.predict import status_of
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.products import BuiltNode

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.graph import Model
-from qdqtool.trt.outcome import OPERATORS
+from qdqtool.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 from qdqtool.verification.mapping import PRODUCT, Mapper, product_rank
 
@@ -59,7 +59,7 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
         names: Node index to the name that the node had in the build.
     """
     mapper = Mapper(model, layers, names)
-    products = [n for n in model.nodes if n.op in OPERATORS]
+    products = [n for n in model.nodes if n.op in WEIGHTED]
     inside = Counter(id(layer) for n in products for layer in {id(x): x for x, _ in mapper.places(n)}.values())
     # A generated kernel that computes several small products does not tell which of them is in which type.
     crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1}

@@ -12,7 +12,7 @@ from qdqtool.builders.child import Child, is_installed
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx
+from qdqtool.rtx.predict import predict_rtx
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model
 from qdqtool.verification.pairs import compare, status_agrees, verify_rtx

@@ -13,7 +13,7 @@ from qdqtool import modelfile
 from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names
 from qdqtool.builders.run import build_with, read_log
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.rtx.predict import predict_rtx, status_of
 from qdqtool.verification.build_model import BuiltModel, mapped
 from qdqtool.verification.pairs import compare, status_agrees
 
