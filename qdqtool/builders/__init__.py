@@ -53,7 +53,7 @@ def build(
     if timeout <= 0:
         raise BuilderError(f"time limit {timeout:g} s is not positive")
     if sm and builder != "tensorrt-rtx":
-        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
+        raise BuilderError(f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine")
     for capability in sm or ():
         if capability not in RTX_TARGETS:
             raise BuilderError(

@@ -9,9 +9,10 @@ from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
 from qdqtool.buildlog.chatter import is_chatter, is_telling
 from qdqtool.buildlog.complete import judge
+from qdqtool.buildlog.messages import Messages
 from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
-from qdqtool.buildlog.records import AddedReformat, Message, Milestone, ParseSection
+from qdqtool.buildlog.records import AddedReformat, Milestone, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing, LogEvent
 from qdqtool.trt.trace import TraceReader
 
@@ -24,9 +25,6 @@ _PLACED = re.compile(r"\[(Gpu|Dla|DLA)Layer\] (?:([A-Z_]+): )?(.*)")
 _ADDED = "Adding reformat layer: "
 _LONG_STRIDED = " long-strided"
 _SECONDS = re.compile(r"(.{3,60}?)(?: completed in| in|:) ([\d.e+-]{1,20}) sec(?:onds|\.)?\.?")
-_EXCEPTION = re.compile(
-    r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|Segmentation)"
-)
 _OPTION = re.compile(
     r"(?:Max batch|Precision|Input\(s\)s? format|Output\(s\)s? format|Batch|Calibration|Sparsity): ?[\w+: ]{0,60}"
 )
@@ -35,7 +33,6 @@ _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
-_MAX_MESSAGES = 2000
 
 
 class Sections:
@@ -49,8 +46,7 @@ class Sections:
         self._records = 0
         self._characters = 0
         self._full = False
-        self._messages: dict[tuple[str, str], Message] = {}
-        self._last: Message | None = None
+        self._messages = Messages(build, self._keep)
         self._lines_listing: list[BuiltLayer] = []
         self._listed: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
@@ -83,16 +79,18 @@ class Sections:
                 self.block = ""
             return
         if level in ("W", "E"):
-            self._message(level, text, line)
-        elif not (self._understood(level, text, line) or self._indented(level, text, line)) and not self._continued(
-            level, text, line
+            self._messages.add(level, text, line)
+        elif not (
+            self._understood(level, text, line)
+            or self._indented(level, text, line)
+            or (not level and self._messages.continued(text, line))
         ):
             counts = self.build.lines
             counts.unexplained += 1
             if len(counts.samples) < 50:
                 counts.samples.append((line, text[:200]))
-        if level:
-            self._last = self._last if level in ("W", "E") else None
+        if level not in ("", "W", "E"):
+            self._messages.end()
 
     def end_paragraph(self) -> None:
         """An empty line without a stamp ends the lists that are printed without stamps."""
@@ -354,30 +352,6 @@ class Sections:
             return False
         if self._keep(text):
             self.build.reformats.append(AddedReformat(name, tensor, source, target, line))
-        return True
-
-    def _message(self, level: str, text: str, line: int) -> None:
-        key = (level, text[:500])
-        found = self._messages.get(key)
-        if found is None:
-            found = Message(level, text[:2000], line, 0)
-            if len(self._messages) < _MAX_MESSAGES and self._keep(text[:2000]):
-                self._messages[key] = found
-                self.build.messages.append(found)
-        found.count += 1
-        self._last = found
-
-    def _continued(self, level: str, text: str, line: int) -> bool:
-        """An unstamped line after a warning or error belongs to it; an exception is an error of its own."""
-        if level:
-            return False
-        if _EXCEPTION.match(text):
-            self._message("E", text, line)
-            return True
-        if self._last is None:
-            return False
-        if len(self._last.text) < 2000:
-            self._last.text += "\n" + text[:500]
         return True
 
     def _keep(self, text: str) -> bool:

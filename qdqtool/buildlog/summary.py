@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.rerun import rerun_commands
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.errors import BuildLogError
@@ -26,6 +27,7 @@ def summarize(build: Build) -> Json:
         "gpu": dict(build.gpu),
         "command": build.command or None,
         "precision": sorted(build.precision_flags),
+        "implicit_int8": implicit_int8(build),
         "float_remainder_fp32": _fp32_remainder(build),
         "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
                   "opset": build.parse.opset or None, "producer": build.parse.producer or None,

@@ -33,6 +33,8 @@ def command(
     """
     from qdqtool.verification.build_model import build_model
 
+    if sm and builder != "tensorrt-rtx":
+        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed
         from qdqtool.builders.licence import tell_once

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
@@ -122,6 +123,11 @@ class EngineReport:
     unmatched: list[str] = field(default_factory=list)
 
     @property
+    def implicit_int8(self) -> bool:
+        """Whether its INT8 comes from a calibration table."""
+        return implicit_int8(self.build)
+
+    @property
     def timed(self) -> bool:
         return any(row.ms is not None for row in self.rows)
 
@@ -158,6 +164,7 @@ class EngineReport:
             "type")},
             "layers": [row.as_json() for row in self.rows],
             "unmatched": list(self.unmatched),
+            "implicit_int8": self.implicit_int8,
         }
 
 

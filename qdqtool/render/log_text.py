@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.render.output import wrap
 from qdqtool.types import Json
 
@@ -44,6 +45,8 @@ def _head(facts: Json, width: int) -> list[str]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
         lines += wrap(", ".join(names) + hint, 12, width, "precisions  ")
+    if facts["implicit_int8"]:
+        lines += wrap(IMPLICIT, 12, width, "INT8        ")
     model = facts["model"]
     if model["file"]:
         extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",

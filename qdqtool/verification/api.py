@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.complete import listing_hole
+from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.prediction import predict
+from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction, Verification
 from qdqtool.verification.convolutions import compare_convolutions
@@ -24,7 +26,7 @@ from qdqtool.verification.lines import (
     compare_trace,
     inconsistent_tensors,
 )
-from qdqtool.verification.mapping import Mapper, common_names
+from qdqtool.verification.mapping import Mapper, common_names, trt_name
 
 BuildSource = str | os.PathLike[str]
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
@@ -50,6 +52,7 @@ def verify(
     """
     build = _build(builds)
     index = load(model)
+    check_explicit(build, index)
     chosen, notes = choose_target(build, target)
     check_same_model(index, build)
     prediction = predict(index, chosen)
@@ -85,6 +88,20 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.tensorrt is None:
         notes.append(f"the build does not tell its version; its spelling is that of {version}, taken as {chosen.name}")
     return chosen, notes
+
+
+def check_explicit(build: Build, model: Model | None = None) -> None:
+    """Refuses a build whose INT8 comes from a calibration table: it says nothing about Q/DQ.
+
+    Raises:
+        BuildLogError: It is one, and names none of the model's Qs.
+    """
+    if not implicit_int8(build):
+        return
+    named = {part for layer in build.layers for part in layer.fused().bases} | {e.subject for e in build.trace}
+    if model is None or not any(trt_name(q) in named for q in quantizers(model)):
+        raise BuildLogError(f"{', '.join(build.files) or 'build'}: {IMPLICIT}, so that there is nothing to verify; "
+                            "build a model with Q/DQ ('qdqtool insert')")
 
 
 def check_same_model(model: Model, build: Build) -> None:

@@ -22,7 +22,7 @@ from qdqtool.qdq import quantizers
 from qdqtool.reconstruct.to_onnx import graph_from_log
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Verification
-from qdqtool.verification.api import choose_target, compare
+from qdqtool.verification.api import check_explicit, choose_target, compare
 
 
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
@@ -37,6 +37,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     """
     given = [s for s in sources if isinstance(s, Build)]
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
+    check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {', '.join(build.files) or 'the log'}"
     chosen, notes = choose_target(build, target)

@@ -91,5 +91,5 @@ def test_no_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trtexec, "_USUAL", ())
     with pytest.raises(BuilderError, match="no trtexec on PATH"):
         builders.build(saved(two_convolutions(), tmp_path), "trtexec")
-    with pytest.raises(BuilderError, match="--sm is for tensorrt-rtx"):
+    with pytest.raises(BuilderError, match="compute capabilities are for tensorrt-rtx"):
         builders.build(saved(two_convolutions(), tmp_path), "trtexec", sm=[86])
