@@ -123,7 +123,8 @@ _BEGINNINGS = tuple(
 
 _TELLING = (
     *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
-    "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine", "Graph construction and",
+    "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
+    "Graph construction and",
     "Graph optimization time", "Formats and tactics selection", "Total Host Persistent", "Total Device Persistent",
     "Total Scratch Memory", "Total Activation Memory", "Total Weights Memory", "Max Scratch Memory",
     "Loaded engine size", "[MemUsage", "[BlockAssignment]",

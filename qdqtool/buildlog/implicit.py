@@ -25,7 +25,10 @@ def implicit_int8(build: Build) -> bool:
         return False
     if any(message.text.startswith(_SAID) for message in build.messages):
         return True
-    return any(layer.is_convolution and layer.input_precision == Precision.INT8 for layer in build.layers)
+    return any(
+        layer.is_convolution and layer.input_precision == Precision.INT8 and layer.type[:1].isupper()  # not in Myelin
+        for layer in build.layers
+    )
 
 
 def _names_quantizer(layer: BuiltLayer) -> bool:

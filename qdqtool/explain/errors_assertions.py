@@ -12,7 +12,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "negative-axis", "A Q or DQ without a usable axis",
         r"unexpected negative axis",
         ERROR,
-        "A Q or DQ has more than one scale, or a scale of one dimension, and no axis, or a negative one. Seen where the "
+        "A Q or DQ has more than one scale, or a scale of one dimension, and no axis, or a negative one. Seen "
+        "where the "
         "layer was added through the network API without setting its axis; a scale of shape [1] needs one as well.",
         "Give the Q and DQ their axis (0 to rank - 1): layer.axis in the API, the attribute 'axis' in ONNX; or make a "
         "per-tensor scale a scalar (shape []).",
@@ -47,7 +48,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "zero-scale-bias", "A scale of zero",
         r"quantizeBiasCommon|Assertion getter\(i\) != 0",
         ERROR,
-        "While quantizing a bias, TensorRT divides by a scale that is 0: a zero in the calibration table (a tensor that "
+        "While quantizing a bias, TensorRT divides by a scale that is 0: a zero in the calibration table (a "
+        "tensor that "
         "was zero, or nearly, for all calibration images), or a zero scale of weights.",
         "With a calibration table: find the entries 00000000 in it, and calibrate with real images, or give those "
         "tensors a small positive range. With Q/DQ: 'qdqtool fix' replaces zero scales.",
@@ -118,7 +120,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "no-weights-input", "An input that must be constant is computed",
         r"inputs\.at\(\d+\)\.is_weights\(\)|scales(?:_input)?\.is_weights\(\)|must be an initializer",
         ERROR,
-        "The parser needs this input of the operator (counted from 0: a zero point, a scale, pads, a size) as a constant "
+        "The parser needs this input of the operator (counted from 0: a zero point, a scale, pads, a size) as a "
+        "constant "
         "stored in the file, and it is computed by nodes.",
         "Fold constants: 'polygraphy surgeon sanitize model.onnx --fold-constants -o folded.onnx', or onnxsim; export "
         "with static shapes where the value depends on shapes.",
@@ -152,7 +155,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         ERROR,
         "A call of cuBLAS or cuBLASLt failed: the library is missing from the path, of another version, or (CUDA 10.2) "
         "without its patches.",
-        "Make libcublas and libcublasLt of the CUDA version that TensorRT names findable (LD_LIBRARY_PATH), install the "
+        "Make libcublas and libcublasLt of the CUDA version that TensorRT names findable (LD_LIBRARY_PATH), "
+        "install the "
         "patches of CUDA 10.2, or leave cuBLASLt out: --tacticSources=-CUBLAS_LT.",
         "issues 1928, 2068, 1865; onnx-tensorrt issue 617",
     ),
@@ -180,7 +184,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "tactic-skipped", "A kernel that was passed over",
         r"Skipping tactic|Skipping \w+: No valid tactics|has no valid tactics|skipped\. Scratch requested",
         WARNING,
-        "One kernel, or one kind of kernels, does not fit this layer in this format, or lacks memory. Others are tried; "
+        "One kernel, or one kind of kernels, does not fit this layer in this format, or lacks memory. Others are "
+        "tried; "
         "the build fails only where none is left.",
         "Nothing, unless 'Could not find any implementation' follows; then the reason in this line is the one to "
         "follow (insufficient memory: raise the workspace).",

@@ -34,18 +34,20 @@ class NodeKind(StrEnum):
     OTHER = "a node of a kind that its name does not tell"
 
 
-# ONNX's operators (in the names that exporters give to nodes) and TensorRT's layer types, by what they do. Of several in
-# one fused name the first kind of this table decides.
+# ONNX's operators (in the names that exporters give to nodes) and TensorRT's layer types, by what they do. Of several
+# in one fused name the first kind of this table decides.
 _KINDS: dict[NodeKind, frozenset[str]] = {
     kind: frozenset(words.lower().split())
     for kind, words in {
         NodeKind.DECONVOLUTION: "ConvTranspose Deconvolution Deconv",
         NodeKind.CONVOLUTION: "Conv Convolution Conv2d",
         NodeKind.PRODUCT: "Gemm MatMul MatrixMultiply FullyConnected Einsum Attention Linear",
-        NodeKind.SHAPE: "Range Shape Size ConstantOfShape NonZero Where Expand Gather GatherElements GatherND ScatterND "
+        NodeKind.SHAPE: "Range Shape Size ConstantOfShape NonZero Where Expand Gather GatherElements GatherND "
+                        "ScatterND "
                         "ScatterElements TopK ArgMax ArgMin OneHot CumSum Tile Loop If Scan Fill Select Equal Greater "
                         "Less And Or Not Trilu NonMaxSuppression Nms",
-        NodeKind.NORMALIZATION: "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization Softmax "
+        NodeKind.NORMALIZATION: "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization "
+                                "Softmax "
                                 "LogSoftmax LpNormalization Normalization RaggedSoftMax",
         NodeKind.POOLING: "MaxPool AveragePool GlobalAveragePool GlobalMaxPool Pooling",
         NodeKind.RESIZE: "Resize Upsample GridSample",
@@ -53,7 +55,8 @@ _KINDS: dict[NodeKind, frozenset[str]] = {
         NodeKind.POINTWISE: "Add Sub Mul Div Pow Sqrt Exp Log Erf Abs Neg Min Max Sum Relu LeakyRelu Sigmoid Tanh Clip "
                             "PRelu Elu Selu Gelu HardSigmoid HardSwish Softplus Mish Floor Ceil Sin Cos ElementWise "
                             "Activation Unary PointWise",
-        NodeKind.MOVE: "Reshape Transpose Concat Concatenation Split Slice Pad Padding Flatten Squeeze Unsqueeze Shuffle "
+        NodeKind.MOVE: "Reshape Transpose Concat Concatenation Split Slice Pad Padding Flatten Squeeze Unsqueeze "
+                       "Shuffle "
                        "Identity Cast DepthToSpace SpaceToDepth Constant",
         NodeKind.QUANTIZER: "QuantizeLinear DequantizeLinear Quantize Dequantize",
     }.items()
@@ -148,7 +151,8 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
     NodeKind.SHAPE: (
         "{name} is {kind}: integers, which no Q/DQ touches. Reported for YOLOv8 models with dynamic shapes that are "
         "built with --int8 and a calibrator, where the node gets no kernel.",
-        "Export with static shapes (Ultralytics: without dynamic=True) and fold constants ('polygraphy surgeon sanitize "
+        "Export with static shapes (Ultralytics: without dynamic=True) and fold constants ('polygraphy surgeon "
+        "sanitize "
         "--fold-constants', onnxsim), so that the node is gone. Removing Q/DQ pairs does not help. With dynamic "
         "shapes: a newer TensorRT.",
         "DeepStream-Yolo issue 545, deepstream-yolo-pose issue 10 (8.6, Orin)",

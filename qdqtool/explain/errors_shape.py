@@ -1,6 +1,6 @@
 """The form of TensorRT's error lines: which part speaks, which code, which condition failed.
 
-``[E] Error[2]: [weightConvertors.cpp::quantizeBiasCommon::310] Error Code 2: Internal Error (Assertion x failed. )``   8.x
+``[E] Error[2]: [weightConvertors.cpp::quantizeBiasCommon::310] Error Code 2: Internal Error (Assertion x)``   8.x
 ``Error[9]: IBuilder::buildSerializedNetwork: Error Code 9: ... In compileGraph at /.../codeGenerator.cpp:895``   10.x
 ``../builder/Layers.cpp (3986) - Assertion Error in validate: 0 (nbResizeDim >= 0)``   7.x
 ``ERROR: builtin_op_importers.cpp:1235 In function importPad: [8] Assertion failed: inputs.at(1).is_weights()``   parser
@@ -62,8 +62,8 @@ _PARTS = (
     (("dla",), "DLA", "DLA supports few layers and no Q/DQ."),
     (("runtime", "rthelper", "engine", "serialization", "context", "coreread"), "the runtime",
      "The engine was built with another version or for another GPU, or is used wrongly."),
-    (("cuda", "defaultallocator", "resources", "allocator", "memory"), "CUDA and memory", "Mostly too little GPU memory, "
-     "or a driver that does not fit."),
+    (("cuda", "defaultallocator", "resources", "allocator", "memory"), "CUDA and memory",
+     "Mostly too little GPU memory, or a driver that does not fit."),
     (("network", "layers.cpp", "api", "parametercheck"), "the network API",
      "A layer was described with parameters that do not fit."),
 )

@@ -14,7 +14,7 @@ Place = tuple[BuiltLayer, int]
 """A layer, and which of the layers merged into it with ``||``."""
 
 _PLAIN = re.compile(r"[^A-Za-z0-9_/]")
-_ASIDE = ("TrainStation", "Constant", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
+_ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
 # Layer types of Myelin that multiply, the most telling first. A kgen kernel is generated code: small matrix products
 # end up in one, among the elementwise work around them.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
