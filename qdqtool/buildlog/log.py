@@ -144,7 +144,7 @@ class LogReader:
             self._timing(match.lastgroup or "", message, match.end())
 
     def _result(self, message: bytes) -> None:
-        """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or a cached one."""
+        """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or cached."""
         tactics = self.build.tactics
         cached = message.rfind(_CACHED)
         if cached >= 0:

@@ -129,7 +129,7 @@ def test_no_line_takes_long(line: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "base", "suffix"), [
-    ("Q_1_clone_0", "Q_1", "_clone_0"), ("Q_1_clone_0_clone_12", "Q_1", "_clone_0_clone_12"), 
+    ("Q_1_clone_0", "Q_1", "_clone_0"), ("Q_1_clone_0_clone_12", "Q_1", "_clone_0_clone_12"),
     ("Q_clone_", "Q_clone_", ""),
     ("a_clone_1x", "a_clone_1x", ""), ("_clone_1", "", "_clone_1"), ("Q_quantize_scale_node_clone_1", "Q", "_clone_1"),
 ])
