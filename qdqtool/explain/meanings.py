@@ -71,7 +71,7 @@ HEADINGS: dict[str, str] = {
     "After dupe layer removal": "Equal layers are one.",
     "After final dead-layer removal": "Layers that no output depends on are gone.",
     "After tensor merging": "Tensors in one place of memory are one.",
-    "QDQ graph optimizer - constant folding of Q/DQ initializers": "Scales and zero points go into their Q and DQ next.",
+    "QDQ graph optimizer - constant folding of Q/DQ initializers": "Scales and zero points go into their Q and DQ.",
     "QDQ graph optimizer forward pass - DQ motions and fusions": "A heading only: the passes' lines come behind the "
     "last of these headings.",
     "QDQ graph optimizer backward pass": "A heading only: the passes' lines come behind the last of these headings.",
