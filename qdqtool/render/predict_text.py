@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from qdqtool.advice import codes
+from qdqtool.explain import codes
 from qdqtool.render.output import wrap
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 

@@ -17,6 +17,19 @@ Scale = float | tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """How large a tensor is.
+
+    Attributes:
+        shape: Its dimensions without the batch, for instance ``64x80x80``.
+        values: Number of its elements, an unknown batch counted as 1.
+    """
+
+    shape: str
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """An operator that lies between a tensor and its reader, or that a Q moved past.
 
@@ -72,6 +85,7 @@ class Origin:
         convolution: The convolution whose layer the node is a part of; empty where it is none.
         path: The operators passed, the nearest to the tensor that was asked for first.
         int8: Whether the layer computes in INT8.
+        boundary: The last node of that layer.
         quantizer: For a tensor that comes from a DQ: the Q's node in front of it, else the DQ's.
         scale: The scale of that.
     """
@@ -82,6 +96,7 @@ class Origin:
     convolution: str = ""
     path: tuple[Step, ...] = ()
     int8: bool = False
+    boundary: str = ""
     quantizer: str = ""
     scale: Scale = None
 
@@ -110,6 +125,7 @@ class InputNotDequantized(Refusal):
     weights_quantized: bool = False
     dq: str = ""
     blocker: Step | None = None
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,7 @@ class WeightsNotDequantized(Refusal):
 
     weight: str
     dq: str = ""
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +214,18 @@ class WeightsShared(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class OutputNotQuantized(Refusal):
-    """No Q reads the result."""
+    """No Q reads the result.
+
+    Attributes:
+        activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
+    """
 
     reason: ClassVar[str] = "output-not-quantized"
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
+    activation: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +236,7 @@ class OutputDifferentScales(Refusal):
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +247,7 @@ class OutputManyConsumers(Refusal):
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +265,23 @@ class OutputScale(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class ResidualFloat(Refusal):
-    """The Add's other input is float."""
+    """The Add's other input is float.
+
+    Attributes:
+        residual: What writes that input.
+        readers: Everything that reads the sum.
+        tensor: The ONNX tensor of that input.
+        quantizers: The Qs that read it.
+    """
 
     reason: ClassVar[str] = "residual-float"
 
     add: str
     residual: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
+    tensor: str = ""
+    quantizers: tuple[Reader, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +292,8 @@ class ResidualBothQuantized(Refusal):
 
     add: str
     quantizer: str
+    scales: tuple[Scale, Scale] = (None, None)
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +305,7 @@ class AddOutputNotQuantized(Refusal):
     add: str
     residual: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +317,23 @@ class ActivationBeforeAdd(Refusal):
     add: str
     activation: str
     residual: Origin | None = None
-    elements: int | None = None
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationJoined(Refusal):
+    """What follows the convolution is one pointwise kernel that reads other tensors as well.
+
+    Attributes:
+        pointwise: The kernel's ONNX nodes.
+        others: Where its other inputs come from.
+    """
+
+    reason: ClassVar[str] = "activation-joined"
+
+    pointwise: tuple[str, ...]
+    others: tuple[Origin, ...]
+    elements: Size | None = None
 
 
 # Folding --------------------------------------------------------------------------------------------------------
@@ -297,7 +346,7 @@ class BatchNormNotConstant(Refusal):
     reason: ClassVar[str] = "batchnorm-not-constant"
 
     batchnorm: str
-    elements: int | None = None
+    elements: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +356,7 @@ class ConvTransposeBatchNorm(Refusal):
     reason: ClassVar[str] = "convtranspose-batchnorm"
 
     batchnorm: str
-    elements: int | None = None
+    elements: Size | None = None
 
 
 # Motion ---------------------------------------------------------------------------------------------------------
@@ -344,6 +393,22 @@ class ConcatReadElsewhere(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
+class ConcatScales(Refusal):
+    """The parts of a Concat are quantized with other scales than the Concat.
+
+    Attributes:
+        parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
+        behind: The scale of the Q that went to each of them.
+    """
+
+    reason: ClassVar[str] = "concat-scales"
+
+    parts: tuple[Scale, ...]
+    behind: Scale
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScalesDiffer(Refusal):
     """Quantizers in a row, or on one tensor, have different scales."""
 
@@ -367,7 +432,50 @@ class PoolingOneSide(Refusal):
     quantized_input: bool
     origin: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceNotPooling(Refusal):
+    """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
+
+    Attributes:
+        dq: The DQ in front of it; empty where there is none.
+        readers: Everything that reads its result.
+    """
+
+    reason: ClassVar[str] = "reduce-not-pooling"
+
+    dq: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InMyelin(Refusal):
+    """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
+
+    Attributes:
+        trigger: The operator that only Myelin runs.
+        data_quantized: Whether its data comes from a DQ.
+        weights_quantized: Whether its weights do.
+    """
+
+    reason: ClassVar[str] = "in-myelin"
+
+    trigger: Step
+    data_quantized: bool
+    weights_quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRules(Refusal):
+    """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
+
+    reason: ClassVar[str] = "outside-rules"
+
+    dq: str
+    precision: Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +484,10 @@ class Stays(Refusal):
 
     Attributes:
         name: The conversion's name in the engine (a copy in front of a Concat ends with ``_clone_<input>``).
+        convolutions: What has the converted tensor as its data.
+        pair: For a DQ the Q in front of it, for a conversion from INT8 to INT8 that of the first pair.
+        first_scale: For such a conversion the scale that it reads.
+        requantizes: Whether it is one.
         quantize: Whether it is a Q.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
@@ -398,4 +510,8 @@ class Stays(Refusal):
     behind: tuple[Reader, ...]
     passed: tuple[Step, ...] = ()
     blocked: Refusal | None = None
-    elements: int | None = None
+    elements: Size | None = None
+    convolutions: tuple[str, ...] = ()
+    pair: str = ""
+    first_scale: Scale = None
+    requantizes: bool = False

@@ -4,12 +4,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.advice import codes
-from qdqtool.advice.static import check
 from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
+from qdqtool.explain import codes
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from qdqtool.lint.api import check
 from tests.trt.builder import Graph
 
 pytestmark = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")

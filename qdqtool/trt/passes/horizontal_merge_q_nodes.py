@@ -61,6 +61,7 @@ class HorizontalMergeQNodes(Pass):
             self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
             self.fire(case, survivor, REMOVING, q.name)
             survivor.nodes.extend(q.nodes)
+            survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
             network.retarget(q.out, survivor.out)
             network.remove(q)
         if len(kept) > 1 and (len(known) > 1 or None in known):

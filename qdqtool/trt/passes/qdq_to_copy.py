@@ -7,7 +7,7 @@ from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import Stays
-from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of
+from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
 
 QUANTIZE = seen(
@@ -41,7 +41,7 @@ class QDQToCopy(Pass):
     def _stays(self, layer: Layer) -> Stays:
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
         return Stays(
-            self.name, node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source, scale_of(layer),
+            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source, scale_of(layer),
             origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed, layer.blocked,
-            elements(tensor),
+            elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
         )

@@ -11,7 +11,7 @@ from qdqtool.qdq import QuantParams
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.refusals import ManyConsumers
-from qdqtool.trt.surroundings import readers_of
+from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
 
 INSERTED = seen(
@@ -59,6 +59,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             self.fire(case, op, SWAPPING, dq.name, op.name)
             dq.rest_on(case)
             op.dq_passed = True
+            dq.moved_past(step_of(op))
             self._swap(network, dq, op)
             todo.append(dq)
 

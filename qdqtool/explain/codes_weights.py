@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import CLASSIC, RTX, TRT8, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import CLASSIC, RTX, TRT8, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 _SECOND_INPUT = "Could not fuse 2nd input (kernel weights) of CONVOLUTION"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from qdqtool import qdq
-from qdqtool.advice.report import Report, names
+from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View, Weights
 from qdqtool.types import Precision
@@ -78,13 +78,6 @@ def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -
             )
     _axis(view, report, conv, weights)
     if conv.op == "ConvTranspose":
-        readers = view.model.readers(conv.output)
-        if len(readers) == 1 and readers[0].op == "BatchNormalization":
-            report.add(
-                "CT-BN", conv.name,
-                f"{conv.name}: {readers[0].name} behind it is not folded, so its output stays float.",
-                convolutions=concerned,
-            )
         report.add("CT-FLOAT", conv.name, f"{conv.name} has Q/DQ, but this target computes ConvTranspose in float.",
                    convolutions=concerned)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import onnx
 
 from qdqtool import qdq
-from qdqtool.advice.heads import head_of, last_convolutions
-from qdqtool.advice.knowledge import STRONG
-from qdqtool.advice.report import Report, names
+from qdqtool.explain.knowledge import STRONG
+from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
+from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
 
 _RESHAPES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Sigmoid")
@@ -17,18 +18,13 @@ _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 ha
 
 def run(view: View, report: Report) -> None:
     """Adds the findings about heads, channel counts, depthwise convolutions and float types."""
-    quantized = {n.index for n in view.weighted if _is_quantized(view, n)}
+    quantized = {n.index for n in view.weighted if is_quantized(view, n)}
     _heads(view, report, quantized)
     for conv in view.weighted:
         if conv.index in quantized and conv.op in ("Conv", "ConvTranspose"):
             _shapes(view, report, conv)
     if quantized:
         _float_types(view, report)
-
-
-def _is_quantized(view: View, conv: Node) -> bool:
-    data = qdq.source_of_dq(view.model, conv.input(0))
-    return data is not None and view.weights(conv).dq is not None
 
 
 def _heads(view: View, report: Report, quantized: set[int]) -> None:

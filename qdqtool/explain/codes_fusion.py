@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import CLASSIC, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import CLASSIC, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 _LATER = ("trt8.0", "trt8.6", "trt10", "trt11")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import ALL_TARGETS, CLASSIC, RTX, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import ALL_TARGETS, CLASSIC, RTX, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 FLOAT = (

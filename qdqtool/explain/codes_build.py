@@ -5,7 +5,7 @@ Error texts are those of TensorRT's ONNX parser (its published source) or of bui
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import (
+from qdqtool.explain.knowledge import (
     ALL_TARGETS,
     CLASSIC,
     RTX,

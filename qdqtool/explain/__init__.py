@@ -1,0 +1,1 @@
+"""What is known about each finding, and findings made from the simulator's refusals."""
