@@ -131,8 +131,9 @@ def _requantized(known: Known, stays: Stays) -> None:
     quantizers = quantizers_of(stays.siblings)
     if code == "SIBLING-SCALE" or crossed is None:
         cause = Cause(
-            "DOUBLE-QDQ", stays.node, f"scales {before} ({stays.pair}) and {after} ({stays.node}): INT8 is converted to "
-            "INT8.", size=stays.elements,
+            "DOUBLE-QDQ", stays.node,
+            f"scales {before} ({stays.pair}) and {after} ({stays.node}): INT8 is converted to INT8.",
+            size=stays.elements,
         )
     elif code == "CONCAT-SCALE":
         cause = scales.of_readers(
@@ -140,8 +141,9 @@ def _requantized(known: Known, stays: Stays) -> None:
         )
     else:
         cause = Cause(
-            code, crossed.node, f"{crossed.node} ({crossed.op}) stands between scales {before} ({stays.pair}) and {after} "
-            f"({stays.node}): INT8 is converted to INT8.",
+            code, crossed.node,
+            f"{crossed.node} ({crossed.op}) stands between scales {before} ({stays.pair}) and {after} ({stays.node}): "
+            "INT8 is converted to INT8.",
             scales.unified([stays.first_scale, stays.scale]), stays.elements,
         )
     known.add(cause, (stays.node,))

@@ -134,8 +134,9 @@ def _activation(known: Known, r: ActivationBeforeAdd) -> Cause:
 def _joined(known: Known, r: ActivationJoined) -> Cause:
     others = names(origin_words(o) for o in r.others)
     return Cause(
-        "OUT-FLOAT", r.node, f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads "
-        f"{others} as well and is not taken into a convolution.",
+        "OUT-FLOAT", r.node,
+        f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads {others} as well "
+        "and is not taken into a convolution.",
         size=r.elements, convolutions=(r.node,),
     )
 

@@ -41,7 +41,8 @@ class QDQToCopy(Pass):
     def _stays(self, layer: Layer) -> Stays:
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
         return Stays(
-            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source, scale_of(layer),
-            origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed, layer.blocked,
+            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
+            scale_of(layer), origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed,
+            layer.blocked,
             elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
         )
