@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from qdqtool.explain.finding_codes import FindingCode
+    from qdqtool.finding_codes import FindingCode
 
 TOOL_VERSION = "0.1.0"
 

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("buildlog",),
     ("operators",),
     ("qdq", "modelfile", "graph", "onnxgraph", "calibration"),
-    ("files", "patterns", "errors", "evidence", "types", "progress"),
+    ("files", "patterns", "errors", "evidence", "types", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from qdqtool.explain.finding_codes import FindingCode
 from qdqtool.explain.report import Report
-from qdqtool.trt.refusals import Size
+from qdqtool.finding_codes import FindingCode
+from qdqtool.trt.provenance import Size
 from qdqtool.types import ConvOutcome, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)

@@ -6,6 +6,7 @@ from qdqtool.explain import outputs, scales
 from qdqtool.explain.cause import Cause, Known
 from qdqtool.explain.words import floats_of, names, node_words, quantizers_of, reader_names, readers_words, scale_words
 from qdqtool.operators import JOINS
+from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.refusals import (
     AddOutputNotQuantized,
     ConcatReadElsewhere,
@@ -13,8 +14,6 @@ from qdqtool.trt.refusals import (
     NotCommuting,
     OutputScale,
     PoolingOneSide,
-    Reader,
-    ReaderKind,
     ReduceNotPooling,
     Stays,
 )

@@ -19,6 +19,7 @@ from qdqtool.explain.words import (
     size_words,
 )
 from qdqtool.operators import AVERAGES, OPERATORS, LayerKind
+from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     ActivationJoined,
@@ -30,8 +31,6 @@ from qdqtool.trt.refusals import (
     OutputNotQuantized,
     OutputScale,
     PoolingOneSide,
-    Reader,
-    ReaderKind,
     ReduceNotPooling,
     ResidualFloat,
 )

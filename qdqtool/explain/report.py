@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from qdqtool.explain.finding_codes import FindingCode
 from qdqtool.explain.words import names, number
+from qdqtool.finding_codes import FindingCode
 from qdqtool.qdq import QuantParams
 from qdqtool.types import Finding, Severity
 

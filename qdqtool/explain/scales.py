@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from qdqtool.explain.cause import Cause, Known
-from qdqtool.explain.finding_codes import FindingCode
 from qdqtool.explain.words import names, number, quantizers_of, reader_names, scale_words
+from qdqtool.finding_codes import FindingCode
 from qdqtool.operators import CUTS, JOINS
-from qdqtool.trt.refusals import ConcatScales, Reader, Scale, Size, Step
+from qdqtool.trt.provenance import Reader, Scale, Size, Step
+from qdqtool.trt.refusals import ConcatScales
 
 
 def crossing(steps: Sequence[Step]) -> tuple[FindingCode, Step | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size
+from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size
 
 
 def number(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from qdqtool.evidence import Case
 from qdqtool.operators import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
-from qdqtool.trt.refusals import Scale, Step
+from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Evidence, Precision, Refusal
 
 Dims = tuple[int | None, ...]

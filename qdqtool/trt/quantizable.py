@@ -7,13 +7,13 @@ import numpy as np
 from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
+from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
     InputNotDequantized,
     NonzeroZeroPoint,
     OutsideRules,
     ScaleComputed,
-    Step,
     TypesDiffer,
     WeightsAxis,
     WeightsNotConstant,

@@ -8,17 +8,8 @@ from collections.abc import Sequence
 from qdqtool.operators import LayerKind
 from qdqtool.trt.network import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
-from qdqtool.trt.refusals import (
-    Origin,
-    OutputDifferentScales,
-    OutputManyConsumers,
-    OutputNotQuantized,
-    Reader,
-    ReaderKind,
-    Scale,
-    Size,
-    Step,
-)
+from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
+from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 
 _LIMIT = 400  # tensors looked at from one
 

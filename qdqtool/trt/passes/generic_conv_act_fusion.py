@@ -6,7 +6,8 @@ from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.operators import GATES, LayerKind
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, node_name
-from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
+from qdqtool.trt.provenance import Step
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined
 from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.trt.trace import FUSING
 

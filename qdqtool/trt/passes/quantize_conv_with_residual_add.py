@@ -6,12 +6,12 @@ from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
+from qdqtool.trt.provenance import ReaderKind
 from qdqtool.trt.quantizable import refusal_of
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     AddOutputNotQuantized,
     OutputDifferentScales,
-    ReaderKind,
     ResidualBothQuantized,
     ResidualFloat,
 )
