@@ -14,6 +14,13 @@ from qdqtool.types import Finding, Severity
 __all__ = ["Report", "names", "number", "scalar", "scale_text"]
 
 
+def title_of(code: FindingCode) -> str:
+    """The one-line form of a code."""
+    from qdqtool.explain import codes
+
+    return codes.get(code).title
+
+
 class Report:
     """Findings for one target; a code that does not hold there is left out."""
 

@@ -47,7 +47,7 @@ _TEXTS: dict[str, tuple[str, Severity, str, str]] = {
         "takes one scale for the whole tensor.", "Quantize the input with one scalar scale."),
     "input-shape1": (
         "SCALE-SHAPE1", Severity.WARNING, "{conv}: the scale of {dq} has shape [1], which TensorRT-RTX takes for "
-        "per-channel; the convolution runs in float.", "Give {dq} a scalar scale (shape []); 'qdqtool fix' does that."),
+        "per-channel; the convolution runs in float.", "Give {dq} a scalar scale (shape [])."),
     "weights-axis": (
         "W-AXIS", Severity.WARNING, "{conv}: the scales of its weights ({dq}) vary along another axis than the output "
         "channels (0).", "Quantize the weights along axis 0."),

@@ -164,7 +164,7 @@ def test_bare_weights():
 
 
 @pytest.mark.parametrize(("op", "axis", "code"), [
-    ("Conv", 1, "W-AXIS"), ("Conv", 0, None), ("ConvTranspose", 0, "CT-AXIS"), ("ConvTranspose", 1, None),
+    ("Conv", 1, "W-AXIS"), ("Conv", 0, None), ("ConvTranspose", 0, "CT-AXIS"), ("ConvTranspose", 1, "CT-AXIS"),
 ])
 def test_axis(op, axis, code):
     assert ({"W-AXIS", "CT-AXIS"} & codes_of(weights_model(op=op, axis=axis))) == ({code} - {None})
