@@ -45,7 +45,8 @@ FLOAT = (
         "A plugin or unknown operator",
         Severity.INFO,
         "The operator is not ONNX's: a plugin decides which types it takes.",
-        "It is taken to read and write float, and no Q to move past it. A plugin with an INT8 format may do more.",
+        "It is taken to have the types that the model gives it, with no Q or DQ moving past or into it. A plugin with "
+        "an INT8 format may do more.",
         "A PluginV2 layer.",
         "Quantize the convolutions around it on their own: Q/DQ in front of each, none between plugin and DQ. Check "
         "the plugin's formats in the layer information.",

@@ -134,7 +134,8 @@ WEIGHTS = (
         (
             documented(TRT8, "NVIDIA/TensorRT issues 1694, 2380, 1519, 1293, 1699"),
             assumed(
-                ("trt10", "trt11"), "newer toolkits write axis 1; no build at hand shows that it is right", Severity.INFO,
+                ("trt10", "trt11"), "newer toolkits write axis 1; no build at hand shows that it is right",
+                Severity.INFO,
             ),
             seen(RTX, "never INT8 there"),
         ),

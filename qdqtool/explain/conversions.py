@@ -18,11 +18,14 @@ from qdqtool.trt.refusals import (
     Stays,
 )
 from qdqtool.trt.surroundings import differ
+from qdqtool.types import Precision
 
 
 def explain(known: Known, stays: Stays) -> None:
     """Adds the finding about a conversion, and one about what causes it where no convolution's finding says that."""
-    if stays.requantizes:
+    if stays.precision not in (Precision.INT8, Precision.INT32) and stays.origin.node:
+        _stays(known, stays, f"{stays.precision} is outside the rules")
+    elif stays.requantizes:
         _requantized(known, stays)
     elif not stays.quantize:
         _dequantize(known, stays)
@@ -30,7 +33,7 @@ def explain(known: Known, stays: Stays) -> None:
         convolutions = _behind(stays)
         known.add(Cause(
             "INPUT-CONVERSION", stays.name,
-            f"{stays.name} converts the network's input '{stays.origin.tensor}' to INT8 (scale "
+            f"{stays.name} converts the network's input '{stays.origin.tensor}' to {stays.precision} (scale "
             f"{scale_words(stays.scale)}).",
             size=stays.elements, convolutions=convolutions,
         ), (stays.node,))

@@ -36,8 +36,8 @@ def run(view: View, report: Report) -> None:
     _outside(view, report, outside)
     for op, nodes in unknown.items():
         more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-        message = f"{nodes[0].name}{more} is a plugin or unknown operator, {op}: it is taken to read and write float."
-        report.add("PLUGIN-OUTSIDE", nodes[0].name, message)
+        told = f"{nodes[0].name}{more} is a plugin or unknown operator, {op}"
+        report.add("PLUGIN-OUTSIDE", nodes[0].name, f"{told}: no Q or DQ moves past it or is taken into it.")
 
 
 def _computes_integers(node: Node) -> bool:

@@ -399,6 +399,7 @@ class Stays(Refusal):
         pair: For a DQ the Q in front of it, for a conversion from INT8 to INT8 that of the first pair.
         first_scale: For such a conversion the scale that it reads.
         requantizes: Whether it is one.
+        precision: The quantized type.
         quantize: Whether it is a Q.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
@@ -426,3 +427,4 @@ class Stays(Refusal):
     pair: str = ""
     first_scale: Scale = None
     requantizes: bool = False
+    precision: Precision = Precision.INT8
