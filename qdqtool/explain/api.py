@@ -6,8 +6,15 @@ from qdqtool.explain import conversions, inputs, outputs, scales
 from qdqtool.explain.cause import Cause, Known
 from qdqtool.explain.report import Report
 from qdqtool.explain.words import scale_words
+from qdqtool.finding_codes import FindingCode
 from qdqtool.trt.refusals import ConcatScales, OutsideRules, ResidualBothQuantized, Stays, WeightsShared
 from qdqtool.types import ConvOutcome, Prediction
+
+# Faults that the lint tells at their quantizer, with more of its numbers.
+_OF_LINT: frozenset[FindingCode] = frozenset({
+    "ACT-PER-CHANNEL", "CT-AXIS", "FP8-OUTSIDE", "QTYPE", "SCALE-DYNAMIC", "W-AXIS", "W-NO-DQ", "W-NONCONST",
+    "ZP-NONZERO",
+})
 
 
 def explain(prediction: Prediction, report: Report) -> None:
@@ -23,10 +30,11 @@ def explain(prediction: Prediction, report: Report) -> None:
         if outcome.int8_in_int8_out:
             continue
         cause = _cause(known, outcome)
-        if cause is not None:
+        if cause is not None and not (cause.code in _OF_LINT and report.names(cause.code, outcome.name)):
             known.add(cause, (outcome.name,))
     for shared in known.every(WeightsShared):
-        known.add(inputs.explain(known, shared))
+        if not report.names("W-SHARED", shared.node):
+            known.add(inputs.explain(known, shared))
     for stays in known.every(Stays):
         conversions.explain(known, stays)
     for parts in known.every(ConcatScales):

@@ -78,7 +78,7 @@ class Known:
         held = self.report.add(
             cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, joined=cause.joined
         )
-        for node in about:
+        for node in (*about, cause.node):
             self.told.setdefault(node, (cause.code, cause.node))
         return held
 

@@ -74,7 +74,7 @@ def _maker(stays: Stays) -> tuple[str, ...]:
 
 def _why_q(known: Known, stays: Stays) -> str:
     origin = stays.origin
-    seen = known.see(origin.convolution or origin.node)
+    seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
     scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ""
     if seen:
         return f"{seen}, and {scale}" if scale and scale not in seen else seen

@@ -72,6 +72,10 @@ class Report:
         self.findings.append(finding)
         return True
 
+    def names(self, code: FindingCode, convolution: str) -> bool:
+        """Whether a finding of that code says that it concerns a convolution."""
+        return any(f.code == code and convolution in f.convolutions for f in self.findings)
+
     def has(self, code: FindingCode, node: str) -> bool:
         """Whether a finding of that code at that node is there."""
         return (code, node) in self._known

@@ -27,7 +27,6 @@ class InputNotDequantized(Refusal):
         dq: The nearest DQ above, which cannot come down; empty where there is none.
         blocker: The first operator between that a DQ cannot pass.
     """
-
     reason: ClassVar[str] = "input-not-dequantized"
 
     tensor: str
@@ -42,7 +41,6 @@ class InputNotDequantized(Refusal):
 @dataclass(frozen=True, slots=True)
 class WeightsNotDequantized(Refusal):
     """The weights do not come from a DQ, though the data does."""
-
     reason: ClassVar[str] = "weights-not-dequantized"
 
     weight: str
@@ -53,7 +51,6 @@ class WeightsNotDequantized(Refusal):
 @dataclass(frozen=True, slots=True)
 class WeightsNotConstant(Refusal):
     """The weights are computed at run time."""
-
     reason: ClassVar[str] = "weights-not-constant"
 
     weight: str
@@ -62,7 +59,6 @@ class WeightsNotConstant(Refusal):
 @dataclass(frozen=True, slots=True)
 class ScaleComputed(Refusal):
     """A scale is computed at run time."""
-
     reason: ClassVar[str] = "scale-computed"
 
     quantizer: str
@@ -71,7 +67,6 @@ class ScaleComputed(Refusal):
 @dataclass(frozen=True, slots=True)
 class TypesDiffer(Refusal):
     """Data and weights are quantized to types that cannot be multiplied."""
-
     reason: ClassVar[str] = "types"
 
     dq: str
@@ -82,7 +77,6 @@ class TypesDiffer(Refusal):
 @dataclass(frozen=True, slots=True)
 class ActivationPerChannel(Refusal):
     """The data input has one scale per channel."""
-
     reason: ClassVar[str] = "activation-per-channel"
 
     dq: str
@@ -92,7 +86,6 @@ class ActivationPerChannel(Refusal):
 @dataclass(frozen=True, slots=True)
 class NonzeroZeroPoint(Refusal):
     """A zero point is not 0."""
-
     reason: ClassVar[str] = "zero-point"
 
     dq: str
@@ -102,7 +95,6 @@ class NonzeroZeroPoint(Refusal):
 @dataclass(frozen=True, slots=True)
 class WeightsAxis(Refusal):
     """The weights are quantized along an axis that is not the outputs'."""
-
     reason: ClassVar[str] = "weights-axis"
 
     dq: str
@@ -113,7 +105,6 @@ class WeightsAxis(Refusal):
 @dataclass(frozen=True, slots=True)
 class WeightsShared(Refusal):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
-
     reason: ClassVar[str] = "weights-shared"
 
     weight: str
@@ -130,7 +121,6 @@ class OutputNotQuantized(Refusal):
     Attributes:
         activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
     """
-
     reason: ClassVar[str] = "output-not-quantized"
 
     tensor: str
@@ -142,7 +132,6 @@ class OutputNotQuantized(Refusal):
 @dataclass(frozen=True, slots=True)
 class OutputDifferentScales(Refusal):
     """Several Qs with different scales read the result, and nothing else."""
-
     reason: ClassVar[str] = "output-different-scales"
 
     tensor: str
@@ -153,7 +142,6 @@ class OutputDifferentScales(Refusal):
 @dataclass(frozen=True, slots=True)
 class OutputManyConsumers(Refusal):
     """A Q and something that reads float read the result."""
-
     reason: ClassVar[str] = "output-many-consumers"
 
     tensor: str
@@ -164,7 +152,6 @@ class OutputManyConsumers(Refusal):
 @dataclass(frozen=True, slots=True)
 class OutputScale(Refusal):
     """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
-
     reason: ClassVar[str] = "output-scale"
 
     quantizer: str
@@ -184,7 +171,6 @@ class ResidualFloat(Refusal):
         tensor: The ONNX tensor of that input.
         quantizers: The Qs that read it.
     """
-
     reason: ClassVar[str] = "residual-float"
 
     add: str
@@ -198,7 +184,6 @@ class ResidualFloat(Refusal):
 @dataclass(frozen=True, slots=True)
 class ResidualBothQuantized(Refusal):
     """A Q stands between the convolution and the Add, whose other input is quantized as well."""
-
     reason: ClassVar[str] = "residual-both-quantized"
 
     add: str
@@ -210,7 +195,6 @@ class ResidualBothQuantized(Refusal):
 @dataclass(frozen=True, slots=True)
 class AddOutputNotQuantized(Refusal):
     """The residual is quantized, what reads the Add is not (or not alone)."""
-
     reason: ClassVar[str] = "add-output-not-quantized"
 
     add: str
@@ -222,7 +206,6 @@ class AddOutputNotQuantized(Refusal):
 @dataclass(frozen=True, slots=True)
 class ActivationBeforeAdd(Refusal):
     """An activation stands between the convolution and the Add."""
-
     reason: ClassVar[str] = "activation-before-add"
 
     add: str
@@ -239,7 +222,6 @@ class ActivationJoined(Refusal):
         pointwise: The kernel's ONNX nodes.
         others: Where its other inputs come from.
     """
-
     reason: ClassVar[str] = "activation-joined"
 
     pointwise: tuple[str, ...]
@@ -253,7 +235,6 @@ class ActivationJoined(Refusal):
 @dataclass(frozen=True, slots=True)
 class BatchNormNotConstant(Refusal):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
-
     reason: ClassVar[str] = "batchnorm-not-constant"
 
     batchnorm: str
@@ -263,7 +244,6 @@ class BatchNormNotConstant(Refusal):
 @dataclass(frozen=True, slots=True)
 class ConvTransposeBatchNorm(Refusal):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
-
     reason: ClassVar[str] = "convtranspose-batchnorm"
 
     batchnorm: str
@@ -276,7 +256,6 @@ class ConvTransposeBatchNorm(Refusal):
 @dataclass(frozen=True, slots=True)
 class NotCommuting(Refusal):
     """A Q cannot move up past the operator."""
-
     reason: ClassVar[str] = "not-commuting"
 
     op: str
@@ -286,7 +265,6 @@ class NotCommuting(Refusal):
 @dataclass(frozen=True, slots=True)
 class ManyConsumers(Refusal):
     """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
-
     reason: ClassVar[str] = "many-consumers"
 
     op: str
@@ -297,7 +275,6 @@ class ManyConsumers(Refusal):
 @dataclass(frozen=True, slots=True)
 class ConcatReadElsewhere(Refusal):
     """The Concat's result is read by something else than the Q."""
-
     reason: ClassVar[str] = "output-not-only-quantized"
 
     readers: tuple[Reader, ...]
@@ -311,7 +288,6 @@ class ConcatScales(Refusal):
         parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
         behind: The scale of the Q that went to each of them.
     """
-
     reason: ClassVar[str] = "concat-scales"
 
     parts: tuple[Scale, ...]
@@ -322,7 +298,6 @@ class ConcatScales(Refusal):
 @dataclass(frozen=True, slots=True)
 class ScalesDiffer(Refusal):
     """Quantizers in a row, or on one tensor, have different scales."""
-
     reason: ClassVar[str] = "scales-differ"
 
     tensor: str
@@ -337,7 +312,6 @@ class PoolingOneSide(Refusal):
     Attributes:
         quantized_input: Whether the side is its input.
     """
-
     reason: ClassVar[str] = "pooling-one-side"
 
     quantized_input: bool
@@ -354,7 +328,6 @@ class ReduceNotPooling(Refusal):
         dq: The DQ in front of it; empty where there is none.
         readers: Everything that reads its result.
     """
-
     reason: ClassVar[str] = "reduce-not-pooling"
 
     dq: str
@@ -371,7 +344,6 @@ class InMyelin(Refusal):
         data_quantized: Whether its data comes from a DQ.
         weights_quantized: Whether its weights do.
     """
-
     reason: ClassVar[str] = "in-myelin"
 
     trigger: Step
@@ -382,7 +354,6 @@ class InMyelin(Refusal):
 @dataclass(frozen=True, slots=True)
 class OutsideRules(Refusal):
     """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
-
     reason: ClassVar[str] = "outside-rules"
 
     dq: str
@@ -410,7 +381,6 @@ class Stays(Refusal):
         blocked: What kept it from moving on.
         elements: Values converted each time; None where shapes are not known.
     """
-
     reason: ClassVar[str] = "stays"
 
     name: str

@@ -25,6 +25,8 @@ def scale_of(layer: Layer | None) -> Scale:
 def elements(tensor: Tensor) -> Size | None:
     """How large a tensor is; None where its shape is not known."""
     shape = tensor.shape
+    if shape is None and (reader := tensor.only_reader()) is not None and reader.kind == LayerKind.SHUFFLE:
+        shape = reader.out.shape  # behind a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
     return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
@@ -59,7 +61,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         visited.add(id(output))
                         queue.append((output, (*path, step_of(layer, part))))
             else:
-                found.append(_reader(layer, path))
+                found.append(_reader(layer, current, path))
     return tuple(found)
 
 
@@ -67,7 +69,9 @@ def _data_of(layer: Layer, tensor: Tensor) -> bool:
     return layer.kind == LayerKind.CONCATENATION or layer.data is tensor
 
 
-def _reader(layer: Layer, path: tuple[Step, ...]) -> Reader:
+def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
+    if layer.joined is not None and tensor is not layer.data:
+        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, feeds_weighted=_feeds_weighted(layer))
     sums = layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
     kind = ReaderKind.SUM if sums else ReaderKind.OP
     return Reader(kind, node_name(layer), layer.op or layer.kind.value, path, feeds_weighted=_feeds_weighted(layer))

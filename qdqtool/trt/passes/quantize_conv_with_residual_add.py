@@ -87,7 +87,7 @@ class QuantizeConvWithResidualAdd(Pass):
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
-        if reader is None or reader.kind != LayerKind.ELEMENTWISE or reader.operation != "SUM":
+        if reader is None or reader.operation != "SUM":
             return None
         if conv.fusion.activated and not self.target.residual_through_activation:
             other = next((t for t in reader.inputs if t is not conv.out), None)
@@ -97,7 +97,7 @@ class QuantizeConvWithResidualAdd(Pass):
             ))
             conv.rest_on(self._activated())
             return None
-        return reader if len(reader.inputs) == 2 else None
+        return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
 
     def _both(self, conv: Layer, q: Layer) -> None:
         if conv.fusion.activated and not self.target.residual_through_activation:
