@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from qdqtool import qdq
 from qdqtool.explain.report import Report
+from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, layer_of
 from qdqtool.onnxgraph.view import View
@@ -31,7 +32,7 @@ def _inside_activation(view: View, report: Report, conv: Node) -> None:
         ends = [n for dq in view.model.readers(q.output) for n in view.model.readers(dq.output)]
         act = next((n for n in ends if n.op in ACTIVATIONS), None)
         silu = any(n.op == "Mul" for n in ends)
-        code = "SILU-INNER-Q" if silu else "ACT-INNER-Q"
+        code: FindingCode = "SILU-INNER-Q" if silu else "ACT-INNER-Q"
         what = "SiLU" if silu else (act.name if act is not None else "its activation")
         report.add(
             code, q.name, f"{q.name} stands between {conv.name} and {what}.", convolutions=[conv.name],
