@@ -33,7 +33,7 @@ def explain(prediction: Prediction, report: Report) -> None:
         if cause is not None and not (cause.code in _OF_LINT and report.names(cause.code, outcome.name)):
             known.add(cause, (outcome.name,))
     for shared in known.every(WeightsShared):
-        if not report.names("W-SHARED", shared.node):
+        if not (report.names("W-SHARED", shared.node) or report.names("W-Q-OUTPUT", shared.node)):
             known.add(inputs.explain(known, shared))
     for stays in known.every(Stays):
         conversions.explain(known, stays)

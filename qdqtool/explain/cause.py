@@ -78,6 +78,8 @@ class Known:
         held = self.report.add(
             cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, joined=cause.joined
         )
+        if cause.code in ("CONVERSION", "INPUT-CONVERSION"):
+            return held  # what stays explains nothing else
         for node in (*about, cause.node):
             self.told.setdefault(node, (cause.code, cause.node))
         return held
