@@ -26,7 +26,6 @@ class Target:
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
         quantize_suffix: What is appended to a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
-        residual_evidence: How well that is proven.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
         constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
@@ -46,7 +45,6 @@ class Target:
     keeps_relu_name: bool = False
     quantize_suffix: str = ""
     residual_through_activation: bool = False
-    residual_evidence: Evidence = Evidence.ASSUMED
     multiply_in_pointwise_name: bool = False
     constants_first: bool = False
     float16_scales: bool = False
