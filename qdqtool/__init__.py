@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
+    from qdqtool.extraction.api import Extraction, extract
     from qdqtool.insertion.api import Insertion, insert
     from qdqtool.prediction import predict
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Verification
     from qdqtool.verification.api import verify
 
 _HOMES = {
+    "extract": "qdqtool.extraction.api",
+    "Extraction": "qdqtool.extraction.api",
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.api",
     "predict": "qdqtool.prediction",
@@ -36,12 +39,14 @@ _HOMES = {
 
 __all__ = [
     "ConvOutcome",
+    "Extraction",
     "Finding",
     "Insertion",
     "Precision",
     "Prediction",
     "Verification",
     "__version__",
+    "extract",
     "insert",
     "predict",
     "verify",

@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Hold the prediction against a real TensorRT build.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
+    "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "engine": "Per-layer precision, memory, MACs and time of a built engine.",

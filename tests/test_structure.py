@@ -24,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("commands", "demo"),
     ("testing",),
     ("render",),
+    ("extraction",),
     ("qat", "fixing", "verification"),
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),
