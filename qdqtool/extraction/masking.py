@@ -41,13 +41,14 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     for name, tensor in _constants(proto):
         if name in after:
             tensor.CopyFrom(_tensor(after[name], tensor))
-        elif name not in kept and tensor.data_type in _WEIGHTS and np.prod(tensor.dims) > 1:
+        elif name not in kept and tensor.data_type in _WEIGHTS and tensor.dims:
             value = numpy_helper.to_array(tensor)
             ratio = _ratio(model, name, value, before, after)
             tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
         elif name not in kept and np.prod(tensor.dims) > _LARGE and tensor.data_type != onnx.TensorProto.STRING:
             value = numpy_helper.to_array(tensor)
-            tensor.CopyFrom(_tensor(random.permuted(value.reshape(-1)).reshape(value.shape), tensor))
+            if value.dtype.kind in "iuf":
+                tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
     for node in proto.graph.node:
         for attribute in node.attribute:
             if attribute.name == "value_floats" and len(attribute.floats) > 1:
@@ -69,7 +70,7 @@ def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
 
 
 def _tensor(value: Array, like: onnx.TensorProto) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.ascontiguousarray(value), like.name)
+    return numpy_helper.from_array(np.array(value, order="C"), like.name)
 
 
 def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[str, Array]:
@@ -125,15 +126,18 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
     """Random numbers between the smallest and largest of each channel, both of which occur."""
     wide = value.astype(np.float64) * ratio
     rows = wide.reshape(wide.shape[0], -1) if wide.ndim > 1 and wide.shape[0] > 1 else wide.reshape(1, -1)
-    if not np.isfinite(rows).all():
-        return value  # infinities and NaN are the fault to show
-    low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
+    finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
+    if not rows.size or not finite.any(axis=1).all():
+        return value
+    low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
+    high = np.where(finite, rows, -np.inf).max(axis=1, keepdims=True)
     new = random.uniform(low, np.where(high > low, high, low + 1), rows.shape)
     new = np.where(high > low, new, low)
     order = np.argsort(random.random(rows.shape), axis=1)
     places = np.arange(len(rows))
     new[places, order[:, 0]] = high[:, 0]
     new[places, order[:, -1]] = low[:, 0]
+    new = np.where(finite, new, rows)
     if value.dtype.kind in "iu":
         new = np.rint(new)
     return new.reshape(value.shape).astype(value.dtype)
