@@ -1,11 +1,11 @@
-"""Size of what `qdqtool extract` cuts out: every finding of the evidence graphs and of a YOLOv8n with defects of all kinds.
+"""Size of what `qdqtool extract` cuts out for each finding of the evidence graphs and of a YOLOv8n full of defects.
 
 usage: python benchmarks/extract.py [--builds N] [--minimize N] [--private N] [--only WORD]
 
 For each finding: does the extract show the same finding (code, node, message and fix) with the convolutions that it
 names predicted alike, and with how many nodes? Targets: all do, at most 20 nodes in the median. With TensorRT-RTX
-installed, the extracts of N findings of each network (all without --builds) are built: each has to build where its whole
-network does. --minimize and --private repeat that for the first N findings of each network, shrunk and made private.
+installed, the extracts of N findings of each network (all without --builds) are built: each has to build where its
+whole network does. --minimize and --private repeat it for the first N findings of each, shrunk and made private.
 Nothing was chosen on these networks but the limit of hops.
 """
 
@@ -41,8 +41,8 @@ MEDIAN_NODES = 20
 def defective(size: int = 320) -> Model:
     """A quantized YOLOv8n into which defects were put, each at another place."""
     random = np.random.default_rng(0)
-    images = [random.random((1, 3, size, size), dtype=np.float32) for _ in range(2)]
-    model = Model(insert(yolov8n(size), images).proto)
+    images = [{"images": random.random((1, 3, size, size), dtype=np.float32)} for _ in range(2)]
+    model = Model(insert(yolov8n(size), images).model)
     model = Model(_without_pairs(model))
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -182,7 +182,7 @@ def main() -> int:
         return 1
     median = statistics.median(sizes)
     share = sum(s <= MEDIAN_NODES for s in sizes) / len(sizes)
-    print(f"{len(sizes)} findings: median {median:g} nodes (target {MEDIAN_NODES}), {share:.0%} at or below the target, "
+    print(f"{len(sizes)} findings: median {median:g} nodes (target {MEDIAN_NODES}), {share:.0%} at or below it, "
           f"most {max(sizes)}; {built} of {asked} build; {len(failed)} failed")
     if small:
         print(f"shrunk: {len(small)} findings, median {statistics.median(small):g} nodes")

@@ -113,7 +113,7 @@ def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | N
     if hidden is None:
         return report(result, _command_line(lambda text: text), Path(output).name, seen)
     text = report(result, _command_line(lambda text: hidden.names.get(text, text)), "extract.onnx", seen)
-    leak = next((s for s in map(hidden.leaked, text.splitlines()) if s is not None), None)
+    leak = hidden.leaked_prose(text)
     if leak is not None:
         raise QdqtoolError(f"'{leak}' would be left in the private report; leave out --report and write it by hand")
     return text

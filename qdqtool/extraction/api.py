@@ -40,7 +40,7 @@ class Extraction:
         proto: The small model.
         prediction: Its prediction.
         whole: The prediction of the model that it was taken from.
-        shown: What it shows as the whole does.
+        shown: What it shows as the whole does; of a private model, what its own prediction says of the same nodes.
         nodes: Number of its nodes, and of the whole's.
         kept: What was kept and why, one line.
         notes: What else the user should know.
@@ -59,13 +59,12 @@ class Extraction:
     private: Private | None = None
 
     def as_json(self) -> Json:
-        shown = self.private.shown(self.shown) if self.private is not None else self.shown
         return {
             "schema": SCHEMA, "tool": TOOL_VERSION, "target": self.whole.target,
             "nodes": self.nodes[0], "nodes_of_whole": self.nodes[1],
             "inputs": [v.name for v in self.proto.graph.input], "outputs": [v.name for v in self.proto.graph.output],
-            "findings": [f.as_json() for f in shown.findings],
-            "convolutions": [c.as_json() for c in shown.convolutions],
+            "findings": [f.as_json() for f in self.shown.findings],
+            "convolutions": [c.as_json() for c in self.shown.convolutions],
             "kept": self.kept, "checked": self.checked, "notes": list(self.notes),
         }
 
@@ -97,7 +96,8 @@ def extract(
         outputs: Tensors where it ends (default: the network's outputs).
         target: As for :func:`qdqtool.predict`.
         minimize: Shrink further: fewer nodes, channels, pixels, and plain weights.
-        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``: stay with what builds, fails or differs as the whole.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``: stay with what builds, fails or differs as the whole;
+            alone, or a check alone, it searches the whole model for what the build depends on, as ``minimize`` does.
         check: A command: stay with what it exits for with the same code as for the whole; see
             :class:`qdqtool.extraction.checks.CommandCheck`.
         private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
@@ -116,6 +116,8 @@ def extract(
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
         raise QdqtoolError("limit is at least 1, hops at least 0")
+    if not (finding or node or inputs or outputs):
+        minimize = True  # whatever the build depends on: that has to be found
     name = target_named(target).name
     job = _Job(load(model), name)
     job.select(finding, node, hops, inputs, outputs, free=bool(builder or check))
@@ -156,7 +158,7 @@ class _Job:
         if hops is not None and (node is None or finding is not None):
             raise QdqtoolError("hops are counted from a node: give one, and no finding")
         if not (between or finding or node or free):
-            raise QdqtoolError("say what to extract: a finding, a node, or inputs and outputs")
+            raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
         if between:
             self._set(self.cutter.between(inputs, outputs))
             self.why = "everything between the tensors given"
@@ -172,7 +174,7 @@ class _Job:
             self.shown = shown.of_node(self.whole, anchor.name)
             if hops is not None:
                 self._set(self.cutter.part(self.cutter.around([anchor], hops)))
-                self.why = f"{anchor.name} and what is {hops} hops around it"
+                self.why = f"{anchor.name} and what is up to {hops} hops around it"
                 self._drop_unshown()
             else:
                 self._narrow([anchor])
@@ -331,14 +333,12 @@ class _Job:
         if private:
             proto, hidden = made_private(self.model, proto, prediction)
             prediction = predict(proto, self.target)
-        kept = self._kept(len(proto.graph.node))
-        notes, checked = self.notes, self.checked
-        if hidden is not None:
-            kept, checked = hidden.text(kept), hidden.text(checked)
-            notes = [hidden.text(n) for n in notes]
+            self.shown = hidden.shown(self.shown, prediction)
+            self.why, self.checked = hidden.text(self.why), hidden.text(self.checked)
+            self.notes = [hidden.text(n) for n in self.notes]
         return Extraction(
-            proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)), kept, notes,
-            checked, hidden,
+            proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
+            self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
         )
 
     def _kept(self, nodes: int) -> str:

@@ -177,7 +177,8 @@ class Cutter:
         kind = self.model.elem_type(tensor)
         if not kind:
             return onnx.ValueInfoProto(name=tensor)
-        return helper.make_tensor_value_info(tensor, kind, self.model.shape(tensor))
+        inferred: onnx.ValueInfoProto = helper.make_tensor_value_info(tensor, kind, self.model.shape(tensor))
+        return inferred
 
     def make(self, part: Part) -> onnx.ModelProto:
         """The model of a part: nodes, constants, types, opsets and metadata are the original's.
@@ -230,7 +231,8 @@ class Cutter:
         return declared is not None and declared.type.WhichOneof("value") is not None
 
     def _typed(self, tensor: str) -> onnx.ValueInfoProto:
-        return self._declared[tensor]
+        declared: onnx.ValueInfoProto = self._declared[tensor]
+        return declared
 
     def _put_back(
         self, cut: onnx.ModelProto, slim: onnx.ModelProto, typed: dict[str, onnx.ValueInfoProto]

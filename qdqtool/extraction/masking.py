@@ -1,8 +1,8 @@
 """Random numbers in place of a model's weights and scales, which keep what TensorRT's decisions rest on.
 
-Scales: equal ones stay equal, and single scales stay in order (a Concat takes the largest). Weights: each output channel
-fills the same part of its quantizer's range as before. None of the new numbers is computed from an old one alone, so
-that knowing the random numbers does not give the old ones back.
+Scales: equal ones stay equal, and single scales stay in order (a Concat takes the largest). Weights: each output
+channel fills the same part of its quantizer's range as before. None of the new numbers is an old one times a random
+one: knowing the random numbers does not give the old ones back.
 """
 
 from __future__ import annotations

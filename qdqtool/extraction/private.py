@@ -1,8 +1,8 @@
 """Makes a model fit to be sent to others: nothing of it stays but its structure.
 
-Names become other names, consistently; doc strings, metadata and whatever else is text goes; weights become random ones
-of the same ranges; scales become other ones in the same order, equal ones equal. What is predicted stays the same, which
-is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are structure and stay.
+Names become other names, consistently; doc strings, metadata and whatever else is text goes; weights become random
+ones of the same ranges; scales become others, equal ones equal. What is predicted stays the same,
+which is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are structure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,17 +46,27 @@ _CLEARED = frozenset({
     "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
 })
 _WORD = re.compile(r"[^\s,()';\"`]+")
+_ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
+_PROGRAMS = frozenset({
+    "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
+    "paddle2onnx", "onnx", "qdqtool",
+})
 
 
 class Private:
     """The names that were replaced.
 
+    Args:
+        secrets: Texts of which none may be left.
+
     Attributes:
         names: Original to new.
+        kept: Words of ONNX's own that were kept.
     """
 
     def __init__(self, secrets: set[str]) -> None:
         self.names: dict[str, str] = {}
+        self.kept: set[str] = set()  # words of the standard
         self._secrets = {s for s in secrets if len(s) > 2}
         self._counters = {k: _spellings() for k in ("n", "t", "d", "domain", "Op", "attr", "s")}
 
@@ -81,21 +90,32 @@ class Private:
             text = re.sub(rf"(?<![\w/.]){'(' + pattern + ')'}(?![\w/])", lambda m: self.names[m[1]], text)
         return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
 
-    def shown(self, what: Shown) -> Shown:
-        """Findings and convolutions with their names replaced."""
+    def shown(self, what: Shown, prediction: Prediction) -> Shown:
+        """What the private model's own prediction says of the same nodes: its messages hold none of the old numbers."""
+        places = {(str(f.code), self.names.get(f.node, f.node)) for f in what.findings}
+        names = {self.names.get(c.name, c.name) for c in what.convolutions}
         return Shown(
-            tuple(replace(f, node=self.names.get(f.node, f.node), message=self.text(f.message), fix=self.text(f.fix),
-                          convolutions=[self.names.get(c, c) for c in f.convolutions]) for f in what.findings),
-            tuple(replace(c, name=self.names.get(c.name, c.name), layer=None,
-                          fused=[self.names.get(n, n) for n in c.fused]) for c in what.convolutions),
+            tuple(f for f in prediction.findings if (str(f.code), f.node) in places),
+            tuple(c for c in prediction.convolutions if c.name in names),
         )
 
     def leaked(self, text: str) -> str | None:
-        """An original text that stands in another one as a word, None where there is none."""
-        for word in (text, *_WORD.findall(text)):
-            if word in self._secrets and word not in self.names.values() and not is_public(word):
+        """An original text that a text of the new model holds, None where there is none."""
+        if not text or text in self.kept or is_public(text):
+            return None
+        if text in self._secrets and text not in self.names.values():
+            return text
+        return next((s for s in sorted(self._secrets) if len(s) > 3 and s in text), None)
+
+    def leaked_prose(self, text: str) -> str | None:
+        """The same for prose, in which every word of the language may be a name of the original by chance."""
+        own = set(self.names.values()) | self.kept
+        for word in {w.rstrip(".:,") for w in _WORD.findall(text)}:
+            if word in self._secrets and word not in own and not is_public(word) and not _ANYBODYS.fullmatch(word):
                 return word
-        return next((s for s in sorted(self._secrets) if len(s) > 7 and s in text and not is_public(s)), None)
+        long = (s for s in sorted(self._secrets) if len(s) > 7 and not is_public(s) and not _ANYBODYS.fullmatch(s))
+        found: str | None = next((s for s in long if s in text), None)
+        return found
 
 
 def _spellings() -> Iterator[str]:
@@ -117,7 +137,7 @@ def _vocabulary() -> set[str]:
         for schema in onnx.defs.get_all_schemas_with_history():
             _known.update((schema.name, *schema.attributes))
             _known.update(i.name for i in (*schema.inputs, *schema.outputs))
-        _known.update(_PLUGINS | _WORDS | _PUBLIC_DOMAINS)
+        _known.update(_PLUGINS | _WORDS | _PUBLIC_DOMAINS | _PROGRAMS)
     return _known
 
 
@@ -143,14 +163,14 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
     """
     what = whole.path or "model"
     secrets = set(texts(whole.proto)) | {external_location(t) for t in all_tensors(whole.proto.graph)}
-    secrets |= {part for p in (whole.path, whole.base_dir) for part in re.split(r"[\\/]", p)}
+    secrets |= {whole.path, whole.base_dir}
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
     for seed in range(_SEEDS):
         hidden = Private(secrets)
         result = onnx.ModelProto()
         result.CopyFrom(_inlined(proto))
-        result.DiscardUnknownFields()  # type: ignore[no-untyped-call]
+        result.DiscardUnknownFields()
         masked(result, np.random.default_rng(seed))
         _rename(result, hidden, {})
         for text in texts(result):
@@ -244,6 +264,7 @@ def _rename(message: Message, hidden: Private, context: dict[str, bool]) -> None
 def _renamed(message: Message, kind: str, field: str, value: Any, hidden: Private, known: bool) -> Any:
     if isinstance(value, bytes):
         if kind == "AttributeProto" and known and getattr(message, "name", "") in _WORDS:
+            hidden.kept.add(value.decode("utf-8", "replace"))
             return value
         return hidden.name(value.decode("utf-8", "replace"), "s").encode()
     if field == "domain":

@@ -50,7 +50,7 @@ def report(result: Extraction, command: str, model: str, verification: dict[str,
         verification: The JSON of a verification of the whole model.
     """
     private = result.private
-    shown = private.shown(result.shown) if private is not None else result.shown
+    shown = result.shown
     codes = list(dict.fromkeys(str(f.code) for f in shown.findings))
     title = ", ".join(codes) or (_code(shown.convolutions[0].name) if shown.convolutions else "A build")
     lines = [f"# {title} on {result.whole.target}", "", result.kept + ".", ""]
@@ -101,7 +101,8 @@ def _seen(result: Extraction, verification: dict[str, Any]) -> list[str]:
     for mismatch in chosen[:_MOST]:
         sides = [_side(mismatch.get(key), private is not None) for key in ("predicted", "built")]
         kind = str(mismatch.get("kind", ""))
-        lines.append(f"| {_plain(kind) if kind.isalpha() else ''} | {_code(name(mismatch))} | {sides[0]} | {sides[1]} |")
+        cells = [kind if kind.isalpha() else "", _code(name(mismatch)), *sides]
+        lines.append(f"| {' | '.join(cells)} |")
     if len(chosen) > _MOST:
         lines += ["", f"and {len(chosen) - _MOST} more"]
     return lines

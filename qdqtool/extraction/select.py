@@ -13,7 +13,7 @@ _RADII = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400,
 
 
 def grow(cutter: Cutter, anchors: Sequence[Node], holds: Holds) -> Iterator[Part | None]:
-    """Parts around the anchors, wider and wider; yields None for each one that does not hold and ends with one that does.
+    """Parts around the anchors, wider and wider; yields None for each that does not hold and ends with one that does.
 
     The whole model is tried last and is taken as it is: what it shows is what was asked for.
     """
