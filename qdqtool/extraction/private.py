@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ _CLEARED = frozenset({
     "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
 })
 _WORD = re.compile(r"[^\s,()';\"`]+")
+_COPY = re.compile(r"(.*?)((?:_clone_\d+)+)", re.DOTALL)
 _ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
 _PROGRAMS = frozenset({
     "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
@@ -82,18 +83,25 @@ class Private:
                     break
         return self.names[original]
 
+    def place(self, name: str) -> str:
+        """The new name of a node, or of a copy that TensorRT makes of one."""
+        copy = _COPY.fullmatch(name)
+        if name in self.names or copy is None:
+            return self.names.get(name, name)
+        return self.names.get(copy[1], copy[1]) + copy[2]
+
     def text(self, text: str) -> str:
         """A text with names replaced, the longest first; a known name is replaced wherever it stands as a word."""
         known = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if known:
             pattern = "|".join(re.escape(n) for n in known)
-            text = re.sub(rf"(?<![\w/.]){'(' + pattern + ')'}(?![\w/])", lambda m: self.names[m[1]], text)
+            text = re.sub(rf"(?<![\w/.]){'(' + pattern + ')'}(?=_clone_\d|[^\w/]|$)", lambda m: self.names[m[1]], text)
         return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
 
     def shown(self, what: Shown, prediction: Prediction) -> Shown:
         """What the private model's own prediction says of the same nodes: its messages hold none of the old numbers."""
-        places = {(str(f.code), self.names.get(f.node, f.node)) for f in what.findings}
-        names = {self.names.get(c.name, c.name) for c in what.convolutions}
+        places = {(str(f.code), self.place(f.node)) for f in what.findings}
+        names = {self.place(c.name) for c in what.convolutions}
         return Shown(
             tuple(f for f in prediction.findings if (str(f.code), f.node) in places),
             tuple(c for c in prediction.convolutions if c.name in names),
@@ -105,7 +113,8 @@ class Private:
             return None
         if text in self._secrets and text not in self.names.values():
             return text
-        return next((s for s in sorted(self._secrets) if len(s) > 3 and s in text), None)
+        found: str | None = next((s for s in sorted(self._secrets) if len(s) > 3 and s in text), None)
+        return found
 
     def leaked_prose(self, text: str) -> str | None:
         """The same for prose, in which every word of the language may be a name of the original by chance."""
@@ -201,13 +210,13 @@ def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
         ):
             return "a convolution's outcome"
 
-    def told(prediction: Prediction, names: dict[str, str]) -> list[tuple[str, str, str, list[str]]]:
+    def told(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
         return sorted(
-            (str(f.code), str(f.severity), names.get(f.node, f.node), [names.get(c, c) for c in f.convolutions])
+            (str(f.code), str(f.severity), name(f.node), sorted(map(name, f.convolutions)))
             for f in prediction.findings
         )
 
-    before, after = told(one, hidden.names), told(two, {})
+    before, after = told(one, hidden.place), told(two, str)
     if before != after:
         apart = [f for f in (*before, *after) if before.count(f) != after.count(f)]
         return f"finding {apart[0][0]}"
