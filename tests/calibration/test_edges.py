@@ -10,7 +10,7 @@ import pytest
 from calibration.cache import load_progress
 from calibration.dataset import InputSpec
 from calibration.images import open_data
-from calibration.methods import clipped_fraction
+from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fraction
 from calibration.statistics import Statistics, TensorStatistics
 from qdqtool.errors import DataError
 
@@ -63,3 +63,40 @@ def test_the_whole_range_clips_nothing() -> None:
     assert clipped_fraction(stats, float(values.max())) == 0.0
     assert clipped_fraction(stats, 2.5) == pytest.approx(1 / 3)
     assert clipped_fraction(TensorStatistics.of(np.zeros(0)), 1.0) == 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
+    """Ranges depend on shares, not on counts: few values, or each of them a thousand times."""
+    values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
+    once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
+    assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)
+
+
+def divergence(counts: np.ndarray, kept: int) -> float:
+    """KL(P || Q) for one number of kept bins, straight from the definition."""
+    p = counts[:kept].copy()
+    p[-1] += counts[kept:].sum()
+    q = np.zeros(kept)
+    for level in range(128):
+        part = slice(level * kept // 128, (level + 1) * kept // 128)
+        filled = counts[part] > 0
+        q[part][filled] = counts[part].sum() / max(filled.sum(), 1)
+    p, q = p / p.sum(), q / q.sum()
+    used = p > 0
+    return np.inf if (q[used] == 0).any() else float((p[used] * np.log(p[used] / q[used])).sum())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.003])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_for_the_least_divergence_is_exact(seed: int, share: float) -> None:
+    """On counts, and on the parts of counts that splitting bins leaves; with outliers that are worth clipping."""
+    dice = np.random.default_rng(seed)
+    counts = dice.poisson(3000 * np.exp(-np.arange(320) / dice.uniform(10, 30))).astype(np.float64)
+    counts[dice.integers(200, 320, 5)] += dice.integers(1, 9, 5)
+    counts *= share
+    counts[0] = counts[1]
+    direct = np.array([divergence(counts, kept) for kept in range(128, 321)])
+    kept = round(_least_divergence(counts, 1.0) * 320)
+    assert direct.argmin() < len(direct) - 1, "something is clipped here"
+    assert direct[kept - 128] == pytest.approx(direct.min(), rel=1e-9)
