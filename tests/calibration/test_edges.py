@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from calibration.cache import load_progress
 from calibration.dataset import InputSpec
+from calibration.histogram import MIN_TOP
 from calibration.images import open_data
 from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fraction
+from calibration.runner import collect
 from calibration.statistics import Statistics, TensorStatistics
 from qdqtool.errors import DataError
+from tests.calibration.nets import conv_net
 
 
 def write_npy(path: Path, array: np.ndarray, fortran: bool) -> None:
@@ -100,3 +104,18 @@ def test_the_search_for_the_least_divergence_is_exact(seed: int, share: float) -
     kept = round(_least_divergence(counts, 1.0) * 320)
     assert direct.argmin() < len(direct) - 1, "something is clipped here"
     assert direct[kept - 128] == pytest.approx(direct.min(), rel=1e-9)
+
+
+def test_the_smallest_range_that_a_scale_can_resolve() -> None:
+    smallest = np.float32(2.0**MIN_TOP)
+    for value in (smallest, smallest * np.float32(1.5)):
+        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
+    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
+
+
+def test_a_tensor_that_is_never_finite_is_told_with_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(conv_net(), path)
+    pictures = np.full((2, 3, 16, 16), np.inf, np.float32)
+    with pytest.raises(DataError, match=r"^.*net\.onnx: tensor '.*' is NaN or infinite for every input"):
+        collect(path, {"images": pictures}, ["images"], progress=False)

@@ -28,7 +28,7 @@ import pytest
 from tests.mutants.sample import Mutant
 
 LEAST = 60.0  # seconds that tests have at least; they get MORE times what they take without a change
-MORE = 5.0
+MORE = 2.0
 _HEAVY = ("numpy", "onnx", "onnx.shape_inference", "onnxruntime", "hypothesis", "PIL.Image", "click", "rich.console")
 _OURS = ("tests", "qdqtool", "calibration")
 
