@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="needs qdqtool[mutants]")
 
 from tests.mutants.sample import draw, mutants_of
-from tests.mutants.trial import Trials, changed_lines, copy_of, mirrored_tests
+from tests.mutants.trial import Trials, changed_lines, copy_of, mirrored_tests, statement_at
 
 SOURCE = '''\
 from typing import TYPE_CHECKING
@@ -67,6 +67,12 @@ def test_tests_that_come_by_come_first(tree: Path) -> None:
     assert len(trials.took) == 2
     last = mutants_of(tree, "calibration/own.py")[-1][0]
     assert trials.seen_by(last) == ["tests/calibration/test_own.py::test_small"]
+
+
+def test_a_statement_is_taken_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("x = [\n    i for i in y\n    if i\n]\nif (x\n        or y):\n    z = 1\nelse:\n    z = 2\n")
+    assert [list(statement_at(path, n)) for n in (3, 6, 7, 9)] == [[1, 2, 3, 4], [5, 6], [7], [9]]
 
 
 def test_what_survives(tree: Path) -> None:

@@ -7,6 +7,7 @@ so that a mutant meets only the tests that could see it.
 
 from __future__ import annotations
 
+import ast
 import compileall
 import contextlib
 import importlib
@@ -111,8 +112,9 @@ class Trials:
 
     def seen_by(self, mutant: Mutant) -> list[str]:
         """The tests that come by a mutant's line, the quick ones first; those of its own file before all others."""
-        found = set(self.lines.get(mutant.file, {}).get(mutant.line, ()))
-        if "" in found or not found:  # run by an import, or in the midst of a statement of several lines
+        lines = self.lines.get(mutant.file, {})
+        found = {t for n in statement_at(self.tree / mutant.file, mutant.line) for t in lines.get(n, ())}
+        if "" in found or not found:  # run by an import, or by nothing
             found = set(self.took)
         own = f"test_{Path(mutant.file).stem}.py::"
         return sorted(found & set(self.took), key=lambda t: (own not in t, self.took[t]))
@@ -181,6 +183,21 @@ class Trials:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def statement_at(path: Path, line: int) -> range:
+    """The lines of the statement around a line, of an ``if`` or a loop those of its head alone.
+
+    A condition over several lines may end early: the change of a line can matter to tests that never came by it.
+    """
+    found = range(line, line + 1)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            body = getattr(node, "body", None)
+            end = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
+            if line <= end:  # the innermost comes last
+                found = range(node.lineno, end + 1)
+    return found
 
 
 def _wait(child: int, until: float) -> int | None:
