@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 
+from qdqtool.errors import ModelError
 from qdqtool.graph import Model
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.prepare import prepare
 from tests.insertion.nets import Net, check, images, run
 
 
@@ -56,3 +59,68 @@ def test_a_residual_of_unknown_shape_is_a_residual() -> None:
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
     placed = place(model, Rules(head="none"))
     assert [r.role for r in placed.readers["strange.out"]] == ["residual"]
+
+
+def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    prepare(copy, opset=opset, path=path)
+    check(copy)
+    return copy
+
+
+def test_an_output_that_nothing_reads_is_not_dead() -> None:
+    """Nodes in front of weights go with them; one of the same kind that makes an output of the network stays."""
+    net = Net()
+    weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
+    out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
+    net.output(net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1]))
+    before = net.model()
+    after = prepared(before)
+    assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
+    for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
+def test_a_constant_that_another_convolution_reads_survives_folding() -> None:
+    net = Net()
+    bias = net.const("bias", net.rng.standard_normal(16))
+    first = net.op("Conv", "a", "x", net.const("wa", net.rng.standard_normal((16, 16, 1, 1))), bias)
+    second = net.op("Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias)
+    net.output(net.norm("n", first), second)
+    before = net.model()
+    after = prepared(before)
+    left = {t.name for t in after.graph.initializer}
+    assert {"bias", "wb"} <= left and not {"wa", "n.gamma", "n.var"} & left
+    for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
+
+
+def test_epsilon_has_onnxs_default() -> None:
+    """1e-5, which matters where the variance is as small."""
+    net = Net()
+    parameters = {"gamma": np.ones(16), "beta": np.zeros(16), "mean": np.zeros(16), "var": np.full(16, 1e-5)}
+    names = [net.const(k, v) for k, v in parameters.items()]
+    net.output(net.op("BatchNormalization", "n", net.conv("c", "x"), *names))
+    before = net.model()
+    after = prepared(before)
+    assert [n.op_type for n in after.graph.node] == ["Conv"]
+    np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("path", "told"), [("net.onnx", r"^net\.onnx: "), ("", "^model: ")])
+def test_errors_name_the_file(path: str, told: str) -> None:
+    net = Net()
+    net.output(net.conv("c", "x"))
+    old = net.model(11)
+    old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
+    with pytest.raises(ModelError, match=f"{told}opset 11 cannot be raised to 13"):
+        prepare(old, opset=13, path=path)
+    recursive = net.model()
+    call = onnx.helper.make_node("Again", ["a"], ["b"], domain="own")
+    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
+    recursive.functions.append(onnx.helper.make_function("own", "Again", ["a"], ["b"], [call], domains))
+    recursive.graph.node.append(onnx.helper.make_node("Again", ["x"], ["z"], "again", domain="own"))
+    recursive.opset_import.append(domains[1])
+    with pytest.raises(ModelError, match=f"{told}functions cannot be inlined"):
+        prepare(recursive, opset=13, path=path)
