@@ -11,6 +11,7 @@ from qdqtool.graph import Model
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.presets import find_head
 from tests.insertion.nets import Net, check, images, run
 
 
@@ -124,3 +125,19 @@ def test_errors_name_the_file(path: str, told: str) -> None:
     recursive.opset_import.append(domains[1])
     with pytest.raises(ModelError, match=f"{told}functions cannot be inlined"):
         prepare(recursive, opset=13, path=path)
+
+
+@pytest.mark.parametrize(("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)])
+def test_the_dfl_behind_operators_that_only_move_values(between: str, found: bool) -> None:
+    """The mean over the bins may stand behind a Transpose or Reshape of the Softmax; one of maxima is none."""
+    net = Net()
+    soft = net.op("Softmax", "soft", net.conv("box", "x", cout=8), axis=1)
+    if between == "Transpose":
+        moved = net.op("Transpose", "moved", soft, perm=[0, 1, 3, 2])
+    elif between == "Reshape":
+        moved = net.op("Reshape", "moved", soft, net.const("shape", [1, 8, 64, 1], np.int64))
+    else:
+        moved = net.op("MaxPool", "moved", soft, kernel_shape=[2, 2])
+    net.output(net.op("Conv", "mean", moved, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
+    head = find_head(net.index())
+    assert [net.nodes[i].name for i in head.dfl] == (["mean"] if found else [])
