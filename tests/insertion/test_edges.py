@@ -141,3 +141,18 @@ def test_the_dfl_behind_operators_that_only_move_values(between: str, found: boo
     net.output(net.op("Conv", "mean", moved, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
     head = find_head(net.index())
     assert [net.nodes[i].name for i in head.dfl] == (["mean"] if found else [])
+
+
+@pytest.mark.parametrize(("perm", "boxes"), [
+    ([0, 1, 3, 2], {"box"}), ([0, 2, 3, 1], {"box", "cls"}), (None, {"box", "cls"}),
+])
+def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, boxes: set[str]) -> None:
+    """Behind a Transpose that moves the channels, a Slice of axis 1 cuts rows: they come from both convolutions."""
+    net = Net(side=16)
+    joined = net.op("Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1)
+    turned = net.op("Transpose", "turned", joined, **({} if perm is None else {"perm": perm}))
+    values = {"starts": [0], "ends": [8], "axes": [1]}
+    cut = net.op("Slice", "cut", turned, *(net.const(k, v, np.int64) for k, v in values.items()))
+    soft = net.op("Softmax", "soft", cut, axis=1)
+    net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
+    assert {net.nodes[i].name for i in find_head(net.index()).boxes} == boxes
