@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model
+from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
@@ -156,3 +157,32 @@ def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, bo
     soft = net.op("Softmax", "soft", cut, axis=1)
     net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
     assert {net.nodes[i].name for i in find_head(net.index()).boxes} == boxes
+
+
+def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes() -> None:
+    """Then all of the Concat's inputs may: none is left out of what stays float."""
+    net = Net()
+    strange = net.op("Strange", "strange", net.conv("a", "x"), domain="example")
+    joined = net.op("Concat", "join", strange, net.conv("b", "x", cout=8), axis=1)
+    values = {"starts": [0], "ends": [8], "axes": [1]}
+    cut = net.op("Slice", "cut", joined, *(net.const(k, v, np.int64) for k, v in values.items()))
+    soft = net.op("Softmax", "soft", cut, axis=1)
+    net.nodes.append(onnx.helper.make_node("Conv", [soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))], ["y"]))
+    output = onnx.helper.make_empty_tensor_value_info("y")
+    graph = onnx.helper.make_graph(net.nodes, "net", net.inputs, [output], net.initializers)
+    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("example", 1)]
+    head = find_head(Model(onnx.shape_inference.infer_shapes(onnx.helper.make_model(graph, opset_imports=domains))))
+    assert "b" in {net.nodes[i].name for i in head.boxes}
+
+
+def test_the_hundredth_percentile_is_the_maximum() -> None:
+    net = Net()
+    net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x"))))
+    model = net.model()
+    whole, largest = (
+        {q.tensor: q.scale for q in insert(model, images(), predict=False, **how).quantized}
+        for how in ({"method": "percentile", "percentile": 100.0}, {"method": "max"})
+    )
+    assert whole == largest
+    with pytest.raises(QdqtoolError, match="percentile"):
+        insert(model, images(), predict=False, method="percentile", percentile=100.5)

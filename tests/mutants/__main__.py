@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -94,6 +95,7 @@ def _run(tree: Path, chosen: dict[str, list[Mutant]], keep: Path | None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the child that runs tests goes with it
     try:
         sys.exit(main())
     except KeyboardInterrupt:

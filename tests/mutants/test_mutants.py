@@ -86,3 +86,14 @@ def test_what_survives(tree: Path) -> None:
     assert (tree / "calibration" / "own.py").read_text() == SOURCE
     assert {change for change, result in said.items() if result == "survived"} == {
         'return x <= 4 and "a" not in names', 'return x <= 3 or "a" not in names'}  # fmt: skip
+
+
+def test_a_loop_without_end_is_stopped(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.mutants.trial.LEAST", 1.0)
+    monkeypatch.setattr("tests.mutants.trial.MORE", 0.0)
+    (tree / "calibration" / "own.py").write_text(
+        "def small(x):\n    n = 0\n    while n < 3:\n        n += 1\n    return True\n")  # fmt: skip
+    trials = Trials(tree, "calibration")
+    step = next(m for place in mutants_of(tree, "calibration/own.py") for m in place
+                if changed_lines(tree, m)[1].replace("  ", " ") == "n += 0")  # fmt: skip
+    assert trials.try_mutant(step)[0] == "timeout"

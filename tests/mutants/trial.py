@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import coverage
@@ -28,8 +28,8 @@ import pytest
 
 from tests.mutants.sample import Mutant
 
-LEAST = 60.0  # seconds that tests have at least; they get MORE times what they take without a change
-MORE = 2.0
+LEAST = 20.0  # seconds that a test has at least, and MORE times what it took while it was watched
+MORE = 5.0
 _HEAVY = ("numpy", "onnx", "onnx.shape_inference", "onnxruntime", "hypothesis", "PIL.Image", "click", "rich.console")
 _OURS = ("tests", "qdqtool", "calibration")
 
@@ -54,10 +54,17 @@ def mirrored_tests(tree: Path, package: str) -> list[str]:
 
 
 class _Chosen:
-    """A pytest plugin: runs some tests alone, in a given order."""
+    """A pytest plugin: runs some tests alone, in a given order, and ends the process with one that takes too long."""
 
-    def __init__(self, tests: Iterable[str]) -> None:
+    def __init__(self, tests: Iterable[str], took: Mapping[str, float]) -> None:
         self.rank = {test: i for i, test in enumerate(tests)}
+        self.took = took
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item):  # type: ignore[no-untyped-def]
+        signal.setitimer(signal.ITIMER_REAL, LEAST + MORE * self.took.get(item.nodeid, 0.0))
+        yield
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted((i for i in items if i.nodeid in self.rank), key=lambda i: self.rank[i.nodeid])
@@ -122,13 +129,13 @@ class Trials:
     def try_mutant(self, mutant: Mutant) -> tuple[str, float]:
         """``killed``, ``timeout`` or ``survived``, and seconds; the file is as before afterwards."""
         tests = self.seen_by(mutant)
-        limit = max(LEAST, MORE * sum(self.took[t] for t in tests))
+        limit = LEAST * 3 + MORE * sum(self.took[t] for t in tests)
         path = self.tree / mutant.file
         code = path.read_text(encoding="utf-8")
         path.write_text(mutant.apply(code), encoding="utf-8")
         try:
             files = sorted({t.partition("::")[0] for t in tests})
-            result, _, seconds = self._run(files, limit, _Chosen(tests))
+            result, _, seconds = self._run(files, limit, _Chosen(tests, self.took))
         finally:
             path.write_text(code, encoding="utf-8")
         return result, seconds
@@ -152,6 +159,7 @@ class Trials:
             seconds = time.monotonic() - started
             if code is None:
                 _kill(child)
+            if code in (None, -signal.SIGALRM):
                 return "timeout", "", seconds
             out.seek(0)
             told = out.read().decode(errors="replace")[-3000:]
@@ -162,6 +170,7 @@ class Trials:
         code = 99
         try:
             os.setsid()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(out, 1)
             os.dup2(out, 2)

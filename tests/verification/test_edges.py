@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from pathlib import Path
 
+import onnx
 import pytest
 
 from qdqtool.buildlog.read import read_build
+from qdqtool.errors import BuildLogError
 from qdqtool.modelfile import load
+from qdqtool.prediction import predict
 from qdqtool.types import Mismatch
 from qdqtool.verification.api import compare, exit_code, verify
+from qdqtool.verification.from_log import verify_from_log
+from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 
@@ -65,3 +72,66 @@ def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure:
     assert (counts["agree"], counts["unknown"]) == (21 - len(unsure), len(unsure))
     assert list(counts["unknown_names"]) == list(unsure)
     assert exit_code(result) == 2
+
+
+def test_why_names_the_rule_behind_the_prediction() -> None:
+    """The refusal where a pass refused, with what was predicted in words."""
+    at = engine_line("Gemm_311")
+    before, _, after = LINES[at].rpartition("(Float")
+    why = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"].why
+    assert why.startswith("predicted float output, built INT8 output (predicted by QuantizeDoubleInputNodes: output-")
+    at = engine_line("Conv_22")
+    why = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].why
+    assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
+
+
+def parse_section(proto: onnx.ModelProto) -> list[str]:
+    """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
+              for v in (*graph.input, *graph.value_info, *graph.output)}  # fmt: skip
+    types = dict.fromkeys(shapes, "FLOAT")
+    for tensor in graph.initializer:
+        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), onnx.TensorProto.DataType.Name(tensor.data_type)
+
+    def told(names: Iterable[str]) -> str:
+        return "".join(f"[{n} -> ({', '.join(map(str, shapes[n]))})[{types[n]}]], " for n in names)
+
+    lines = [f"Adding network input: {v.name} with dtype: float32, dimensions: "
+             f"({', '.join(map(str, shapes[v.name]))})" for v in graph.input]  # fmt: skip
+    lines += [f"Importing initializer: {t.name}" for t in graph.initializer]
+    for node in graph.node:
+        head = f"{node.name} [{node.op_type}]"
+        lines += [f"Parsing node: {head}", f"{head} inputs: {told(node.input)}", f"{head} outputs: {told(node.output)}"]
+    lines += [f"Marking {v.name} as output: {v.name}" for v in graph.output]
+    return [f"[11/21/2026-12:00:00] [V] [TRT] {line}" for line in lines]
+
+
+def chain(quantized: bool = True) -> onnx.ModelProto:
+    """Two convolutions with an activation between them, which no scale can change."""
+    g = Graph()
+    form, scale = ("qdq", 0.1) if quantized else ("float", None)
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=scale, weights=form), "r0")
+    return g.model(g.conv(x, "c1", 8, 1, scale=scale, weights=form))
+
+
+def log_with_parse_section(proto: onnx.ModelProto) -> str:
+    lines = log_of(predict(proto, "trt8.5"))
+    return "\n".join([*lines[:2], *parse_section(proto), *lines[2:]]) + "\n"
+
+
+def test_a_log_alone(tmp_path: Path) -> None:
+    """Read from a file and given as a build, a log says the same; without Q/DQ there is nothing to predict."""
+    path = tmp_path / "build.log"
+    path.write_text(log_with_parse_section(chain()))
+    from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
+    assert from_file.as_json() == from_build.as_json()
+    data = from_file.as_json()
+    assert [data["convolutions"][k] for k in ("total", "agree", "unknown")] == [2, 2, 0]
+    assert from_file.mismatches == []
+    assert not any("depend" in note for note in from_file.notes)
+    with pytest.raises(BuildLogError, match="a TensorRT-RTX log has no pass lines"):
+        verify_from_log(path, target="rtx1.7")
+    path.write_text(log_with_parse_section(chain(quantized=False)))
+    with pytest.raises(BuildLogError, match="no Q/DQ nodes in the parse section"):
+        verify_from_log(path)
