@@ -28,11 +28,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),
     ("lint", "explain", "rtx"),
-    ("trt",),
     ("buildlog",),
+    ("trt",),
     ("operators",),
     ("qdq", "modelfile", "graph", "onnxgraph", "calibration"),
-    ("files", "patterns", "errors", "evidence", "types", "progress"),
+    ("files", "patterns", "errors", "evidence", "types", "agreement", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
@@ -78,7 +78,6 @@ _NOT_YET: frozenset[str] = frozenset({
     "pass: slice_removal -> myelin",
     "pass: squeeze_push_down_join -> vanilla_swap_with_following_q",
     "pass: vanilla_swap_with_preceeding_dq -> vanilla_swap_with_following_q",
-    "upward: buildlog -> trt",
     "version: qdqtool.trt.passes.quantize_double_input_nodes",
 })
 

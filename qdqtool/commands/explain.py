@@ -33,7 +33,7 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
     if entry is not None:
         emit(to_json(code_json(entry)) if form == "json" else code_text(entry, width), output)
         return 0
-    from qdqtool.buildlog.errors_table import lookup
+    from qdqtool.explain.errors import lookup
 
     known = lookup(text)
     if known is None:

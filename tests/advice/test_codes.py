@@ -4,7 +4,7 @@ import pytest
 
 from qdqtool.advice import codes
 from qdqtool.advice.knowledge import ALL_TARGETS
-from qdqtool.buildlog.known_errors import KNOWN
+from qdqtool.explain.errors_known import KNOWN
 from qdqtool.fixing.api import FIXABLE
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Evidence, Severity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, documented, seen
+from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
@@ -10,7 +10,6 @@ from qdqtool.trt.quantizable import refusal_of
 from qdqtool.trt.refusals import ActivationBeforeAdd, AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
-from qdqtool.types import Evidence
 
 QUANTIZED = seen(
     "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
@@ -19,13 +18,10 @@ QUANTIZED = seen(
     "bevfusion-camera-rtx3080ti-trt8600:5264", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual",
     source="the residual's scale may differ from the output's",
 )
-ACTIVATED_DOCUMENTED = documented(
-    "activated-documented", "The same with an activation between convolution and Add, on targets that fuse it.",
-    "ModelOpt quantizes the residual branch only since 2025-10, so that Conv, activation and Add can fuse",
-)
 ACTIVATED = assumed(
     "activated", "What an activation between convolution and Add makes of the fusion.",
-    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6",
+    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt quantizes the residual "
+    "branch only since 2025-10, so that convolution, activation and Add can fuse on 10.x",
 )
 
 
@@ -39,7 +35,7 @@ class QuantizeConvWithResidualAdd(Pass):
     the target says that it fuses.
     """
 
-    cases = (QUANTIZED, ACTIVATED_DOCUMENTED, ACTIVATED)
+    cases = (QUANTIZED, ACTIVATED)
 
     def apply(self, network: Network) -> None:
         for conv in network.of_kind(LayerKind.CONVOLUTION):
@@ -65,10 +61,6 @@ class QuantizeConvWithResidualAdd(Pass):
                 continue
             self._fuse(network, conv, position, add, dq, q)
 
-    def _activated(self) -> Case:
-        documented_so = self.target.residual_evidence == Evidence.DOCUMENTED
-        return ACTIVATED_DOCUMENTED if documented_so else ACTIVATED
-
     def _add_behind(self, conv: Layer) -> Layer | None:
         reader = conv.out.only_reader()
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
@@ -82,7 +74,7 @@ class QuantizeConvWithResidualAdd(Pass):
                 self.name, node_name(conv), node_name(reader), conv.nodes[-1],
                 origin_of(other) if other is not None else None, elements(conv.out),
             ))
-            conv.rest_on(self._activated())
+            conv.rest_on(ACTIVATED)
             return None
         return reader if len(reader.inputs) == 2 else None
 
@@ -93,7 +85,7 @@ class QuantizeConvWithResidualAdd(Pass):
             self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q)))
 
     def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
-        case = self._activated() if conv.fusion.activated else QUANTIZED
+        case = ACTIVATED if conv.fusion.activated else QUANTIZED
         conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
         assert conv_dq is not None and weight_dq is not None
         self.running(case, conv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operators import LayerKind, weights_of
 from qdqtool.trt.network import WEIGHTED, Layer, Network
 from qdqtool.trt.passes._infra import (
     Pass,
@@ -20,21 +20,9 @@ from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, Out
 from qdqtool.trt.surroundings import elements, readers_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 
-CONVOLUTION = seen(
-    "convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
-    "yolo-resnet18-orin-trt8502:5405", "resnet18-qat-rtx2000-trt8510:2699", "yolov8-orin-trt8412-excerpts:194",
-    "bevfusion-camera-orin-trt8502:488", "bevfusion-camera-rtx3080ti-trt8600:5424",
-)
-DECONVOLUTION_80 = seen(
-    "deconvolution", "A ConvTranspose whose data and weights come from DQs runs in INT8.",
-    "centernet-resnet34-qat-trt80", source="3 of 3",
-)
+CONVOLUTION, DECONVOLUTION_80, MATRIX = (weights_of(op).case for op in ("Conv", "ConvTranspose", "MatMul"))
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
-)
-MATRIX = documented(
-    "matrix-multiply", "A MatMul of two dequantized tensors runs in INT8.",
-    "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322",
 )
 SUM = seen(
     "sum", "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",

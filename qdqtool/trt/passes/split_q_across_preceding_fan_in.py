@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from qdqtool.evidence import Case, documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.evidence import Case, documented
+from qdqtool.operators import LayerKind, passage_of
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, can_absorb, node_name, only_q
 from qdqtool.trt.refusals import ConcatReadElsewhere
@@ -13,11 +13,7 @@ from qdqtool.trt.surroundings import readers_of, step_of
 
 MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take
 
-CONCAT = seen(
-    "concat", "A Q that alone reads a Concat goes to each of its inputs as <Q>_clone_<i>; the Concat runs in INT8.",
-    "yolo-resnet18-orin-trt8502:5227", "yolov8-orin-trt8412-excerpts:167", "bevfusion-camera-orin-trt8502:321",
-    "bevfusion-camera-rtx3080ti-trt8600:5257",
-)
+CONCAT = passage_of("Concat").case
 NESTED = documented(
     "nested", "Concat behind Concat nests the suffix, _clone_1_clone_2.", "NVIDIA/TensorRT issue 2131 (8.4)",
 )

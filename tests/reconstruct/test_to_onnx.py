@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.buildlog.onnx_attributes import attributes_of
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import ParsedNode, ParsedTensor
-from qdqtool.buildlog.to_onnx import MARK, graph_from_log
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
+from qdqtool.reconstruct.onnx_attributes import attributes_of
+from qdqtool.reconstruct.to_onnx import MARK, graph_from_log
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split

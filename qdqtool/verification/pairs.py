@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.builders.result import BuildResult, BuiltNode
 from qdqtool.rtx.predict import status_of
 from qdqtool.types import ConvOutcome, Precision, Prediction
+from qdqtool.verification.build_model import BuiltModel
+from qdqtool.verification.products import BuiltNode
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Pair:
                 and (self.predicted.output.agrees(self.built.output) or self.built.output == Precision.UNKNOWN))
 
 
-def compare(prediction: Prediction, result: BuildResult) -> list[Pair]:
+def compare(prediction: Prediction, result: BuiltModel) -> list[Pair]:
     """Every predicted convolution with what was built of it, in graph order.
 
     A convolution that the compiler removed (dead code), folded, or merged with an equal one has no layer of its own.
@@ -39,11 +40,11 @@ def compare(prediction: Prediction, result: BuildResult) -> list[Pair]:
     return [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
 
 
-def status_agrees(prediction: Prediction, result: BuildResult) -> bool | None:
+def status_agrees(prediction: Prediction, result: BuiltModel) -> bool | None:
     """Whether the model was predicted to build, be refused or crash as it did; None when the time was over."""
     return None if result.status == "timeout" else status_of(prediction) == result.status
 
 
-def verify_rtx(prediction: Prediction, result: BuildResult) -> list[Pair]:
+def verify_rtx(prediction: Prediction, result: BuiltModel) -> list[Pair]:
     """The pairs that part, and those that cannot be told, left out are those that agree."""
     return [p for p in compare(prediction, result) if p.agrees is not True]

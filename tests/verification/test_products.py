@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.builders.plan import built_nodes, inspector_json
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.modelfile import load
 from qdqtool.types import Precision
+from qdqtool.verification.build_model import inspector_json
+from qdqtool.verification.products import built_nodes
 from tests.builders.models import two_convolutions
 
 

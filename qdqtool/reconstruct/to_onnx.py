@@ -17,10 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.onnx_attributes import attributes_of
 from qdqtool.buildlog.records import ParsedNode, ParsedTensor, Shape
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.reconstruct.onnx_attributes import attributes_of
 
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
