@@ -80,3 +80,17 @@ def test_a_batch_normalization_with_computed_parameters_is_taken_apart() -> None
     assert divided is not None and divided.operation == "DIV"
     centred = divided.inputs[0].producer
     assert centred is not None and centred.operation == "SUB" and sources(centred) == ["computed", "abs_mean:0"]
+
+
+@pytest.mark.parametrize("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",
+                                "Identity", "Dropout", "Flatten", "Softplus", "Celu"])  # fmt: skip
+def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
+    """Up from the output, layer by layer, one comes to the network's input."""
+    g = Graph(opset=14)
+    network = imported(g.model(g.op(op, g.input(1, 4, 8, 8), "n")))
+    seen, queue = set(), [next(layer.out for layer in network.layers.values() if layer.out.name == "n:0")]
+    for tensor in queue:
+        seen.add(tensor.name)
+        if tensor.producer is not None:
+            queue.extend(tensor.producer.inputs)
+    assert "x" in seen
