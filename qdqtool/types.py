@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from qdqtool.finding_codes import FindingCode
 
 from qdqtool.agreement import (
     BuildFacts,
@@ -129,10 +132,11 @@ class Finding:
 
     Attributes:
         convolutions: Names of the convolutions that it concerns.
+        automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
     """
 
-    code: str
+    code: FindingCode
     severity: Severity
     node: str
     message: str
@@ -142,12 +146,13 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
+    automatic: bool = False
 
     def as_json(self) -> Json:
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values,
+            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
         }
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.advice.knowledge import ALL_TARGETS, Code
+from qdqtool.explain.knowledge import ALL_TARGETS, Code
 from qdqtool.render.output import wrap
 from qdqtool.types import Json
 

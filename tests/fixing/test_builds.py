@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.advice import codes
-from qdqtool.advice.static import check
 from qdqtool.builders.child import is_installed
+from qdqtool.explain import codes
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from qdqtool.lint.api import check
 from qdqtool.verification.build_model import build_model
 from tests.trt.builder import Graph
 

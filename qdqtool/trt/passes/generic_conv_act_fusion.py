@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented
-from qdqtool.operators import OPERATORS, LayerKind
+from qdqtool.operators import GATES, OPERATORS, LayerKind
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass, node_name
-from qdqtool.trt.refusals import ActivationBeforeAdd
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.provenance import Step
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined
+from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence
 
@@ -44,17 +45,23 @@ class GenericConvActFusion(Pass):
                 self._refuse(layer, pointwise)
                 continue
             case = _case(layer, pointwise)
+            last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
+            gated = pointwise.op in ("Swish", "Silu") or (pointwise.op in GATES and len(pointwise.nodes) == 2)
             self.running(case, layer)
             self.fire(case, layer, FUSING, layer.name, pointwise.name)
             network.absorb_reader(layer, pointwise, f"{layer.name} + {pointwise.name}")
             layer.fusion.activated = True
             layer.fusion.pointwise = True
+            layer.fusion.activation = Step(last, "SiLU" if gated else pointwise.op)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
-        self.refuse(ActivationBeforeAdd(
-            self.name, node_name(layer), pointwise.nodes[-1] if pointwise.nodes else pointwise.name,
-            node_name(pointwise), elements=elements(layer.out),
-        ))
+        others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)
+        node, size = node_name(layer), elements(layer.out)
+        if pointwise.joined is None:
+            self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
+            return
+        activation, add = pointwise.joined
+        self.refuse(ActivationBeforeAdd(self.name, node, add, activation, others[0] if others else None, size))
         layer.rest_on(WITH_ADD)
 
 

@@ -6,9 +6,16 @@ from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
+from qdqtool.trt.provenance import ReaderKind
 from qdqtool.trt.quantizable import refusal_of
-from qdqtool.trt.refusals import ActivationBeforeAdd, AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
-from qdqtool.trt.surroundings import elements, origin_of, readers_of
+from qdqtool.trt.refusals import (
+    ActivationBeforeAdd,
+    AddOutputNotQuantized,
+    OutputDifferentScales,
+    ResidualBothQuantized,
+    ResidualFloat,
+)
+from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
 
 QUANTIZED = seen(
@@ -52,12 +59,18 @@ class QuantizeConvWithResidualAdd(Pass):
             dq = dq_of(other)
             if dq is None:
                 readers = readers_of(add.out)
-                self.refuse(ResidualFloat(self.name, node, node_name(add), origin_of(other), readers, size))
+                quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
+                self.refuse(ResidualFloat(
+                    self.name, node, node_name(add), origin_of(other), readers, size, other.source, quantizers,
+                ))
                 continue
             q = only_q(add.out)
             if q is None:
                 readers = readers_of(add.out)
-                self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
+                if differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
+                    self.refuse(OutputDifferentScales(self.name, node, add.out.source, readers, size))
+                else:
+                    self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
                 continue
             self._fuse(network, conv, position, add, dq, q)
 
@@ -66,7 +79,7 @@ class QuantizeConvWithResidualAdd(Pass):
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
-        if reader is None or reader.kind != LayerKind.ELEMENTWISE or reader.operation != "SUM":
+        if reader is None or reader.operation != "SUM":
             return None
         if conv.fusion.activated and not self.target.residual_through_activation:
             other = next((t for t in reader.inputs if t is not conv.out), None)
@@ -76,13 +89,18 @@ class QuantizeConvWithResidualAdd(Pass):
             ))
             conv.rest_on(ACTIVATED)
             return None
-        return reader if len(reader.inputs) == 2 else None
+        return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
 
     def _both(self, conv: Layer, q: Layer) -> None:
+        if conv.fusion.activated and not self.target.residual_through_activation:
+            return  # the Add stays apart: both pairs let it run in INT8
         dq = q.out.only_reader()
         add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
         if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
-            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q)))
+            other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
+            scales = (scale_of(q), scale_of(other))
+            size = elements(conv.out)
+            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q), scales, size))
 
     def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
         case = ACTIVATED if conv.fusion.activated else QUANTIZED

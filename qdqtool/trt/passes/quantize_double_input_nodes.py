@@ -16,9 +16,10 @@ from qdqtool.trt.passes._infra import (
     weights_position,
 )
 from qdqtool.trt.quantizable import refusal_of
-from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized, OutputScale
-from qdqtool.trt.surroundings import elements, readers_of
+from qdqtool.trt.refusals import AddOutputNotQuantized, OutputDifferentScales, OutputScale, OutsideRules
+from qdqtool.trt.surroundings import origin_of, output_refusal
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
+from qdqtool.types import Precision
 
 CONVOLUTION, DECONVOLUTION_80, MATRIX = (weights_of(op).case for op in ("Conv", "ConvTranspose", "MatMul"))
 DECONVOLUTION = documented(
@@ -78,9 +79,7 @@ class QuantizeDoubleInputNodes(Pass):
         if not all(dq_of(t) for t in layer.inputs):
             return
         if only_q(layer.out) is None:
-            readers = readers_of(layer.out)
-            size = elements(layer.out)
-            self.refuse(OutputNotQuantized(self.name, node_name(layer), layer.out.source, readers, size))
+            self._pointwise_output(layer)
             return
         case = SUM if layer.op == "Add" and len(layer.nodes) == 1 else POINTWISE
         self._absorb(network, case, layer, tuple(range(len(layer.inputs))))
@@ -104,19 +103,23 @@ class QuantizeDoubleInputNodes(Pass):
         layer.int8 = True
         if dqs and dqs[0].quant is not None:
             layer.quantized_as = dqs[0].quant.precision
+            if layer.quantized_as == Precision.FP8:
+                self.refuse(OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as))
 
     def _explain_output(self, layer: Layer) -> None:
         if only_q(layer.out) is not None:
             return  # its scale: refused above
-        node, tensor, size = node_name(layer), layer.out.source, elements(layer.out)
-        qs = [r for r in layer.out.consumers if r.kind == LayerKind.QUANTIZE]
-        readers = readers_of(layer.out)
-        if not qs:
-            self.refuse(OutputNotQuantized(self.name, node, tensor, readers, size))
-            if any(r.op == "PRelu" for r in readers):
-                layer.rest_on(PRELU)
-        elif len(qs) == len(layer.out.consumers) and not layer.out.is_output:
-            self.refuse(OutputDifferentScales(self.name, node, tensor, readers, size))
+        refused = output_refusal(layer, self.name)
+        self.refuse(refused)
+        if isinstance(refused, OutputDifferentScales):
             layer.rest_on(DIFFERENT)
+        elif any(r.op == "PRelu" for r in refused.readers):
+            layer.rest_on(PRELU)
+
+    def _pointwise_output(self, layer: Layer) -> None:
+        refused = output_refusal(layer, self.name)
+        if layer.operation == "SUM" and not isinstance(refused, OutputDifferentScales):
+            node, other = node_name(layer), origin_of(layer.inputs[1])
+            self.refuse(AddOutputNotQuantized(self.name, node, node, other, refused.readers, refused.elements))
         else:
-            self.refuse(OutputManyConsumers(self.name, node, tensor, readers, size))
+            self.refuse(refused)

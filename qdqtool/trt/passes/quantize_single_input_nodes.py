@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qdqtool.evidence import documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operators import AVERAGES, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
-from qdqtool.trt.refusals import PoolingOneSide
+from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import REMOVING
 
@@ -28,6 +28,10 @@ class QuantizeSingleInputNodes(Pass):
     cases = (GLOBAL, WINDOW)
 
     def apply(self, network: Network) -> None:
+        for layer in network.of_kind(LayerKind.REDUCE):
+            if layer.op in AVERAGES:
+                dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
+                self.refuse(ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size))
         for layer in network.of_kind(LayerKind.POOLING):
             if layer.window is None or layer.window.type != "AVERAGE":
                 continue

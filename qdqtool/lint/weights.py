@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from qdqtool import qdq
-from qdqtool.advice.report import Report, names
+from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View, Weights
+from qdqtool.operators import LayerKind, of, output_axis
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
 _MULTI_INPUT = ("Add", "Sum")
@@ -78,20 +80,14 @@ def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -
             )
     _axis(view, report, conv, weights)
     if conv.op == "ConvTranspose":
-        readers = view.model.readers(conv.output)
-        if len(readers) == 1 and readers[0].op == "BatchNormalization":
-            report.add(
-                "CT-BN", conv.name,
-                f"{conv.name}: {readers[0].name} behind it is not folded, so its output stays float.",
-                convolutions=concerned,
-            )
         report.add("CT-FLOAT", conv.name, f"{conv.name} has Q/DQ, but this target computes ConvTranspose in float.",
                    convolutions=concerned)
 
 
 def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
     shape = view.weight_shape(conv)
-    wanted = _output_axis(conv, len(shape)) if shape else 0
+    wanted = (output_axis(conv, len(shape)) or 0) if shape else 0
+    transposed = of(conv).kind == LayerKind.DECONVOLUTION
     for node in (weights.q, weights.dq):
         if node is None or shape is None:
             continue
@@ -101,25 +97,22 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
         if axis is None or (count and -len(shape) <= axis < len(shape) and shape[axis] != count):
             continue  # per tensor, or SCALE-COUNT
         axis %= len(shape)
-        if axis == wanted:
+        if transposed and (axis != wanted or not target_named(report.target).transposed_per_channel):
+            report.add(
+                "CT-AXIS", conv.name,
+                f"{conv.name}: {node.name} has {count or 'several'} scales along axis {axis} of weights {list(shape)}: "
+                "no version is known to take scales for each channel of a ConvTranspose rightly.",
+                "Use one scale for all its weights, the largest.", [conv.name],
+            )
+        if transposed or axis == wanted:
             continue
         written = "" if params.axis_given else " (not written: ONNX means 1, TensorRT 8 and 9 take 0)"
         report.add(
-            "CT-AXIS" if conv.op == "ConvTranspose" else "W-AXIS", conv.name,
+            "W-AXIS", conv.name,
             f"{conv.name}: {node.name} works along axis {axis}{written} of weights {list(shape)}; the output channels "
             f"are axis {wanted}.",
             convolutions=[conv.name],
         )
-
-
-def _output_axis(conv: Node, rank: int) -> int:
-    if conv.op == "ConvTranspose":
-        return 1
-    if conv.op == "MatMul":
-        return rank - 1
-    if conv.op == "Gemm":
-        return 0 if conv.attributes.get("transB", 0) else 1
-    return 0
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:

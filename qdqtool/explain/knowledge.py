@@ -43,7 +43,7 @@ class Code:
         log: How to see it in a build log; TensorRT's own words where they are known.
         fix: What to change.
         holds: Where it holds, and how well that is proven.
-        automatic: Whether ``qdqtool fix`` can do it.
+        automatic: Whether qdqtool can do it by itself.
         error: TensorRT's own error text, by target prefix (``trt8``, ``trt10`` ...), most specific first.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import CLASSIC, RTX, TRT8, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import CLASSIC, RTX, TRT8, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 _SECOND_INPUT = "Could not fuse 2nd input (kernel weights) of CONVOLUTION"
@@ -122,13 +122,24 @@ WEIGHTS = (
     ),
     Code(
         "CT-AXIS",
-        "A ConvTranspose is quantized along axis 0",
+        "A ConvTranspose has one weight scale for each channel",
         Severity.WARNING,
-        "Weights of ConvTranspose are [input channels, output channels, ...]; pytorch-quantization took axis 0.",
-        "The output channels are axis 1. Older TensorRT gave wrong results for axis 0.",
-        "Nothing in the log.",
-        "Quantize along axis 1, or with one scale for all.",
-        (documented(CLASSIC, "NVIDIA/TensorRT issue 1694; ModelOpt uses axis 1"), seen(RTX, "never INT8 there")),
+        "Weights of ConvTranspose are [input channels, output channels, ...]: older toolkits quantize along axis 0, "
+        "newer ones along axis 1.",
+        "Neither axis is proven on any version. NVIDIA's answers differ: axis 0 for TensorRT 8 (issue 1694), and per "
+        "input channel in the kernels, with no support per output channel (issue 2380). Axis 1 did not build on 8.0.1 "
+        "unless input and output channels were as many (issues 1519, 1293), or computed wrongly (issue 1699).",
+        "Nothing in the log where it computes wrongly.",
+        "Use one scale for all weights of the ConvTranspose: that is safe on every version.",
+        (
+            documented(TRT8, "NVIDIA/TensorRT issues 1694, 2380, 1519, 1293, 1699"),
+            assumed(
+                ("trt10", "trt11"), "newer toolkits write axis 1; no build at hand shows that it is right",
+                Severity.INFO,
+            ),
+            seen(RTX, "never INT8 there"),
+        ),
+        automatic=True,
     ),
     Code(
         "CT-BN",

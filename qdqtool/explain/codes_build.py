@@ -5,7 +5,7 @@ Error texts are those of TensorRT's ONNX parser (its published source) or of bui
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import (
+from qdqtool.explain.knowledge import (
     ALL_TARGETS,
     CLASSIC,
     RTX,
@@ -197,7 +197,7 @@ BUILD = (
         "ConvInteger, MatMulInteger, DynamicQuantizeLinear.",
         "TensorRT has no importer for them.",
         "No importer registered for op: QLinearConv. Attempting to import as plugin.",
-        "Quantize again with QuantFormat.QDQ and static ranges, or start from the float model with qdqtool insert.",
+        "Quantize again with QuantFormat.QDQ and static ranges, or start from the float model.",
         (
             seen(RTX, "built: refused"),
             documented(CLASSIC, "developer guide: QLinearConv and QLinearMatMul are import errors"),

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from qdqtool import qdq
-from qdqtool.advice.report import Report, number, scale_text
+from qdqtool.explain.report import Report, number, scale_text
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams

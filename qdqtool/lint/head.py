@@ -5,30 +5,26 @@ from __future__ import annotations
 import onnx
 
 from qdqtool import qdq
-from qdqtool.advice.heads import head_of, last_convolutions
-from qdqtool.advice.knowledge import STRONG
-from qdqtool.advice.report import Report, names
+from qdqtool.explain.knowledge import STRONG
+from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
+from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
+from qdqtool.operators import LayerKind, of
 
-_RESHAPES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Sigmoid")
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
 
 def run(view: View, report: Report) -> None:
     """Adds the findings about heads, channel counts, depthwise convolutions and float types."""
-    quantized = {n.index for n in view.weighted if _is_quantized(view, n)}
+    quantized = {n.index for n in view.weighted if is_quantized(view, n)}
     _heads(view, report, quantized)
     for conv in view.weighted:
         if conv.index in quantized and conv.op in ("Conv", "ConvTranspose"):
             _shapes(view, report, conv)
     if quantized:
         _float_types(view, report)
-
-
-def _is_quantized(view: View, conv: Node) -> bool:
-    data = qdq.source_of_dq(view.model, conv.input(0))
-    return data is not None and view.weights(conv).dq is not None
 
 
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
@@ -65,10 +61,15 @@ def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> 
 def _concat_above(view: View, q: Node) -> Node | None:
     node = view.model.producer(q.input(0))
     for _ in range(_WALK):
-        if node is None or (node.op not in _RESHAPES and not qdq.is_qdq(node)):
+        if node is None or (not _reshapes(node) and not qdq.is_qdq(node)):
             break
         node = view.model.producer(node.input(0))
     return node if node is not None and node.op == "Concat" else None
+
+
+def _reshapes(node: Node) -> bool:
+    """What stands between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
+    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
 
 
 def _shapes(view: View, report: Report, conv: Node) -> None:

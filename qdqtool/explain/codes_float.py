@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import ALL_TARGETS, CLASSIC, RTX, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import ALL_TARGETS, CLASSIC, RTX, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 FLOAT = (
+    Code(
+        "FP8-OUTSIDE",
+        "FP8 or INT4 Q/DQ are outside the rules",
+        Severity.WARNING,
+        "The model has quantizers of FP8, INT4 or a smaller type.",
+        "The rules of this prediction are those of INT8's Q/DQ passes. What TensorRT makes of other types is decided "
+        "elsewhere, and no build at hand shows it.",
+        "FP8 or Int4 in the layer information of a detailed profile.",
+        "Build with --stronglyTyped, which takes the types from the model (10.2 needed it to try FP8 convolutions at "
+        "all), and read the layer information of the engine.",
+        (documented(CLASSIC, "NVIDIA in NVIDIA/TensorRT issue 3987 (10.2)"),),
+    ),
+    Code(
+        "CONV3D-INT8",
+        "A quantized 3D convolution, which 8.2 did not build",
+        Severity.WARNING,
+        "A Conv with three spatial dimensions has Q/DQ.",
+        "Two users' builds of such models failed, on 8.2.2 and 8.2.5; no build at hand shows one that works.",
+        "An internal error, or no implementation, at the convolution.",
+        "Leave 3D convolutions float on these versions, or use a newer TensorRT.",
+        (documented(("trt8.0",), "NVIDIA/TensorRT issues 1726 (8.2.2) and 2125 (8.2.5), users"),),
+    ),
+    Code(
+        "NORM-FLOAT",
+        "A normalization or Softmax behind a DQ",
+        Severity.INFO,
+        "The input of a LayerNormalization, another normalization of activations or a Softmax is quantized.",
+        "It is computed in float, on every version. A convolution in front of the pair still writes INT8, and what "
+        "reads the pair dequantizes it.",
+        "A Myelin region (ForeignNode) or a Softmax layer with float tensors.",
+        "Keep the pair where a convolution in front of it gains INT8 output; NVIDIA puts Q/DQ between a convolution "
+        "and its LayerNorm, through the Transpose, for that. Remove it elsewhere.",
+        (documented(ALL_TARGETS, "NVIDIA/TensorRT issues 4084, 4242, 3243"),),
+    ),
+    Code(
+        "PLUGIN-OUTSIDE",
+        "A plugin or unknown operator",
+        Severity.INFO,
+        "The operator is not ONNX's: a plugin decides which types it takes.",
+        "It is taken to have the types that the model gives it, with no Q or DQ moving past or into it. A plugin with "
+        "an INT8 format may do more.",
+        "A PluginV2 layer.",
+        "Quantize the convolutions around it on their own: Q/DQ in front of each, none between plugin and DQ. Check "
+        "the plugin's formats in the layer information.",
+        (assumed(CLASSIC, "the plugin's own code decides"),),
+    ),
     Code(
         "NOT-QUANTIZED",
         "A convolution has no Q/DQ",

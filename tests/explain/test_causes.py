@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from qdqtool.advice import advise
 from qdqtool.graph import Model
-from qdqtool.prediction import predict
+from qdqtool.prediction import advise, predict
 from qdqtool.types import Severity
 from tests.trt.builder import Graph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import CLASSIC, Code, assumed, documented, seen
+from qdqtool.explain.knowledge import CLASSIC, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 _LATER = ("trt8.0", "trt8.6", "trt10", "trt11")
@@ -65,7 +65,7 @@ FUSION = (
         "2025.",
         "A PointWise layer with the Add's name.",
         "Quantize both inputs of the Add and its result: the convolution then writes INT8, and the Add reads and "
-        "writes INT8 (qdqtool insert --residual both).",
+        "writes INT8.",
         (assumed(CLASSIC, "NVIDIA/TensorRT issue 3861 (users, 8.5 and 10.6)"),),
     ),
     Code(
@@ -180,7 +180,7 @@ FUSION = (
         "Nothing quantizes the result of the Mul.",
         "The convolution, Sigmoid and Mul are one layer that reads INT8 and writes float.",
         "'fusing (... and ...) into <Conv>' without a 'fusing <Q> into <Conv>' line before it.",
-        "Quantize what reads it, or the Mul's output: calibrated insertion (qdqtool insert) finds the scale.",
+        "Quantize what reads it, or the Mul's output: calibration finds the scale.",
         (
             seen(_LOGS, "the same law for ReLU, LeakyReLU and Clip; no complete log with SiLU"),
             assumed(_LATER, "the same passes"),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from qdqtool.advice import codes
-from qdqtool.advice.knowledge import ALL_TARGETS
+from qdqtool.explain import codes
 from qdqtool.explain.errors_known import KNOWN
+from qdqtool.explain.knowledge import ALL_TARGETS
 from qdqtool.fixing.api import FIXABLE
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Evidence, Severity

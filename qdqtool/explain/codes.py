@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 
-from qdqtool.advice.codes_build import BUILD
-from qdqtool.advice.codes_float import FLOAT
-from qdqtool.advice.codes_fusion import FUSION
-from qdqtool.advice.codes_speed import SPEED
-from qdqtool.advice.codes_weights import WEIGHTS
-from qdqtool.advice.knowledge import Code
+from qdqtool.explain.codes_build import BUILD
+from qdqtool.explain.codes_float import FLOAT
+from qdqtool.explain.codes_fusion import FUSION
+from qdqtool.explain.codes_speed import SPEED
+from qdqtool.explain.codes_weights import WEIGHTS
+from qdqtool.explain.knowledge import Code
 
 CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED)}
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool import qdq
-from qdqtool.advice.report import Report, number, scalar
+from qdqtool.explain.report import Report
+from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of
+from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, layer_of
 from qdqtool.onnxgraph.view import View
 
 
-def run(view: View, report: Report, quantized: set[int]) -> None:
-    """Adds findings about pairs inside activations, on both inputs of an Add, and behind a Pad.
-
-    Args:
-        view: The model.
-        report: Where the findings go.
-        quantized: Indices of the convolutions that run in INT8.
-    """
+def run(view: View, report: Report) -> None:
+    """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized."""
     for conv in view.weighted:
-        if conv.index in quantized:
+        if is_quantized(view, conv):
             _inside_activation(view, report, conv)
             _behind_pad(view, report, conv)
-    for node in view.model.nodes:
-        if is_sum(view, node) and len(node.inputs) == 2:
-            _both_inputs(view, report, node, quantized)
+
+
+def is_quantized(view: View, conv: Node) -> bool:
+    """Whether data and weights of a convolution come from a DQ."""
+    return qdq.source_of_dq(view.model, conv.input(0)) is not None and view.weights(conv).dq is not None
 
 
 def _inside_activation(view: View, report: Report, conv: Node) -> None:
@@ -35,7 +32,7 @@ def _inside_activation(view: View, report: Report, conv: Node) -> None:
         ends = [n for dq in view.model.readers(q.output) for n in view.model.readers(dq.output)]
         act = next((n for n in ends if n.op in ACTIVATIONS), None)
         silu = any(n.op == "Mul" for n in ends)
-        code = "SILU-INNER-Q" if silu else "ACT-INNER-Q"
+        code: FindingCode = "SILU-INNER-Q" if silu else "ACT-INNER-Q"
         what = "SiLU" if silu else (act.name if act is not None else "its activation")
         report.add(
             code, q.name, f"{q.name} stands between {conv.name} and {what}.", convolutions=[conv.name],
@@ -109,21 +106,6 @@ def both_sides(view: View, add: Node) -> BothSides | None:
         if edge.tensor == q.input(0) and (edge.activation is None or view.add_behind_activation):
             return BothSides(conv, q, dq, other[0])
     return None
-
-
-def _both_inputs(view: View, report: Report, add: Node, quantized: set[int]) -> None:
-    """A pair on the convolution's side of a residual Add, where the Add could have joined the convolution."""
-    found = both_sides(view, add)
-    if found is None or found.conv.index not in quantized:
-        return
-    scales = " and ".join(number(scalar(view.params(n))) for n in (found.q, found.other))
-    report.add(
-        "ADD-BOTH", add.name,
-        f"{add.name} has Q/DQ on both inputs (scales {scales}): {found.conv.name} takes {found.q.name}, so the Add is "
-        "a layer of its own.",
-        f"Remove {found.q.name} and its DequantizeLinear: qdqtool fix --only ADD-BOTH.",
-        [found.conv.name], view.values(found.q.input(0)),
-    )
 
 
 def _behind_pad(view: View, report: Report, conv: Node) -> None:

@@ -6,9 +6,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from qdqtool.advice import codes
+from qdqtool.explain.words import names, number
+from qdqtool.finding_codes import FindingCode
 from qdqtool.qdq import QuantParams
 from qdqtool.types import Finding, Severity
+
+__all__ = ["Report", "names", "number", "scalar", "scale_text"]
+
+
+def title_of(code: FindingCode) -> str:
+    """The one-line form of a code."""
+    from qdqtool.explain import codes
+
+    return codes.get(code).title
 
 
 class Report:
@@ -17,11 +27,11 @@ class Report:
     def __init__(self, target: str) -> None:
         self.target = target
         self.findings: list[Finding] = []
-        self._known: dict[tuple[str, str], Finding] = {}
+        self._known: dict[tuple[FindingCode, str], Finding] = {}
 
     def add(
         self,
-        code: str,
+        code: FindingCode,
         node: str,
         message: str,
         fix: str = "",
@@ -36,6 +46,8 @@ class Report:
         Returns:
             Whether the code holds on the target.
         """
+        from qdqtool.explain import codes  # the tables cost time; most well placed models need few or none
+
         entry = codes.get(code)
         holds = entry.on(self.target)
         if holds is None:
@@ -54,20 +66,19 @@ class Report:
             message += f' TensorRT says: "{error}"'
         finding = Finding(
             code, severity, node, message, fix or entry.fix, holds.evidence, target=self.target,
-            convolutions=concerned, values=values,
+            convolutions=concerned, values=values, automatic=entry.automatic,
         )
         self._known[code, node] = finding
         self.findings.append(finding)
         return True
 
-    def has(self, code: str, node: str) -> bool:
+    def names(self, code: FindingCode, convolution: str) -> bool:
+        """Whether a finding of that code says that it concerns a convolution."""
+        return any(f.code == code and convolution in f.convolutions for f in self.findings)
+
+    def has(self, code: FindingCode, node: str) -> bool:
         """Whether a finding of that code at that node is there."""
         return (code, node) in self._known
-
-
-def number(value: float | None) -> str:
-    """A scale as text, four digits; ``unknown`` where the data is not at hand."""
-    return "unknown" if value is None else f"{value:.4g}"
 
 
 def scale_text(params: QuantParams) -> str:
@@ -82,17 +93,3 @@ def scale_text(params: QuantParams) -> str:
 def scalar(params: QuantParams) -> float | None:
     """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
     return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
-
-
-def names(items: Iterable[str], limit: int = 3) -> str:
-    """Names for a sentence: ``a, b, c and 4 more``."""
-    unique = list(dict.fromkeys(items))
-    shown = ", ".join(unique[:limit])
-    return shown if len(unique) <= limit else f"{shown} and {len(unique) - limit} more"
-
-
-def size_text(shape: tuple[int | None, ...] | None) -> str:
-    """A tensor's size without its batch: ``64x80x80``; empty where it is not known."""
-    if shape is None or len(shape) < 2 or any(not d for d in shape[1:]):
-        return ""
-    return "x".join(str(d) for d in shape[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.advice.knowledge import ALL_TARGETS, CLASSIC, TRT8, Code, assumed, documented
+from qdqtool.explain.knowledge import ALL_TARGETS, CLASSIC, TRT8, Code, assumed, documented
 from qdqtool.types import Severity
 
 SPEED = (
