@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
@@ -130,7 +130,7 @@ class Refusal:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values() == cast(Refusal, other)._values()
+        return isinstance(other, Refusal) and type(self) is type(other) and self._values() == other._values()
 
     def __hash__(self) -> int:
         return hash((type(self), self._values()))
