@@ -10,10 +10,6 @@ from qdqtool import qdq
 from qdqtool.advice.report import names, number, scalar, size_text
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.flow import (
-    AVERAGES,
-    CUTS,
-    JOINS,
-    POOLS,
     Boundary,
     Use,
     boundary,
@@ -23,7 +19,8 @@ from qdqtool.onnxgraph.flow import (
     root,
     uses,
 )
-from qdqtool.onnxgraph.view import WEIGHTED, View
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import AVERAGES, CUTS, JOINS, RESIZES, WEIGHTED
 
 
 @dataclass(slots=True)
@@ -156,7 +153,7 @@ def _mixed(view: View, tensor: str, writes: str, quantized: list[Use], floats: l
     shared = quantized[0].path[0] if quantized[0].path else None
     values = view.values(tensor)
     if shared is not None and all(u.path and u.path[0] is shared for u in (*quantized, *floats)) and (
-        shared.op in POOLS
+        shared.op in RESIZES
     ):
         fix = _skip_fix(view, shared.output, add) if add is not None else ""
         return Cause(

@@ -8,6 +8,7 @@ from qdqtool.advice import causes, conversions, inputs, refusals, static, struct
 from qdqtool.advice.report import Report
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
+from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Refusal, Severity
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -15,7 +16,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 def collect(model: Model, prediction: Prediction) -> list[Finding]:
     """See :func:`qdqtool.advice.advise`."""
-    view = View(model, prediction.target)
+    view = View(model, target_named(prediction.target).residual_through_activation)
     report = Report(prediction.target)
     static.run(view, report)
     if prediction.conversions is None and prediction.findings:

@@ -10,8 +10,9 @@ from qdqtool.advice import causes
 from qdqtool.advice.causes import Cause
 from qdqtool.advice.report import Report, names, number, scalar
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
-from qdqtool.onnxgraph.view import WEIGHTED, View
+from qdqtool.onnxgraph.flow import Root, is_sum, layer_of, no_pooling, root, uses
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import AVERAGES, CUTS, JOINS, WEIGHTED
 from qdqtool.types import ConvOutcome
 
 _CLONE = re.compile(r"(?:_clone_\d+)+$")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from qdqtool import qdq
 from qdqtool.advice.report import Report
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import commutes
 from qdqtool.onnxgraph.view import View
+from qdqtool.operators import passage
 
 _HOPS = 40  # nodes looked at above a convolution for the DQ that does not reach it
 
@@ -60,7 +60,7 @@ def _nearest_dq(view: View, tensor: str) -> tuple[Node | None, Node | None]:
             return node, blocker
         if node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             continue
-        if not commutes(node) and blocker is None:
+        if passage(view.model, node) is None and blocker is None:
             blocker = node
         for source in node.inputs:
             if source and source not in seen and source not in view.constants:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from qdqtool import qdq
 from qdqtool.advice.report import Report, number, scalar
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of
+from qdqtool.onnxgraph.flow import boundary, is_sum, layer_of
 from qdqtool.onnxgraph.view import View
+from qdqtool.operators import ACTIVATIONS
 
 
 def run(view: View, report: Report, quantized: set[int]) -> None:

@@ -179,7 +179,8 @@ def insert(
     proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
                                           weights, high_precision)
     work = index_of(proto, source)
-    rules = Rules(head, residual, residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
+    rules = Rules(head, residual, residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx,
+                  chosen.transposed_per_channel)
     placement = place(work, rules)
     if not placement.readers:
         reasons = Counter(s.reason for s in placement.skipped).most_common(1)

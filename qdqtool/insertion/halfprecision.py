@@ -18,7 +18,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
-from qdqtool.insertion.structure import WEIGHTED, commuting_inputs
+from qdqtool.operators import WEIGHTED, inputs_behind_q
 
 _HALF_MAX = float(np.finfo(np.float16).max)
 # Operators without a float16 form, or whose type is stated in an attribute; control flow keeps its bodies as they are.
@@ -193,7 +193,7 @@ def _tail(model: Model) -> set[int]:
         if any(t in leads for t in node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
             continue
         makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
-        if not commuting_inputs(node) or any(i in tail for i in makers):
+        if not inputs_behind_q(model, node) or any(i in tail for i in makers):
             tail.add(node.index)
     return tail
 

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, without_large_weights
-from qdqtool.insertion.structure import WEIGHTED
+from qdqtool.operators import WEIGHTED
 
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales

@@ -17,7 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qdqtool.graph import Model, Node
-from qdqtool.insertion.structure import WEIGHTED, activation_input, commuting_inputs, counts_up
+from qdqtool.insertion.structure import counts_up
+from qdqtool.onnxgraph.pointwise import activation_outputs, region, run_time_inputs
+from qdqtool.operators import WEIGHTED, LayerKind, inputs_behind_q, of, rearranges
 
 HEADS = ("box", "float", "none")
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
@@ -76,11 +78,13 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
     queue = [softmax.output]
     for tensor in queue:
         for reader in model.readers(tensor):
-            if reader.op in ("Conv", "MatMul", "Gemm", "Mul") and any(
+            known = of(reader)
+            multiplies = known.weights is not None or known.operation == "PROD"
+            if multiplies and any(
                 counts_up(model, t) for t in reader.inputs if t and t != tensor
             ):
                 found.append(reader)
-            elif commuting_inputs(reader) and reader.op not in ("MaxPool", "Resize"):
+            elif rearranges(reader) or known.joins or known.cuts:
                 queue.extend(reader.outputs)
     return found
 
@@ -98,18 +102,19 @@ def _convolutions_above(model: Model, tensor: str) -> set[int]:
         node = model.producer(name)
         if node is None:
             continue
-        if node.op in WEIGHTED:
+        known = of(node)
+        if known.weights is not None:
             found.add(node.index)
-        elif node.op == "Split":
-            stack.append((node.input(0), _split_range(model, node, name, channels)))
-        elif node.op == "Concat":
+        elif known.joins:
             stack.extend(_concat_inputs(model, node, channels))
-        elif node.op in ("Reshape", "Transpose", "Flatten", "Slice"):
-            kept = channels if _keeps_channels(model, node) else None
-            if node.op == "Slice":
-                kept = _slice_range(model, node, channels)
-            stack.append((node.input(0), kept))
-        elif commuting_inputs(node):
+        elif known.cuts:
+            part = _slice_range(model, node, channels) if node.op == "Slice" else None
+            if node.op == "Split":
+                part = _split_range(model, node, name, channels)
+            stack.append((node.input(0), part))
+        elif known.kind == LayerKind.SHUFFLE:
+            stack.append((node.input(0), channels if _keeps_channels(model, node) else None))
+        elif inputs_behind_q(model, node):
             stack.append((node.input(0), channels))
     return found
 
@@ -193,5 +198,18 @@ def _finals(model: Model, dfl: set[int]) -> set[int]:
         n.index
         for n in model.ordered
         if n.op in WEIGHTED and n.index not in dfl and not any(t in passed for t in n.outputs)
-        and not any(activation_input(model, r) == n.output and r.op != "Sigmoid" for r in model.readers(n.output))
+        and not _is_activated(model, n.output)
     }  # fmt: skip
+
+
+def _is_activated(model: Model, tensor: str) -> bool:
+    """Whether an activation follows, a bare Sigmoid apart, which turns scores into probabilities."""
+    for result in activation_outputs(model, tensor):
+        last = model.producer(result)
+        for node in region(model, tensor, last) if last is not None else ():
+            known = of(node)
+            if known.activation is not None and known.activation.type != "SIGMOID":
+                return True
+            if known.operation == "PROD" and len(run_time_inputs(model, node)) == 2:  # x * gate(x)
+                return True
+    return False

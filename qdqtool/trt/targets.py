@@ -32,6 +32,10 @@ class Target:
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
+        transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
+            channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
+            the kernels and no support per output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1,
+            issue 1699 computes wrongly), and newer toolkits write axis 1 with no build at hand that shows it.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Target:
     needs_zero_point: bool = True
     int8_weights: bool = False
     deconvolution_seen: bool = False
+    transposed_per_channel: bool = False
 
     @property
     def is_rtx(self) -> bool:

@@ -12,6 +12,7 @@ from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
+from qdqtool.trt.targets import target_named
 from tests.advice.test_causes import concat, residual, split
 from tests.advice.test_static import shared_model
 from tests.trt.builder import Graph
@@ -241,7 +242,7 @@ def test_pair_moves_in_front_of_pad():
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
-    (site,) = pairs.behind_pads(View(model), "trt8.5")
+    (site,) = pairs.behind_pads(View(model), target_named("trt8.5"))
     editor = Editor(model)
     site.apply(editor)
     changed = editor.finish()

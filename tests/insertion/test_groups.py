@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from qdqtool.demo.model import yolov8n
 from qdqtool.graph import Model
@@ -59,10 +62,47 @@ def test_a_constant_joined_in_counts_with_its_values() -> None:
 def test_arithmetic_ends_a_group() -> None:
     net = Net()
     a = net.op("Relu", "a", net.conv("ca", "x"))
-    linear = net.op("Resize", "lin", a, "", net.const("s", [1, 1, 2, 2]), mode="linear")
+    bounds = net.const("low", 0.0), net.const("high", 6.0)
+    clipped = net.op("Clip", "clip", a, *bounds)
     pool = net.op("AveragePool", "p", a, kernel_shape=[2, 2])
-    net.output(net.conv("d", linear), net.conv("e", a), net.conv("f", pool))
-    assert len(scale_groups(net.index(), ["a.out", "lin.out", "p.out"])) == 3
+    net.output(net.conv("d", clipped), net.conv("e", a), net.conv("f", pool))
+    assert len(scale_groups(net.index(), ["a.out", "clip.out", "p.out"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [
+        ("Resize", ["", "scales"], {"mode": "linear"}),
+        ("Pad", ["pads"], {}),
+        ("Pad", ["pads", "zero"], {"mode": "constant"}),
+        ("Pad", ["pads"], {"mode": "reflect"}),
+        ("Pad", ["pads"], {"mode": "edge"}),
+        ("GlobalMaxPool", [], {}),
+        ("Dropout", [], {}),
+        ("Cast", [], {"to": 1}),
+        ("Identity", [], {}),
+        ("DepthToSpace", [], {"blocksize": 2}),
+    ],
+)
+def test_whatever_a_q_passes_ties(op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+    net = Net()
+    net.const("scales", [1, 1, 2, 2])
+    net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.const("zero", 0.0)
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    net.output(net.op(op, "n", a, *inputs, **attributes))
+    (group,) = scale_groups(net.index(), ["a.out", "n.out"])
+    assert group.quantized == ("a.out", "n.out")
+    assert group.sources == ("a.out",)
+
+
+@pytest.mark.parametrize(("value", "groups"), [(0.0, 1), (1.0, 2)])
+def test_a_pad_with_other_values_ends_a_group(value: float, groups: int) -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.op("Pad", "n", a, pads, net.const("value", value)))
+    assert len(scale_groups(net.index(), ["a.out", "n.out"])) == groups
 
 
 def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied() -> None:
