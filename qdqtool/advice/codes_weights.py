@@ -129,6 +129,7 @@ WEIGHTS = (
         "Nothing in the log.",
         "Quantize along axis 1, or with one scale for all.",
         (documented(CLASSIC, "NVIDIA/TensorRT issue 1694; ModelOpt uses axis 1"), seen(RTX, "never INT8 there")),
+        automatic=True,
     ),
     Code(
         "CT-BN",

@@ -166,7 +166,7 @@ def _wanted(only: Sequence[str]) -> set[str]:
     for text in only:
         entry = codes.find(text)
         if entry is None:
-            near = ", ".join(codes.similar(text)) or "see 'qdqtool explain --list'"
+            near = ", ".join(codes.similar(text)) or "none is like it"
             raise QdqtoolError(f"no finding has the code '{text}'; nearest: {near}")
         if entry.code not in FIXABLE:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
@@ -325,7 +325,7 @@ class _Work:
         self._reference = reference
         if self._noise.relative > _ROUGH:
             self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "
-                              "fit the scales, so the comparison is weak; give real ones with --inputs")
+                              "fit the scales, so the comparison is weak; give real ones with `inputs`")
         if self._body:
             self.notes.append("onnxruntime cannot run the whole model: outputs were compared behind its last "
                               "convolutions")

@@ -135,23 +135,23 @@ class _Choice:
     def __init__(self, model: Model, rules: Rules) -> None:
         self.rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
-        self.excluded = _matches(candidates, rules.exclude, "--exclude")
-        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "--include")
+        self.excluded = _matches(candidates, rules.exclude, "`exclude`")
+        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "`include`")
         present = {n.op.lower() for n in model.nodes}
         for op in rules.exclude_ops:
             if op.lower() not in present:
-                raise QdqtoolError(f"--exclude-op {op}: the model has no such operator")
+                raise QdqtoolError(f"`exclude_op` {op}: the model has no such operator")
             if op.lower() not in {n.op.lower() for n in candidates}:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
-                raise QdqtoolError(f"--exclude-op {op}: never quantized anyway; what could be is {kinds}")
+                raise QdqtoolError(f"`exclude_op` {op}: never quantized anyway; what could be is {kinds}")
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
 
     def refusal(self, node: Node) -> str:
         """Why the user wants a node float; an empty string when he does not."""
         if node.index in self.excluded:
-            return f"excluded by --exclude {self.excluded[node.index]}"
+            return f"excluded by `exclude` {self.excluded[node.index]}"
         if node.op.lower() in self.excluded_ops:
-            return f"excluded by --exclude-op {node.op}"
+            return f"excluded by `exclude_op` {node.op}"
         return ""
 
 
@@ -184,7 +184,7 @@ def _place_weighted(
     if not np.isfinite(value).all():
         raise ModelError(
             f"{model.path or 'model'}: the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
-            "export the model again, or leave the node float with --exclude"
+            "export the model again, or leave the node float with `exclude`"
         )
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
@@ -234,7 +234,7 @@ def _small(model: Model, node: Node) -> str:
         return ""
     return (
         f"small convolution ({per_group} to {out} channels, kernel {'x'.join(map(str, kernel))}): "
-        "no fast INT8 kernel expected (--include quantizes it)"
+        "no fast INT8 kernel expected (`include` quantizes it)"
     )
 
 
@@ -318,8 +318,9 @@ def _residual(
         by_target = found.activation or rules.residual_after_activation == "none"
         choice = rules.residual_after_activation if by_target else "skip"
     if choice == "none":
-        return [], "residual left float (--residual none)" if rules.residual == "none" else (
-            "residual left float: this target gains nothing from it (--residual skip or both quantizes it)"
+        return [], "residual left float (`residual='none'`)" if rules.residual == "none" else (
+            "residual left float: this target gains nothing from it "
+            "(`residual='skip'` or `residual='both'` quantizes it)"
         )
     positions = [(1 - side, "residual")]
     if choice == "both":

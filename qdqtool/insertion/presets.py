@@ -60,15 +60,15 @@ def float_nodes(model: Model, choice: str) -> dict[int, str]:
     if choice == "none":
         return {}
     head = find_head(model)
-    result = dict.fromkeys(head.boxes, "box output of a YOLOv8-style head (--head none quantizes it)")
-    result.update(dict.fromkeys(head.dfl, "DFL: expected value over the box bins (--head none quantizes it)"))
+    result = dict.fromkeys(head.boxes, "box output of a YOLOv8-style head (`head='none'` quantizes it)")
+    result.update(dict.fromkeys(head.dfl, "DFL: expected value over the box bins (`head='none'` quantizes it)"))
     if choice == "box" and not head.dfl:
         ends = [i for i in sorted(head.finals) if model.nodes[i].op == "Conv"]
         if len(ends) >= _DETECTOR:
-            result.update(dict.fromkeys(ends, "last convolution of a detection head (--head none quantizes it)"))
+            result.update(dict.fromkeys(ends, "last convolution of a detection head (`head='none'` quantizes it)"))
     if choice == "float":
         for index in sorted(head.finals - result.keys()):
-            result[index] = "last convolution before an output (--head float)"
+            result[index] = "last convolution before an output (`head='float'`)"
     return result
 
 

@@ -41,7 +41,8 @@ def rewrite(
         model: An index over the model to change; it is out of date afterwards.
         placement: What to quantize.
         scales: For each tensor in ``placement.readers``.
-        weights: ``float`` stores weights as they are, with Q and DQ; ``int8`` stores them quantized, with DQ alone.
+        weights: ``float`` stores weights as they are, with Q and DQ; ``int8`` stores them quantized, with DQ alone;
+            ``sketch`` gives them scales of 1, for a model that is only simulated.
 
     Returns:
         What was quantized, in graph order.
@@ -92,16 +93,14 @@ class _Writer:
 
     def weight(self, site: WeightSite, form: str) -> list[onnx.NodeProto]:
         node, name = site.node, site.tensor
-        value = self.model.constant(name)
-        assert value is not None
-        scale: npt.NDArray[Any] = weight_scale(value, site.axis)
-        if value.dtype == np.float16:
-            scale = round_up_to_half(scale)
+        scale = _sketched(self.model, site) if form == "sketch" else self._scale(site)
         base = self._base(node, "_weight_quantizer")
         scale_name = self._constant(f"{base}/scale", scale)
         zero_name = self._constant(f"{base}/zero_point", np.zeros(scale.shape, np.int8))
         attributes = {} if site.axis is None else {"axis": site.axis}
         if form == "int8":
+            value = self.model.constant(name)
+            assert value is not None
             source = self._constant(f"{name}_quantized", quantize(value, scale, site.axis))
             self.replaced.add(name)
             dq = self._node("DequantizeLinear", base, [source, scale_name, zero_name], attributes)
@@ -112,6 +111,12 @@ class _Writer:
         listed: Any = [float(s) for s in scale] if scale.ndim else float(scale)
         self.quantized.append(QuantizedTensor(name, listed, "weights-max", None, made[0].name))
         return made
+
+    def _scale(self, site: WeightSite) -> npt.NDArray[Any]:
+        value = self.model.constant(site.tensor)
+        assert value is not None
+        scale = weight_scale(value, site.axis)
+        return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
     def _pair(
         self, base: str, tensor: str, scale: str, zero: str, attributes: dict[str, Any] | None = None
@@ -165,6 +170,13 @@ class _Writer:
         kept = [n for n in self.graph.node if not (n.op_type == "Constant" and n.output[0] in unused)]
         del self.graph.node[:]
         self.graph.node.extend(kept)
+
+
+def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
+    """Scales of the right shape and type for weights whose values are not at hand."""
+    shape = model.constant_shape(site.tensor) or ()
+    count = () if site.axis is None else (shape[site.axis],)
+    return np.ones(count, _float_type(model, site.tensor))
 
 
 def _remove(items: Any, names: set[str]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
-from qdqtool.insertion import api as insertion_api
-from qdqtool.insertion import presets
+from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, can_be_quantized, place
 from qdqtool.insertion.prepare import index_of
@@ -159,9 +158,10 @@ def plan(
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
     while True:
         rules = Rules(
-            head, residual, insertion_api.residual_default(chosen), _exactly(reasons), _exactly(included), (),
-            not chosen.is_rtx, chosen.transposed_per_channel,
+            head, residual, "both", _exactly(reasons), _exactly(included), (), not chosen.is_rtx,
+            chosen.transposed_per_channel,
         )  # fmt: skip
+        rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
         placement = place(work, rules)
         unreachable = _unreachable(traced, work, placement)
         if not unreachable:
@@ -246,8 +246,8 @@ def _as_plan(
         if module not in result.convolutions:
             result.weights.append(WeightQuantizer(module, axis))
     for skipped in placement.skipped:
-        reason = reasons.get(skipped.node) or re.sub(r"--(\w+) (\w+)", r"\1='\2'", skipped.reason)
-        result.skipped.append((names.get(skipped.node) or skipped.node, reason.replace("--", "")))
+        reason = reasons.get(skipped.node) or skipped.reason.replace("`", "")
+        result.skipped.append((names.get(skipped.node) or skipped.node, reason))
     return result
 
 

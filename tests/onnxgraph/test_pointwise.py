@@ -20,7 +20,7 @@ from tests.insertion.nets import Net
 def gelu(net: Net, tensor: str) -> str:
     """Erf form, as torch exports it: Div, Erf, Add, Mul, Mul."""
     erf = net.op("Erf", "erf", net.op("Div", "div", tensor, net.const("root", np.sqrt(2.0))))
-    return net.op("Mul", "half", net.op("Mul", "mul", tensor, net.op("Add", "add", erf, net.const("one", 1.0))),
+    return net.op("Mul", "half", net.op("Mul", "mul", tensor, net.op("Add", "plus", erf, net.const("one", 1.0))),
                   net.const("0.5", 0.5))
 
 
