@@ -96,6 +96,6 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
         editor.set_input(conv, 1, tensor)
         editor.set_input(conv, 2, editor.constant(f"{conv.name}/folded_bias", shift.astype(dtype)))
         editor.remove(norm)
-        editor.proto_of(conv).output[0] = norm.output
+        editor.set_output(conv, 0, norm.output)
 
     return Site("CT-BN", conv.name, f"{norm.name} folded into {conv.name}", apply)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
+from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operators import WEIGHTED, inputs_behind_q
 
 _HALF_MAX = float(np.finfo(np.float16).max)
@@ -49,7 +51,7 @@ def to_half(proto: onnx.ModelProto) -> int:
 class _Halver:
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.graph = model.proto.graph
+        self.editor = Editor(model, in_place=True)
         self.half = self._half_nodes()
         self.added: dict[str, str] = {}
 
@@ -72,37 +74,35 @@ class _Halver:
                 continue
             if float(np.abs(value).max()) > _HALF_MAX:
                 return False
-            scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
+            scale = node.op in (qdq.Q, qdq.DQ) and position == 1
             if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
                 return False
         return True
 
     def run(self) -> int:
-        model = self.model
-        nodes: list[onnx.NodeProto] = []
+        model, editor = self.model, self.editor
+        retyped: list[str] = []
         for tensor in model.inputs:
             if model.elem_type(tensor) == TensorProto.FLOAT and self._readers(tensor, True):
-                nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
+                editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
         for node in model.ordered:
             is_half = node.index in self.half
             if is_half:
                 self._take_half_inputs(node)
-            nodes.append(node.proto)
             for position, tensor in enumerate(node.outputs):
                 if not tensor or model.elem_type(tensor) != TensorProto.FLOAT or node.op == "Constant":
                     continue
                 needs_float = model.is_output(tensor) or bool(self._readers(tensor, False))
                 if is_half and needs_float:
                     name = self._half_name(tensor)
-                    node.proto.output[position] = name
-                    nodes.append(self._cast(name, tensor, TensorProto.FLOAT))
+                    editor.set_output(node, position, name)
+                    editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
                 elif is_half:
-                    self._retype(tensor)
+                    retyped.append(tensor)
                 elif self._readers(tensor, True):
-                    nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
-        self._drop_unused_constants()
+                    editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, node, "_to_fp16")
+        editor.set_type(retyped, TensorProto.FLOAT16)
+        editor.finish()
         return len(self.half)
 
     def _readers(self, tensor: str, half: bool) -> list[Node]:
@@ -124,60 +124,31 @@ class _Halver:
             if self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
             if self.model.is_constant(tensor):
-                is_scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
-                node.proto.input[position] = self._half_constant(tensor, is_scale)
+                is_scale = node.op in (qdq.Q, qdq.DQ) and position == 1
+                self.editor.set_input(node, position, self._half_constant(tensor, is_scale))
                 continue
             producer = self.model.producer(tensor)
             made_half = producer is not None and producer.index in self.half
             if not made_half or self.model.is_output(tensor) or self._readers(tensor, False):
-                node.proto.input[position] = self._half_name(tensor)
+                self.editor.set_input(node, position, self._half_name(tensor))
 
     def _half_name(self, tensor: str) -> str:
         if tensor not in self.added:
-            name, number = f"{tensor}_fp16", 1
-            while name in self.model.producers or name in self.model.initializers or name in self.model.inputs:
-                name, number = f"{tensor}_fp16_{number}", number + 1
-            self.added[tensor] = name
+            self.added[tensor] = self.editor.name(f"{tensor}_fp16")
         return self.added[tensor]
 
     def _half_constant(self, tensor: str, is_scale: bool) -> str:
-        known = tensor in self.added
-        name = self._half_name(tensor)
-        if not known:
+        """A constant in FP16: itself where nothing reads it as FP32, a copy elsewhere."""
+        if tensor not in self.added:
             value = self.model.constant(tensor)
             assert value is not None
-            half = round_up_to_half(value) if is_scale else value.astype(np.float16)
-            self.graph.initializer.append(numpy_helper.from_array(np.asarray(half), name))
-        return name
-
-    def _cast(self, source: str, made: str, to: int) -> onnx.NodeProto:
-        suffix = "to_fp16" if to == TensorProto.FLOAT16 else "to_fp32"
-        return helper.make_node("Cast", [source], [made], name=f"{made}/Cast_{suffix}", to=to)
-
-    def _retype(self, tensor: str) -> None:
-        for value in self.graph.value_info:
-            if value.name == tensor:
-                value.type.tensor_type.elem_type = TensorProto.FLOAT16
-
-    def _drop_unused_constants(self) -> None:
-        """Removes float constants that only their FP16 copies have replaced; the copies take over their names."""
-        model = index_of(self.model.proto)
-        gone = {t for t in self.added if self.model.is_constant(t) and not model.readers(t) and not model.is_output(t)}
-        constant_nodes = {n.output for n in model.nodes if n.op == "Constant"} & gone
-        kept = [n for n in self.graph.node if not (n.op_type == "Constant" and n.output[0] in constant_nodes)]
-        for items in (self.graph.initializer, self.graph.input):
-            for i in reversed(range(len(items))):
-                if items[i].name in gone:
-                    del items[i]
-        renamed = {self.added[t]: t for t in gone}
-        for tensor in self.graph.initializer:
-            tensor.name = renamed.get(tensor.name, tensor.name)
-        for node in kept:
-            for i, name in enumerate(node.input):
-                if name in renamed:
-                    node.input[i] = renamed[name]
-        del self.graph.node[:]
-        self.graph.node.extend(kept)
+            half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
+            if self.model.is_output(tensor) or self._readers(tensor, False):
+                self.added[tensor] = self.editor.constant(f"{tensor}_fp16", half)
+            else:
+                self.editor.set_constant(tensor, half)
+                self.added[tensor] = tensor
+        return self.added[tensor]
 
 
 def _tail(model: Model) -> set[int]:
@@ -211,17 +182,16 @@ def to_float(proto: onnx.ModelProto) -> None:
     """Turns a float16 model into float32, in place; graph inputs and outputs keep their types behind a Cast."""
     graph = proto.graph
     model = index_of(proto)
-    front: list[onnx.NodeProto] = []
-    back: list[onnx.NodeProto] = []
+    editor = Editor(model, in_place=True)
     renamed: dict[str, str] = {}
     for name in model.inputs:
         if model.elem_type(name) == TensorProto.FLOAT16:
-            renamed[name] = f"{name}_fp32"
-            front.append(_widening_cast(name, renamed[name], TensorProto.FLOAT))
+            renamed[name] = editor.name(f"{name}_fp32")
+            editor.cast(name, renamed[name], TensorProto.FLOAT)
     for name in model.outputs:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
-            renamed[name] = f"{name}_fp32"
-            back.append(_widening_cast(renamed[name], name, TensorProto.FLOAT16))
+            renamed[name] = editor.name(f"{name}_fp32")
+            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.ordered[-1])
     for inner in _graphs(graph):
         for node in inner.node:
             for i, name in enumerate(node.input):
@@ -237,13 +207,7 @@ def to_float(proto: onnx.ModelProto) -> None:
         for value in values:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes = [*front, *graph.node, *back]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _widening_cast(source: str, made: str, to: int) -> onnx.NodeProto:
-    return helper.make_node("Cast", [source], [made], name=f"{made}/Cast", to=to)
+    editor.finish()
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
