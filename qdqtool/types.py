@@ -246,7 +246,8 @@ class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire.
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the number
+    of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo
@@ -259,6 +260,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -290,6 +292,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
+            "counts": dict(self.counts),
         }
 
 
