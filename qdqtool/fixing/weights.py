@@ -33,8 +33,8 @@ def biases(view: View, target: Target) -> list[Site]:
     for dq in view.quantizers:
         if not qdq.is_dq(dq) or not view.is_weight(dq) or dq.index in done:
             continue
-        is_bias = all(n.op in ("Conv", "ConvTranspose", "Gemm") and n.input(2) == dq.output
-                      for n in view.model.readers(dq.output)) and bool(view.model.readers(dq.output))
+        readers = view.model.readers(dq.output)
+        is_bias = bool(readers) and all(of(n).weights is not None and n.input(2) == dq.output for n in readers)
         if not is_bias and view.params(dq).precision != Precision.INT32:
             continue
         value = _dequantized(view, dq)

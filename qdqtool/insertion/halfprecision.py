@@ -7,6 +7,7 @@ scales, so a float16 model is widened for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,21 +17,46 @@ from onnx import TensorProto, numpy_helper
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.insertion import presets
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operators import WEIGHTED, inputs_behind_q
 
 _HALF_MAX = float(np.finfo(np.float16).max)
-# Operators without a float16 form, or whose type is stated in an attribute; control flow keeps its bodies as they are.
-_KEEP = frozenset(
-    {"If", "Loop", "Scan", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Range", "NonMaxSuppression",
-     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
-     "DynamicQuantizeLinear", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow"}
-)  # fmt: skip
-_FLOAT_INPUTS = {"Resize": (1, 2)}  # inputs that stay float32: roi and scales
+_FLOAT, _HALF = "tensor(float)", "tensor(float16)"
+_STATED = frozenset({"to", "dtype", "output_datatype"})  # attributes that state a type
 _SMALL = 16  # elements; in constants up to this size a value that FP16 rounds to zero matters (an epsilon, say)
+
+
+@functools.cache
+def _form(op: str, opset: int, outputs: int) -> frozenset[int] | None:
+    """How an operator takes float16, by ONNX's own schema: the inputs that stay float32, or None where it cannot.
+
+    It cannot where an output's type is float32 whatever the inputs are, is stated in an attribute, or comes out of a
+    body (If, Loop, Scan); an input stays where its type is float32 alone (the scales of a Resize).
+
+    Args:
+        op: An operator of ONNX's own domain.
+        opset: Version of that domain.
+        outputs: How many of its outputs are used.
+    """
+    try:
+        schema = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return None
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    kinds = {a.type for a in schema.attributes.values()}
+    if onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _STATED.isdisjoint(schema.attributes):
+        return None
+    inputs = [i.type_str for i in schema.inputs]
+    for output in schema.outputs[:outputs]:
+        kind = output.type_str
+        if _FLOAT in allowed.get(kind, {kind}) and not (kind in inputs and _HALF in allowed.get(kind, ())):
+            return None
+    floats = [i for i, kind in enumerate(inputs) if _FLOAT in allowed.get(kind, {kind})]
+    stay = frozenset(i for i in floats if _HALF not in allowed.get(inputs[i], ()))
+    return None if stay and len(stay) == len(floats) else stay
 
 
 def to_half(proto: onnx.ModelProto) -> int:
@@ -61,13 +87,13 @@ class _Halver:
 
     def _can_be_half(self, node: Node) -> bool:
         model = self.model
-        if node.op in _KEEP or node.domain not in ("", "ai.onnx") or node.captured:
+        if node.domain not in ("", "ai.onnx") or node.captured or self._form(node) is None:
             return False
         types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
         if TensorProto.FLOAT not in types or 0 in types:
             return False
         for position, tensor in enumerate(node.inputs):
-            if position in _FLOAT_INPUTS.get(node.op, ()) or model.elem_type(tensor) != TensorProto.FLOAT:
+            if self._stays(node, position) or model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
             value = model.constant(tensor)
             if value is None or not value.size:
@@ -78,6 +104,14 @@ class _Halver:
             if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
                 return False
         return True
+
+    def _form(self, node: Node) -> frozenset[int] | None:
+        return _form(node.op, self.model.opset, len(node.outputs))
+
+    def _stays(self, node: Node, position: int) -> bool:
+        """Whether an input stays float32: its type says so, or it is a constant with no values in it."""
+        empty = 0 in (self.model.constant_shape(node.input(position)) or ())
+        return empty or position in (self._form(node) or ())
 
     def run(self) -> int:
         model, editor = self.model, self.editor
@@ -110,16 +144,15 @@ class _Halver:
         result = []
         for reader in self.model.readers(tensor):
             positions = [i for i, t in enumerate(reader.inputs) if t == tensor]
-            fixed = _FLOAT_INPUTS.get(reader.op, ())
-            wants_half = reader.index in self.half and any(i not in fixed for i in positions)
-            wants_float = reader.index not in self.half or any(i in fixed for i in positions)
+            stays = [reader.index not in self.half or self._stays(reader, i) for i in positions]
+            wants_half, wants_float = not all(stays), any(stays) or not positions
             if (half and wants_half) or (not half and wants_float):
                 result.append(reader)
         return result
 
     def _take_half_inputs(self, node: Node) -> None:
         for position, tensor in enumerate(node.inputs):
-            if not tensor or position in _FLOAT_INPUTS.get(node.op, ()):
+            if not tensor or self._stays(node, position):
                 continue
             if self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
@@ -153,7 +186,7 @@ class _Halver:
 
 def _tail(model: Model) -> set[int]:
     """Nodes behind the last convolutions, from the first that computes something."""
-    dfl = presets.find_head(model).dfl
+    dfl = find_head(model).dfl
     leads: set[str] = set()  # tensors from which a weighted node is reached
     for node in reversed(model.ordered):
         weighted = node.op in WEIGHTED and node.index not in dfl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from qdqtool.graph import Model, Node
@@ -113,12 +112,3 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
         return None
     return output_axis(node, rank)
-
-
-def counts_up(model: Model, tensor: str) -> bool:
-    """Whether a constant holds 0, 1, 2, ... n-1 with n of at least 4: the bins of a DFL."""
-    shape = model.constant_shape(tensor)
-    if shape is None or not 4 <= int(np.prod(shape)) <= 256:
-        return False
-    value = model.constant(tensor)
-    return value is not None and bool(np.array_equal(value.reshape(-1), np.arange(value.size)))

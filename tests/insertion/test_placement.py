@@ -194,7 +194,7 @@ def test_exclusions_are_obeyed_and_told() -> None:
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
     assert reasons(result) == {"c1": "excluded by `exclude` ^c1$", "add": "excluded by `exclude` add"}
     by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
-    assert reasons(by_op) == {"add": "excluded by --exclude-op Add"}
+    assert reasons(by_op) == {"add": "excluded by `exclude_op` Add"}
 
 
 def test_computed_constant_and_double_inputs_are_left_with_the_reason() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqtool.graph import Model
-from qdqtool.insertion.structure import convolution_behind, counts_up, longest_path, weight_scale_axis
+from qdqtool.insertion.structure import convolution_behind, longest_path, weight_scale_axis
 from tests.insertion.nets import Net
 from tests.onnxgraph.test_pointwise import gelu, hard_swish
 
@@ -78,14 +78,3 @@ def test_weight_axes() -> None:
     assert axes == {"c": 0, "t": 1, "tg": None, "g0": 1, "g1": 0, "m": 1}
     safe = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), False) for n in names}
     assert safe == {**axes, "t": None}
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [(range(16), True), (range(1, 17), False), (range(3), False), ([0, 1, 2, 4], False), (range(4), True)],
-)
-def test_counts_up(values: object, expected: bool) -> None:
-    net = Net()
-    net.const("k", list(values))  # type: ignore[call-overload]
-    net.output(net.op("Relu", "r", "x"))
-    assert counts_up(net.index(), "k") is expected
