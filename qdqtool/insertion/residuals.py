@@ -13,7 +13,7 @@ from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.trt.simulation import simulate
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import Target
 
 OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
@@ -46,21 +46,30 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool = T
     placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
     if len({_read(p) for p in placements.values()}) == 1:  # no such Add
         return OPTIONS[0]
-    try:
-        worst = {o: _worst(model, p, target, unify) for o, p in placements.items()}
-    except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
-        return OPTIONS[0]
-    return max(OPTIONS, key=lambda o: worst[o])  # the first of equals
+    best, reached = OPTIONS[0], None
+    for option, placement in placements.items():
+        try:
+            worst = _worst(model, placement, target, unify, reached)
+        except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
+            return OPTIONS[0]
+        if worst is not None:
+            best, reached = option, worst
+    return best
 
 
 def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
     return frozenset((t, r.node.index, r.position) for t, found in placement.readers.items() for r in found)
 
 
-def _worst(model: Model, placement: Placement, target: Target, unify: bool) -> Worth:
-    proto = sketch(model, placement, scale_groups(model, placement.readers, unify))
-    outcomes = [False] if _all_read(placement) else [False, True]
-    return min(_worth(proto, replace(target, residual_through_activation=fused)) for fused in outcomes)
+def _worst(model: Model, placement: Placement, target: Target, unify: bool, reached: Worth | None) -> Worth | None:
+    """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
+    index = index_of(sketch(model, placement, scale_groups(model, placement.readers, unify)))
+    found: list[Worth] = []
+    for fused in [False] if _all_read(placement) else [False, True]:
+        found.append(_worth(index, replace(target, residual_through_activation=fused)))
+        if reached is not None and found[-1] <= reached:
+            return None
+    return min(found)
 
 
 def _all_read(placement: Placement) -> bool:
@@ -73,9 +82,9 @@ def _all_read(placement: Placement) -> bool:
     return all(len(positions) > 1 for positions in read.values())
 
 
-def _worth(proto: onnx.ModelProto, target: Target) -> Worth:
+def _worth(model: Model, target: Target) -> Worth:
     """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
-    summary = simulate(index_of(proto), target).summary()
+    summary = predict(model, target, advice=False).summary()
     return summary["int8"], summary["int8_to_int8"], -(summary["conversions"] or 0)
 
 

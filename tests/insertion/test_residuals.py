@@ -13,7 +13,7 @@ from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import Placement, Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.trt.simulation import simulate
-from qdqtool.trt.targets import TARGETS, target_named
+from qdqtool.trt.targets import TARGETS, Target, target_named
 from tests.insertion.nets import Net
 
 TRT85 = target_named("trt8.5")
@@ -69,11 +69,23 @@ def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.Mo
     assert asked == [False, False, True]  # with both quantized nothing depends on it
 
 
+def test_the_skip_is_given_up_at_its_first_outcome_that_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def answer(_: object, target: Target) -> tuple[int, int, int]:
+        asked.append(target.residual_through_activation)
+        return 3, 3, -len(asked)
+
+    monkeypatch.setattr(residuals, "_worth", answer)
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85) == "both"
+    assert asked == [False, False]
+
+
 def test_nothing_is_simulated_without_such_an_add(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr(residuals, "simulate", never)
+    monkeypatch.setattr(residuals, "predict", never)
     assert residuals.after_activation(bottleneck(""), Rules(), TRT85) == "both"
 
 
