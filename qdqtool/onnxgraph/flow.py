@@ -1,4 +1,4 @@
-"""Following a tensor through a Q/DQ model: what is fused behind a convolution, who reads it, what made it.
+"""Following a tensor through a Q/DQ model: what is fused behind a convolution, and who reads it.
 
 What a Q passes and what is an activation stands in :mod:`qdqtool.operators`.
 """
@@ -11,7 +11,7 @@ from qdqtool import operators, qdq
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.pointwise import activation_behind, activation_input, is_bias
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import inputs_behind_q, is_activation, pooling_of
+from qdqtool.operators import inputs_behind_q, is_activation
 
 _LIMIT = 400  # readers looked at from one tensor
 _DEEP = 8  # nodes between a convolution and the end of its layer
@@ -122,12 +122,12 @@ def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A reader of a tensor, behind the commuting operators on the way to it.
+    """A reader of a tensor, behind the operators on the way to it that a Q passes.
 
     Attributes:
         kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
         node: The reader; None for a network output.
-        path: The commuting nodes between, the nearest to the tensor first.
+        path: The nodes between that a Q passes, the nearest to the tensor first.
     """
 
     kind: str
@@ -136,7 +136,7 @@ class Use:
 
 
 def uses(view: View, tensor: str) -> list[Use]:
-    """The readers of a tensor, looked for past commuting operators."""
+    """The readers of a tensor, looked for past operators that a Q passes."""
     found: list[Use] = []
     queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
     visited: set[str] = {tensor}
@@ -161,52 +161,6 @@ def uses(view: View, tensor: str) -> list[Use]:
 def is_sum(view: View, node: Node) -> bool:
     """Whether a node adds two computed tensors (a bias is not one)."""
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """Where a tensor comes from, past commuting operators.
-
-    Attributes:
-        tensor: The tensor above the first of them.
-        maker: What makes it; None for a network input.
-        path: The commuting nodes passed, the nearest to the tensor first.
-    """
-
-    tensor: str
-    maker: Node | None
-    path: tuple[Node, ...]
-
-
-def root(view: View, tensor: str, part: int | None = None) -> Root:
-    """Walks up from a tensor past commuting operators.
-
-    Args:
-        view: The model.
-        tensor: Where to start.
-        part: Which input of the first Concat to follow; without it the walk ends at a Concat.
-    """
-    path: list[Node] = []
-    maker = view.model.producer(tensor)
-    while maker is not None and inputs_behind_q(view.model, maker):
-        if operators.of(maker).joins:
-            if part is None or part >= len(maker.inputs):
-                break
-            tensor, part = maker.inputs[part], None
-        else:
-            tensor = maker.input(0)
-        path.append(maker)
-        maker = view.model.producer(tensor)
-    return Root(tensor, maker, tuple(path))
-
-
-def no_pooling(view: View, node: Node) -> bool:
-    """Whether an average over a tensor is nothing that TensorRT turns into a pooling."""
-    return operators.of(node).averages and _reduces(node) and pooling_of(view.model, node) is None
-
-
-def _reduces(node: Node) -> bool:
-    return operators.of(node).kind == operators.LayerKind.REDUCE
 
 
 def layer_of(view: View, tensor: str) -> Node | None:

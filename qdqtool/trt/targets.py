@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 
 
@@ -16,7 +16,7 @@ class Target:
     """One TensorRT version (or range of versions that behave alike).
 
     Attributes:
-        name: What ``--target`` takes.
+        name: What users call it.
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
         proof: The same in a sentence, shown with every prediction.
@@ -26,7 +26,6 @@ class Target:
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
         quantize_suffix: What is appended to a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
-        residual_evidence: How well that is proven.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
         constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
@@ -50,15 +49,14 @@ class Target:
     keeps_relu_name: bool = False
     quantize_suffix: str = ""
     residual_through_activation: bool = False
-    residual_evidence: Evidence = Evidence.ASSUMED
     multiply_in_pointwise_name: bool = False
     constants_first: bool = False
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
     deconvolution_seen: bool = False
-    copies_dq: bool = False
     transposed_per_channel: bool = False
+    copies_dq: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -154,20 +152,45 @@ def target_named(name: str | Target) -> Target:
     return found
 
 
+@dataclass(frozen=True)
+class Trtexec:
+    """What the trtexec of a version takes.
+
+    Attributes:
+        lists_layers: ``--dumpLayerInfo``, ``--exportLayerInfo`` and ``--profilingVerbosity`` (8.2 and later).
+        precision_flags: ``--int8``, ``--fp16`` and the like; gone in 11, where layers are always timed in a run of
+            their own.
+    """
+
+    lists_layers: bool
+    precision_flags: bool
+
+
+def trtexec_of_version(version: str) -> Trtexec | None:
+    """What the trtexec of a TensorRT version takes; None where the text is no version."""
+    found = version_numbers(version)
+    return None if found is None else Trtexec(found >= (8, 2), found < (11, 0))
+
+
+def version_numbers(version: str) -> tuple[int, int] | None:
+    """Major and minor number of ``8.5.2``; None where the text is no version."""
+    try:
+        numbers = [int(p) for p in version.split(".")[:2]]
+    except ValueError:
+        return None
+    return (numbers[0], numbers[1] if len(numbers) > 1 else 0) if numbers else None
+
+
 def target_of_version(version: str) -> Target:
     """The target whose rules fit a TensorRT version such as ``8.5.2`` or ``10.3.0``: the nearest one at or below.
 
     Raises:
-        QdqtoolError: The text is no version, or one older than 8.0.
+        VersionError: The text is no version, or one older than 8.0.
     """
-    try:
-        numbers = [int(p) for p in version.split(".")[:2]]
-    except ValueError:
-        numbers = []
-    if not numbers:
-        raise QdqtoolError(f"'{version}' is not a TensorRT version; give --target")
-    found = (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+    found = version_numbers(version)
+    if found is None:
+        raise VersionError(f"'{version}' is not a TensorRT version")
     candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= found]
     if not candidates:
-        raise QdqtoolError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ; give --target")
+        raise VersionError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ")
     return max(candidates, key=lambda t: t.version)
