@@ -47,7 +47,6 @@ _NOT_YET: frozenset[str] = frozenset({
     "calibration -> modelfile",
     "circle of modules: calibration.cache, calibration.statistics",
     "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
-    "upward: buildlog -> trt",
 })
 
 

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import qdqtool
 from qdqtool.demo.model import yolov8n
 from qdqtool.graph import Model
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
-from tests.insertion.nets import Net
+from tests.insertion.nets import Net, images
 
 
 def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
@@ -130,3 +131,22 @@ def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
     assert groups["/model.17/Concat_output_0"] == {f"/model.4/cv2/{act}", f"/model.12/cv2/{act}", f"/model.16/{act}"}
     sppf = next(g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized)
     assert sppf.sources == (f"/model.9/cv1/{act}",)
+
+
+@pytest.mark.parametrize("unify", [True, False])
+@pytest.mark.parametrize("method", ["percentile", "max"])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+def test_a_pad_between_two_readers_leaves_one_scale(mode: str, method: str, unify: bool) -> None:
+    """Without one scale for both, the simulator finds two at c0, which then writes float."""
+    net = Net()
+    c0 = net.conv("c0", "x")
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
+    samples = images(2, seed=3)
+    samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats
+    result = qdqtool.insert(net.model(), samples, method=method, percentile=90.0, head="none", unify=unify)
+    assert result.prediction is not None
+    (c0_outcome,) = [c for c in result.prediction.convolutions if c.name == "c0"]
+    scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}
+    assert len(scales) == 1 or not unify
+    assert str(c0_outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")
