@@ -228,7 +228,7 @@ def test_transposed_convolution_takes_its_batch_normalization():
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     y = g.bn(y, "bn")
     proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
-    fixed = fix(proto, "trt8.5")
+    fixed = fix(proto, "trt8.5", only=["CT-BN"])  # CT-AXIS would give up a bit of the weights
     assert "CT-BN" in {c.code for c in fixed.applied}
     assert "bn" not in {n.name for n in fixed.proto.graph.node}
     x = image(1, 16, 8, 8)
