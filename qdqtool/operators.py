@@ -170,7 +170,7 @@ _RESIZE = QPassage(
     ),
     exact=False,
 )
-_PAD = QPassage(
+ZERO_PAD = QPassage(
     documented(
         "q-past-zero-pad", "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
@@ -295,7 +295,7 @@ _TABLE: tuple[Operator, ...] = (
     Operator("ReduceMean", LayerKind.REDUCE, averages=True),
     *(Operator(name, LayerKind.REDUCE) for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
     # What moves values
-    Operator("Pad", LayerKind.PADDING, passage=_PAD),
+    Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
