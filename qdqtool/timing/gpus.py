@@ -82,6 +82,11 @@ class Gpu:
         return self.name.startswith("Jetson")
 
     @property
+    def has_tensor_cores(self) -> bool:
+        """From Volta on, but for the GTX 16 series."""
+        return float(self.rates.cc) >= 7.0 and self.rates.fp16 > 2 * self.rates.fp32_pipe
+
+    @property
     def has_int8(self) -> bool:
         return self.rates.int8 > 0
 
