@@ -20,8 +20,8 @@ from qdqtool.trt.passes.const_weights_quantize_fusion import ConstWeightsQuantiz
 from qdqtool.trt.passes.constant_fold_dangling_qdq import ConstantFoldDanglingQDQ
 from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion
 from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
-from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion
-from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion
+from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion
+from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
@@ -67,6 +67,7 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
     ReduceToPoolingFusion,
     ConstWeightsQuantizeFusion,
     ConvReluFusion,
+    DeconvReluFusion,
     MatMulToConvTransform,
     VanillaSwapWithPreceedingDQ,
     ConstCastFold,
@@ -76,10 +77,12 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
     ShuffleErasure,
     SqueezePushDownJoin,
     ConvReluFusion,
+    DeconvReluFusion,
     ConstShuffleFusion,
     ConstEltFusion,
     PointWiseFusion,
     ConvScaleFusion,
+    DeconvScaleFusion,
     QConvScaleFusion,
     ActivationToPointwiseConversion,
     GenericConvActFusion,

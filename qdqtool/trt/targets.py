@@ -31,6 +31,7 @@ class Target:
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target:
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    deconvolution_seen: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -66,6 +68,7 @@ TARGETS: dict[str, Target] = {
             fuses_stem_pool=False,
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
+            deconvolution_seen=True,
         ),
         Target(
             "trt8.4",
