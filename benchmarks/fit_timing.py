@@ -38,7 +38,7 @@ START = {
     "floor_us": 1.0, "floor_clocks": 4000.0, "int8": 0.75, "fp16": 0.75, "tf32": 0.75, "fp32": 0.75, "dp4a": 0.65, "dram": 0.85, "l2": 0.35,
     "l2_share": 0.5, "few_int8": 450.0, "few_fp16": 350.0, "narrow": 20.0, "step_clocks": 130.0,
     "step_clocks_old": 400.0, "overlap": 2.0, "depthwise": 0.25,
-    "copy": 0.5, "pool": 0.55,
+    "copy": 0.5, "few_copy": 0.3, "pool": 0.55,
 }
 # Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
 TOTALS = (
@@ -324,6 +324,7 @@ def main() -> int:
         "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
         "total": spread(by_gpu[count:], total_weights), "total_unknown": spread(by_cc[count:], total_weights),
     }
+    spreads["total_calibrated"] = spread(*calibrated(whole, by_gpu[count:]))
     print("\nLayers of a GPU left out, the usual overhead of profiles assumed")
     rows = []
     for (gpu, name), at in sorted(groups(single).items()):
@@ -356,6 +357,18 @@ def main() -> int:
         (HERE / "judged.json").write_text(json.dumps({"layers": rows, "networks": networks_rows}, indent=0) + "\n")
         print(f"wrote {CONSTANTS.name} and judged.json; docs: python benchmarks/timing_docs.py")
     return 0
+
+
+def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
+    """What is left of the errors of one network on a GPU when another network on it corrects them; weights."""
+    left, weights = [], []
+    for i, one in enumerate(data.firsts):
+        for j, other in enumerate(data.firsts):
+            differs = data.labels[i].split()[1] != data.labels[j].split()[1]
+            if one.name == other.name and differs and data.weights[i] and data.weights[j]:
+                left.append(errors[i] - errors[j])
+                weights.append(data.weights[i] * data.weights[j])
+    return np.asarray(left), np.asarray(weights)
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

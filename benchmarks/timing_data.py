@@ -117,7 +117,7 @@ def shaped(
             if "shuffle" in text else work.CONVERSION if low != high or "QDQ" in kind else work.REFORMAT
             if "eformat" in layer else work.COPY
         )
-        return Work(name, low, high, read=read, written=written)
+        return Work(name, low, high, channels=float(source[1]), read=read, written=written)
     groups = 1
     if not kernel:
         kernel, stride = guessed(layer, source, target)

@@ -21,7 +21,7 @@ from qdqtool.modelfile import load
 from qdqtool.timing import twin
 from qdqtool.timing.gpus import find
 from qdqtool.timing.predicted import workload_of
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 

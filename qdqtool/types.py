@@ -121,6 +121,7 @@ class Finding:
     Attributes:
         convolutions: Names of the convolutions that it concerns.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
+        saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
 
     code: str
@@ -133,12 +134,13 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
+    saves_ms: float | None = None
 
     def as_json(self) -> Json:
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values,
+            "convolutions": list(self.convolutions), "values": self.values, "saves_ms": self.saves_ms,
         }
 
 
@@ -164,6 +166,7 @@ class EngineLayer:
         inputs: Input tensors, the data input first, a residual second.
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
+        ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
     """
 
     name: str
@@ -171,11 +174,12 @@ class EngineLayer:
     inputs: list[TensorPrecision] = field(default_factory=list)
     outputs: list[TensorPrecision] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    ms: float | None = None
 
     def as_json(self) -> Json:
         return {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes),
+            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
 
 
@@ -245,6 +249,7 @@ class ModelInfo:
 class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
+    ``time`` is the estimated time on a GPU, as published (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire.
     """
@@ -259,6 +264,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    time: Json | None = None
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -290,6 +296,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
+            **({"time": self.time} if self.time is not None else {}),
         }
 
 

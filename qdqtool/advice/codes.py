@@ -7,11 +7,12 @@ import difflib
 from qdqtool.advice.codes_build import BUILD
 from qdqtool.advice.codes_float import FLOAT
 from qdqtool.advice.codes_fusion import FUSION
+from qdqtool.advice.codes_gpu import GPU
 from qdqtool.advice.codes_speed import SPEED
 from qdqtool.advice.codes_weights import WEIGHTS
 from qdqtool.advice.knowledge import Code
 
-CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED)}
+CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED, *GPU)}
 
 
 def get(code: str) -> Code:

@@ -20,8 +20,10 @@ def work_of(cost: LayerCost) -> Work | None:
         return Work(kind)
     if cost.input_bytes is None or cost.output_bytes is None or not layer.outputs or not layer.inputs:
         return None
+    source = _dims(layer.inputs)
     result = Work(
-        kind, _single(layer.input_precision), _single(layer.output_precision), read=float(cost.input_bytes),
+        kind, _single(layer.input_precision), _single(layer.output_precision),
+        channels=float(source[1]) if source and len(source) > 2 else 64.0, read=float(cost.input_bytes),
         weights=float(cost.weight_bytes or 0), written=float(cost.output_bytes),
     )  # fmt: skip
     if kind not in work.COMPUTING:

@@ -40,7 +40,7 @@ L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant `
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
 NAMES = (
     "floor_us", "floor_clocks", "int8", "fp16", "tf32", "fp32", "dp4a", "dram", "l2", "l2_share", "few_int8", "few_fp16", "narrow", "step_clocks",
-    "step_clocks_old", "overlap", "depthwise", "copy", "pool",
+    "step_clocks_old", "overlap", "depthwise", "copy", "few_copy", "pool",
 )
 
 
@@ -181,7 +181,7 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     starved = factor * np.where(f.path == PATHS.index("int8"), c["few_int8"], c["few_fp16"])
     rate = np.where(few & tensor, np.minimum(rate, starved), rate)
-    columns = np.where(tensor, _padded(f.columns, TILE), _padded(f.columns, 16.0))
+    columns = np.where(tensor, _padded(np.maximum(f.columns, 1.0), TILE), _padded(f.columns, 16.0))
     depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
@@ -191,7 +191,7 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     compute = np.where(depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute)
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    share = np.where(copies, c["copy"], np.where(computing, c["dram"], c["pool"]))
+    share = np.where(copies, np.where(few & (f.kind == work.CONVERSION), c["few_copy"], c["copy"]), np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * (c["dram"] / share)

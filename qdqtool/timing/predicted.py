@@ -141,7 +141,9 @@ class _Reader:
         read, written = self._moved(layer, nodes, kind)
         if read is None or written is None:
             return None
-        return Work(kind, low, high, read=read * width(low), written=written * width(high))
+        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
+        channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
+        return Work(kind, low, high, channels=channels, read=read * width(low), written=written * width(high))
 
     def _ends(self, layer: EngineLayer) -> tuple[Precision, Precision]:
         low = self._type(layer.inputs[0].precision, layer.inputs[0].tensor) if layer.inputs else self.plain
@@ -313,12 +315,12 @@ class _Reader:
             layer = readers.get(tensor)
             if count and self.model.elem_type(tensor) == TensorProto.FLOAT and (layer is None or layer.type != "Conversion"):
                 self._extra(f"reformat of {tensor}", Work(
-                    work.CONVERSION, Precision.FP32, Precision.FP16, read=4 * count, written=2 * count))
+                    work.CONVERSION, Precision.FP32, Precision.FP16, channels=64.0, read=4 * count, written=2 * count))
         for tensor in self.model.outputs:
             count = self._elements(tensor)
             if count and self.model.elem_type(tensor) == TensorProto.FLOAT:
                 self._extra(f"reformat of {tensor}", Work(
-                    work.CONVERSION, Precision.FP16, Precision.FP32, read=2 * count, written=4 * count))
+                    work.CONVERSION, Precision.FP16, Precision.FP32, channels=64.0, read=2 * count, written=4 * count))
 
 
 @dataclass(slots=True)

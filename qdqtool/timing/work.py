@@ -30,7 +30,7 @@ class Work:
         rows: Output positions of the convolution (batch x height x width, before a fused pooling); 0 for others.
         columns: Output channels of one group.
         depth: Products per output value: input channels of one group x kernel positions.
-        channels: Input channels of one group.
+        channels: Input channels of one group; of a conversion, the tensor's channels.
         groups: Of the convolution.
         read: Bytes read, weights apart.
         weights: Bytes of the weights.
