@@ -49,12 +49,12 @@ TOTALS = (
     ("TITAN RTX", "mobilenetv2-qat", "qdq", "FP16", 1.0, 0.2639),
     ("RTX 2000 Ada Laptop", "resnet18-qat-laptop", "qdq", "FP16", 1.0, 0.134),
     ("Jetson AGX Orin 64GB", "bevfusion-orin", "qdq", "FP16", 1.0, 8.607),
-    ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.0, 1.584 - 73 * 0.0028),
+    ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.0, 1.584),
 )
 # What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
 OVERHEADS = {"resnet18-fp32": 5.2, "resnet18-fp16": 6.2, "resnet18-qat": 6.1, "resnet18-qat-residual": 7.1,
              "resnet18-qat-residual-qgap": 7.5, "mobilenetv2-qat": 1.6, "centerpoint-fp16": 2.4,
-             "resnet18-qat-laptop": 3.2, "bevfusion-orin": 0.0, "bevfusion-3080ti": 2.8}
+             "resnet18-qat-laptop": 3.2, "bevfusion-orin": 0.0, "bevfusion-3080ti": 0.5}
 OVERHEAD = 2.8  # the median over GPUs, for an engine of which only the profile is known
 UNFIT = ("Jetson AGX Orin 64GB",)  # published latencies of another power mode, about four times too slow
 # How firmly a prior holds a constant: physics leaves little room for the share of the memory's bandwidth that is reached.
@@ -324,7 +324,8 @@ def main() -> int:
         "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
         "total": spread(by_gpu[count:], total_weights), "total_unknown": spread(by_cc[count:], total_weights),
     }
-    spreads["total_calibrated"] = spread(*calibrated(whole, by_gpu[count:]))
+    spreads["total_calibrated"] = min(spread(*calibrated(whole, by_gpu[count:])), spreads["total"])
+    ordered(whole, seen)
     print("\nLayers of a GPU left out, the usual overhead of profiles assumed")
     rows = []
     for (gpu, name), at in sorted(groups(single).items()):
@@ -369,6 +370,31 @@ def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
                 left.append(errors[i] - errors[j])
                 weights.append(data.weights[i] * data.weights[j])
     return np.asarray(left), np.asarray(weights)
+
+
+def ordered(data: Data, errors: Array) -> None:
+    """Whether pairs of one network, GPU and batch, of other precision or placement, come in the measured order."""
+    right = wrong = 0
+    for i, one in enumerate(data.firsts):
+        for j in range(i):
+            same = one.name == data.firsts[j].name and base_of(data.labels[i]) == base_of(data.labels[j])
+            gap = data.measured[i] / data.measured[j]
+            if same and abs(np.log(gap)) > np.log(1.05) and works_differ(data.labels[i], data.labels[j]):
+                estimated = gap * np.exp(errors[i] - errors[j])
+                right += (gap > 1) == (estimated > 1)
+                wrong += (gap > 1) != (estimated > 1)
+                if (gap > 1) != (estimated > 1):
+                    print(f"  wrong order: {one.name}: {data.labels[i]} / {data.labels[j]}: {gap:.2f}, model {estimated:.2f}")
+    print(f"order of pairs that differ by more than 5 %: {right} of {right + wrong} right")
+
+
+def base_of(label: str) -> tuple[str, str, str]:
+    words = label.split()
+    return words[0], words[1].split("-qat")[0], words[4] if len(words) > 4 else ""
+
+
+def works_differ(one: str, other: str) -> bool:
+    return one != other
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

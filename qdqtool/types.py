@@ -359,7 +359,7 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Verification:
-    """A prediction held against a build."""
+    """A prediction held against a build; ``times`` where the build was timed and its GPU is known."""
 
     build: Json
     convolutions: Json
@@ -369,6 +369,7 @@ class Verification:
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
+    times: Json | None = None
 
     @property
     def complete(self) -> bool:
@@ -381,5 +382,5 @@ class Verification:
             "target": self.prediction.target if self.prediction else None, "build": self.build,
             "convolutions": self.convolutions, "layers": self.layers, "trace": self.trace,
             "conversions": self.conversions, "mismatches": [m.as_json() for m in self.mismatches],
-            "notes": list(self.notes),
+            "notes": list(self.notes), "times": self.times,
         }

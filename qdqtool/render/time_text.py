@@ -59,8 +59,13 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
     if shown_kernels:
         lines += ["", *wrap("Slowest layers, as a profile would show them (it adds about 3 us to each)", 2, width, "")]
         for kernel in shown_kernels:
-            lines += wrap(f"{kernel.kind}  {kernel.name}", 16, width, f"  {ms(kernel.ms):>10}  ")
+            name = kernel.name if everything else _short(kernel.title, width - 27)
+            lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")
     return lines
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else f"...{name[-(width - 3):]}"
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:

@@ -47,6 +47,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     if layers["total"]:
         text = f"Engine layers: {layers['agree']} of {layers['total']} have the predicted name and types."
         lines += wrap(text, 2, width, first="")
+    lines += _times(result, width)
     for note in result.notes:
         lines += wrap(f"Note: {note}.", 2, width, first="")
     for kind, title in _KINDS.items():
@@ -64,6 +65,27 @@ def render_verification(result: Verification, width: int = 80) -> str:
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")
     return "\n".join(lines) + "\n"
+
+
+def _times(result: Verification, width: int) -> list[str]:
+    """Estimated against measured time, and the layers that were much slower."""
+    times = result.times
+    if times is None:
+        return []
+    held = "within the range" if times["within"] else "outside the range"
+    lines = wrap(
+        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured ({times['built_from']}): {held}.", 2, width, first="",
+    )
+    layers = times["layers"]
+    if layers["compared"]:
+        lines += wrap(
+            f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the estimate.", 2,
+            width,
+        )
+    for slow in times["slow"]:
+        lines += wrap(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}", 4, width, "  ")
+    return lines
 
 
 def _mismatch(mismatch: Mismatch, width: int) -> list[str]:

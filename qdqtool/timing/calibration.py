@@ -32,12 +32,14 @@ class Calibration:
         factor: Measured time over estimated time of a kernel's work.
         kernel_us: Microseconds that each kernel takes more (less, where negative).
         source: What it was made from.
+        direct: Whether it was made from the very network that it corrects.
     """
 
     gpu: str
     factor: float = 1.0
     kernel_us: float = 0.0
     source: str = ""
+    direct: bool = False
 
     def as_json(self) -> Json:
         return {"schema": SCHEMA, "gpu": self.gpu, "factor": self.factor, "kernel_us": self.kernel_us,
@@ -70,7 +72,7 @@ def of_time(gpu: str, measured_ms: float, estimated_ms: float) -> Calibration:
     Raises:
         QdqtoolError: It is so far from the estimate that it must be of something else.
     """
-    return Calibration(gpu, _checked(measured_ms / estimated_ms, f"{measured_ms:g} ms"), 0.0, f"{measured_ms:g} ms measured")
+    return Calibration(gpu, _checked(measured_ms / estimated_ms, f"{measured_ms:g} ms"), 0.0, f"{measured_ms:g} ms measured", True)
 
 
 def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str) -> Calibration:
@@ -83,7 +85,7 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
         raise QdqtoolError(f"{source}: none of its layers is in the prediction; it is a profile of another engine")
     measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
     if len(measured) < _FEW:
-        return Calibration(gpu, _checked(float(measured.sum() / max(estimated.sum(), 1e-9)), source), 0.0, source)
+        return Calibration(gpu, _checked(float(measured.sum() / max(estimated.sum(), 1e-9)), source), 0.0, source, True)
     # Relative errors count, not absolute ones: divide the line a + b t by the measured time and fit that to 1.
     weights = 1.0 / np.maximum(measured, 1e-4)
     design = np.stack([weights, estimated * weights], axis=1)
@@ -95,7 +97,7 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
         design = np.stack([weights, estimated * weights], axis=1)
     if not (math.isfinite(constant) and math.isfinite(factor)) or factor <= 0.2 or abs(constant) > 0.02:
         constant, factor = 0.0, float(measured.sum() / estimated.sum())
-    return Calibration(gpu, _checked(float(factor), source), float(constant) * 1e3, source)
+    return Calibration(gpu, _checked(float(factor), source), float(constant) * 1e3, source, True)
 
 
 def _row(weights: npt.NDArray[np.float64], measured: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -24,6 +24,7 @@ from qdqtool.types import Finding, Json, Precision, Prediction
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+_REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 _TYPICAL = "trt8.6"  # whose simulation names the layers where the target's does not (RTX)
 _LEAST_MS = 5e-5  # a fix that saves less is not worth a line
 
@@ -43,13 +44,13 @@ class FloatTime:
 class Kernel:
     """One kernel of the engine, for the list of the slowest.
 
-    ``ms`` is what a profile would show.
+    ``ms`` is what a profile would show; ``title`` is the node that people know the layer by.
     """
 
     name: str
     kind: str
     ms: float
-    layer: int | None = None
+    title: str = ""
 
     def as_json(self) -> Json:
         return {"name": self.name, "kind": self.kind, "ms": _round(self.ms)}
@@ -245,7 +246,7 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
     known = fitted.is_measured(gpu.cc)
     spread = fitted.spreads["total" if known else "total_unknown"]
     if result.calibration is not None:
-        spread = fitted.spreads["total_calibrated"]
+        spread = _REPEATED if result.calibration.direct else fitted.spreads["total_calibrated"]
     elif gpu.is_jetson and not known:
         spread *= 1.1
     if not known and result.calibration is None:
@@ -264,10 +265,10 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
 
 
 def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
+    named = {c.layer: c.name for c in prediction.convolutions}
     names = [layer.name for layer in prediction.layers] + [e.name for e in load.extras]
-    places = [*range(len(load.layers)), *([None] * len(load.extras))]
-    return [Kernel(name, w.kind, float(v), place)
-            for name, w, v, place in zip(names, load.all, shown, places, strict=True) if v > 0]
+    return [Kernel(name, w.kind, float(v), named.get(name, name))
+            for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]
 
 
 def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain: Precision, factor: float) -> None:

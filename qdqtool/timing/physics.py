@@ -8,8 +8,9 @@ For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its 
     memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
 
 ``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores), products
-per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: it runs at a rate per SM
-that is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
+per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs by dp4a
+(int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin), unless a pooling is fused with it; else at a rate per SM that
+is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
 ``constants.json``, made by ``benchmarks/fit_timing.py``.
 """
 
@@ -35,6 +36,8 @@ TILE = 64.0  # output channels that the smallest tensor core tiles worth choosin
 DEPTH_STEP = 32.0  # products to which the depth is padded
 STEP_BYTES = 64.0  # of the depth that a tile takes in one step
 FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
+DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
+DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
@@ -111,6 +114,7 @@ class Features:
     depth: Array
     channels: Array
     groups: Array
+    pooled: npt.NDArray[np.bool_]  # the layer writes far less than its convolution makes: a pooling is fused
     width: Array  # bytes of an element that it computes with
     moved: Array
     steps: Array
@@ -139,6 +143,7 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
         array([w.depth for w in works]),
         array([w.channels for w in works]),
         array([w.groups for w in works]),
+        np.asarray([w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_),
         array([width(w.precision) for w in works]),
         array([w.moved for w in works]),
         array([w.steps for w in works]),
@@ -179,9 +184,11 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     tensor = f.path <= PATHS.index("tf32")
     few = f.channels < FEW_CHANNELS
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
-    starved = factor * np.where(f.path == PATHS.index("int8"), c["few_int8"], c["few_fp16"])
+    integer = f.path == PATHS.index("int8")
+    by_dp4a = few & integer & ~f.pooled
+    starved = np.where(by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(integer, c["few_int8"], c["few_fp16"]))
     rate = np.where(few & tensor, np.minimum(rate, starved), rate)
-    columns = np.where(tensor, _padded(np.maximum(f.columns, 1.0), TILE), _padded(f.columns, 16.0))
+    columns = _padded(np.maximum(f.columns, 1.0), np.where(by_dp4a, DP4A_TILE, np.where(tensor, TILE, 16.0)))
     depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
@@ -204,7 +211,7 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     return np.where(f.kind == work.NOTHING, 0.0, time)
 
 
-def _padded(values: Array, step: float) -> Array:
+def _padded(values: Array, step: float | Array) -> Array:
     padded: Array = np.ceil(values / step) * step
     return padded
 
