@@ -16,7 +16,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.types import Json
 
 SCHEMA = "qdqtool/time-calibration/1"
-_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})\s*(us|ms|s)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _MOST = 64 * 1024 * 1024  # bytes of a file
 _FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else

@@ -15,6 +15,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.types import Evidence, Json, Precision
 
 _SPLIT = re.compile(r"[\s_/()\-]+")
+_LAPTOP = 0.75  # clock of a laptop part over the desktop part's, as in the pairs of the table
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
 
 
@@ -181,13 +182,20 @@ def find(name: str) -> Gpu:
         QdqtoolError: No GPU, or several different ones, answer to the name.
     """
     if len(name) > 200 or not name.strip():
-        raise QdqtoolError("--gpu: give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
+        raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
     wanted = _words(name)
     table = {key: gpu for gpu in reversed(gpus()) for key in (*(_words(a) for a in gpu.aliases), _words(gpu.name))}
     tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]
     for text in dict.fromkeys(" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t):
         if text in table:
             return table[text]
+    if wanted.endswith(" laptop") or " laptop " in wanted:
+        desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")))
+        if desktop is not None:
+            return replace(
+                desktop, name=f"{desktop.name} Laptop", clock=desktop.clock * _LAPTOP, evidence=Evidence.ASSUMED,
+                note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give --clock",
+            )
     longer = [gpu for gpu in gpus() if wanted and wanted in _words(gpu.name).split(" laptop")[0]
               and set(wanted.split()) <= set(_words(gpu.name).split())]
     if len(longer) == 1:
