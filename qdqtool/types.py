@@ -251,7 +251,8 @@ class Prediction:
 
     ``time`` is the estimated time on a GPU, as published (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire.
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the number
+    of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo
@@ -265,6 +266,7 @@ class Prediction:
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
     time: Json | None = None
+    counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -297,6 +299,7 @@ class Prediction:
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             **({"time": self.time} if self.time is not None else {}),
+            "counts": dict(self.counts),
         }
 
 

@@ -42,6 +42,8 @@ class Importer:
             tensor = self._input(name)
             tensor.is_output = True
             self.network.outputs.append(tensor)
+        self.network.counts["Original"] = len(self.network.layers)
+        self.network.remove_dead()
         self.network.order()
         return self.network
 
@@ -136,6 +138,12 @@ class Importer:
         """A layer with one tensor input; the others (shapes, bounds) are parameters."""
         kind, inputs = operators.of(node).kind, [self._input(node.input(0))]
         return self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+
+    def _resize(self, node: Node) -> None:
+        """A Resize; a size given as a constant takes a number and is no layer in the end (both BEVFusion builds)."""
+        if self.model.is_constant(node.input(3)):
+            self.count += 1
+        self._simple(node)
 
     def _plain(self, node: Node) -> None:
         self._simple(node)
@@ -338,7 +346,7 @@ _HANDLERS: dict[LayerKind, Callable[[Importer, Node], None]] = {
     LayerKind.SHUFFLE: Importer._shuffle,
     LayerKind.SLICE: Importer._slice,
     LayerKind.CONCATENATION: Importer._concat,
-    LayerKind.RESIZE: Importer._plain,
+    LayerKind.RESIZE: Importer._resize,
     LayerKind.SOFTMAX: Importer._softmax,
     LayerKind.IDENTITY: Importer._plain,
 }

@@ -220,7 +220,7 @@ class Layer:
         quantized_as: The type that ``int8`` stands for.
         residual: The residual input of a convolution that took an Add.
         in_myelin: It was handed to Myelin.
-        no_op: It moves nothing at run time and is not listed.
+        copied: A Slice that is a copy in the engine.
         eliminated: A Slice or Concat whose tensors share memory.
         copies: Names and tensors of the copies that an eliminated Concat needs.
     """
@@ -248,7 +248,7 @@ class Layer:
     quantized_as: Precision = Precision.INT8
     residual: Tensor | None = None
     in_myelin: bool = False
-    no_op: bool = False
+    copied: bool = False
     eliminated: bool = False
     copies: tuple[tuple[str, Tensor], ...] = ()
     _weights: Weighted | None = None
@@ -322,6 +322,7 @@ class Network:
         inputs: Network input tensors.
         outputs: Network output tensors.
         relisted: Whether Myelin took a part out, after which the layers are listed anew.
+        counts: Number of layers behind the stages for which TensorRT logs it (``Original``, ``After ...``).
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
         touched: Tensors whose producer or readers were edited in this round.
     """
@@ -331,6 +332,7 @@ class Network:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.relisted = False
+        self.counts: dict[str, int] = {}
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[LayerKind, dict[int, Layer]] = {}
@@ -352,34 +354,27 @@ class Network:
         self._by_kind.setdefault(layer.kind, {})[layer.id] = layer
         return layer
 
-    def order(self) -> None:
-        """Removes dead layers and ranks the rest as the optimizer visits them.
-
-        Depth first from the outputs, first to last, a layer after its inputs, of which the later-listed come first:
-        the order in which yolov8-orin-trt8412-excerpts names merged layers. TensorRT's own order differs between
-        passes and is not known in full; the outcomes do not depend on it, only names and the order of lines do.
-        """
-        rank = 0
-        done: set[int] = set()
-        started: set[int] = set()
-        stack: list[tuple[Layer, int]] = [(t.producer, 0) for t in reversed(self.outputs) if t.producer is not None]
+    def remove_dead(self) -> None:
+        """Removes the layers that no network output depends on."""
+        alive: set[int] = set()
+        stack = [t.producer for t in self.outputs if t.producer is not None]
         while stack:
-            layer, state = stack.pop()
-            if state:
-                done.add(layer.id)
-                layer.rank = Rank(rank)
-                rank += 1
-                continue
-            if layer.id in started:
-                continue
-            started.add(layer.id)
-            stack.append((layer, 1))
-            for tensor in layer.inputs:
-                producer = tensor.producer
-                if producer is not None and producer.id not in started:
-                    stack.append((producer, 0))
-        for layer in [layer for layer in self.layers.values() if layer.id not in done]:
+            layer = stack.pop()
+            if layer.id not in alive:
+                alive.add(layer.id)
+                stack.extend(t.producer for t in layer.inputs if t.producer is not None)
+        for layer in [layer for layer in self.layers.values() if layer.id not in alive]:
             self.remove(layer)
+
+    def order(self) -> None:
+        """Ranks the layers as the optimizer visits them: breadth first, a layer once all its inputs were visited.
+
+        So stand the lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in turn) and
+        those of the other complete logs, but for some convolutions that QuantizeDoubleInputNodes visits last.
+        Outcomes do not depend on it, only names and the order of lines do.
+        """
+        for place, layer in enumerate(self.in_order()):
+            layer.rank = Rank(place)
 
     # Reading --------------------------------------------------------------------------------------------------
 
@@ -402,9 +397,9 @@ class Network:
         return layer.id in self.layers
 
     def in_order(self) -> Iterator[Layer]:
-        """Every layer, inputs before readers."""
+        """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
         waiting = {layer.id: sum(t.producer is not None for t in layer.inputs) for layer in self.layers.values()}
-        ready = sorted((layer for layer in self.layers.values() if not waiting[layer.id]), key=lambda x: x.rank)
+        ready = [layer for layer in self.layers.values() if not waiting[layer.id]]
         position = 0
         while position < len(ready):
             layer = ready[position]
@@ -448,6 +443,13 @@ class Network:
         layer.outputs[:1] = [tensor]
         tensor.producer = layer
         self.touched[tensor] = None
+
+    def set_output_of(self, layer: Layer, old: Tensor, new: Tensor) -> None:
+        """Makes a layer write ``new`` where it wrote ``old``."""
+        layer.outputs = [new if t is old else t for t in layer.outputs]
+        old.producer = None
+        new.producer = layer
+        self.touched[new] = None
 
     def replace_reader(self, old: Tensor, new: Tensor, reader: Layer) -> None:
         """Makes every input of ``reader`` that reads ``old`` read ``new``."""

@@ -45,6 +45,13 @@ def _integer(layer: Layer) -> Precision:
     return found if found in (Precision.FP8, Precision.INT4) else Precision.INT8
 
 
+def _type(layer: Layer) -> str:
+    """The type that the engine lists; a shuffle that keeps the order of the values moves nothing."""
+    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
+        return "NoOp"
+    return "Reformat" if layer.copied else _TYPES.get(layer.kind, layer.op or "Other")
+
+
 def _is_max_pool(layer: Layer) -> bool:
     return layer.kind == LayerKind.POOLING and layer.window is not None and layer.window.type == "MAX"
 
@@ -104,7 +111,7 @@ class Outcome:
     def _engine(self, order: list[Layer]) -> None:
         merged: dict[str, EngineLayer] = {}
         for layer in order:
-            if layer.kind == LayerKind.CONSTANT or layer.in_myelin or layer.no_op:
+            if layer.kind == LayerKind.CONSTANT or layer.in_myelin:
                 continue
             if layer.kind == LayerKind.COPY:
                 self.conversion_nodes.append(layer.name)
@@ -121,7 +128,7 @@ class Outcome:
                 merged[group].nodes.extend(layer.nodes)
                 continue
             pooled = layer.kind == LayerKind.CONVOLUTION and layer.fusion.pooled
-            kind = "ConvActPool" if pooled else _TYPES.get(layer.kind, layer.op or "Other")
+            kind = "ConvActPool" if pooled else _type(layer)
             entry = EngineLayer(group or layer.name, kind, inputs, outputs, list(layer.nodes))
             self.layers.append(entry)
             if group:

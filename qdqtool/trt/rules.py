@@ -14,7 +14,8 @@ def passes() -> tuple[type[Pass], ...]:
     """The passes, each once, in the order of the pipeline."""
     found: dict[type[Pass], None] = {}
     for stage in PIPELINE:
-        found.update(dict.fromkeys(stage.passes if isinstance(stage, Loop) else (stage,)))
+        members = stage.passes if isinstance(stage, Loop) else (stage,)
+        found.update(dict.fromkeys(kind for kind in members if issubclass(kind, Pass)))
     return tuple(found)
 
 

@@ -24,4 +24,5 @@ def simulate(model: Model, target: Target) -> Prediction:
         conversions=len(outcome.conversion_nodes),
         conversion_nodes=outcome.conversion_nodes,
         target_evidence=f"{target.evidence}: {target.proof}",
+        counts=dict(network.counts),
     )

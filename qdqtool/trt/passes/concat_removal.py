@@ -14,7 +14,18 @@ DIRECT = seen(
 )
 RESIZE = seen(
     "resize-copied", "What a Resize writes is copied into the Concat: it does not support striding.",
-    "yolo-resnet18-orin-trt8502:5780", "bevfusion-camera-orin-trt8502:888",
+    "yolo-resnet18-orin-trt8502:5780", "bevfusion-camera-orin-trt8502:889",
+    "bevfusion-camera-rtx3080ti-trt8600:5825",
+)
+DECONVOLUTION = seen(
+    "deconvolution-copied", "What a deconvolution writes is copied into the Concat.",
+    "centerpoint-a100-trt823-fp16:1755",
+)
+SHARED = assumed(
+    "shared-copied", "What a convolution writes is copied if something else reads it besides the Concat.",
+    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such inputs are copied, "
+    "convolutions that the Concat alone reads are retargeted (lines 885 and 886). A Concat input that is retargeted "
+    "although a convolution reads it as well would refute it",
 )
 STOMPING = assumed(
     "stomping", "An input that is a view of another tensor, or the network's input, is copied.",
@@ -25,7 +36,7 @@ STOMPING = assumed(
 class ConcatRemoval(Pass):
     """Lets the inputs of a Concat be written straight into its output."""
 
-    cases = (DIRECT, RESIZE, STOMPING)
+    cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
 
     def apply(self, network: Network) -> None:
         taken: set[int] = set()
@@ -50,6 +61,10 @@ class ConcatRemoval(Pass):
         producer: Layer | None = tensor.producer
         if producer is not None and producer.kind == LayerKind.RESIZE:
             return COPY_STRIDING, RESIZE
+        if producer is not None and producer.kind == LayerKind.DECONVOLUTION:
+            return COPY_STRIDING, DECONVOLUTION
+        if producer is not None and producer.kind == LayerKind.CONVOLUTION and len(tensor.consumers) > 1:
+            return COPY_STRIDING, SHARED
         if (
             producer is None or id(tensor) in taken or producer.eliminated or producer.kind == LayerKind.CONSTANT
         ):

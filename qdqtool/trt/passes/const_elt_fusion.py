@@ -35,6 +35,8 @@ class ConstEltFusion(Pass):
                 continue
             if layer.relu and not _of_convolution(layer):
                 continue
+            if any(_behind_matmul(t.producer) for t in layer.inputs):
+                continue  # the reshape is pushed behind the sum first
             case = WITH_RELU if layer.relu else PLAIN
             self.running(case, constant)
             self.fire(case, layer, FUSING, constant.name, layer.name)
@@ -44,6 +46,11 @@ class ConstEltFusion(Pass):
             network.drop_input(layer, layer.inputs.index(constant.out))
             network.remove(constant)
             network.set_kind(layer, LayerKind.SCALE)
+
+
+def _behind_matmul(layer: Layer | None) -> bool:
+    """Whether a layer is the reshape behind a Gemm turned convolution."""
+    return layer is not None and layer.kind == LayerKind.SHUFFLE and layer.shuffling.after_matmul
 
 
 def _of_convolution(layer: Layer) -> bool:

@@ -49,6 +49,7 @@ class HorizontalMergeQNodes(Pass):
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
         kept: list[Layer] = []
         known: dict[object, Layer] = {}
+        merged: dict[Layer, list[Layer]] = {}
         for q in group:
             key = q.quant.key if q.quant is not None else None
             survivor = known.get(key) if key is not None else None
@@ -56,13 +57,9 @@ class HorizontalMergeQNodes(Pass):
                 kept.append(q)
                 known.setdefault(key, q)
                 continue
-            case = _case(survivor, q, network.relisted)
-            self.running(case, survivor)
-            self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
-            self.fire(case, survivor, REMOVING, q.name)
-            survivor.nodes.extend(q.nodes)
-            network.retarget(q.out, survivor.out)
-            network.remove(q)
+            merged.setdefault(survivor, []).append(q)
+        for survivor, others in merged.items():
+            self._eliminate(network, survivor, others)
         if len(kept) > 1 and (len(known) > 1 or None in known):
             scales = tuple(map(scale_of, kept))
             if None in scales:
@@ -70,6 +67,19 @@ class HorizontalMergeQNodes(Pass):
                     q.rest_on(UNKNOWN)
             names = tuple(map(node_name, kept))
             self.refuse(ScalesDiffer(self.name, names[0], tensor.source, names, scales))
+
+
+    def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
+        """One heading, then what is eliminated, then what is removed."""
+        cases = [_case(survivor, q, network.relisted) for q in others]
+        self.running(cases[0], survivor)
+        for case, q in zip(cases, others, strict=True):
+            self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
+        for case, q in zip(cases, others, strict=True):
+            self.fire(case, survivor, REMOVING, q.name)
+            survivor.nodes.extend(q.nodes)
+            network.retarget(q.out, survivor.out)
+            network.remove(q)
 
 
 def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:

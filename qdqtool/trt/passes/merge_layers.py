@@ -11,8 +11,9 @@ from qdqtool.trt.trace import MERGING
 EQUAL = seen(
     "equal-convolutions", "Convolutions of equal shape and precision that read one tensor become one layer, A || B.",
     "yolov8-orin-trt8412-excerpts:232", "centerpoint-a100-trt823-fp16:1747",
-    source="different kernels stay apart (yolo-resnet18-orin-trt8502); TensorRT 8.0 does not merge quantized ones "
-    "(centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone, as no "
+    source="different kernels stay apart (yolo-resnet18-orin-trt8502), and so do a convolution with Relu and one "
+    "without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in INT8); TensorRT 8.0 does not merge quantized "
+    "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone, as no "
     "merged one was seen",
 )
 
@@ -20,7 +21,8 @@ EQUAL = seen(
 class MergeLayers(Pass):
     """Makes one layer of convolutions of equal shape that read the same tensor, logged as ``Merging layers: A || B``.
 
-    Same input, kernel, stride, padding and dilation, no groups, equal precision of input and output, no residual.
+    Same input, kernel, stride, padding and dilation, no groups, equal activation, equal precision of input and output,
+    no residual.
     """
 
     cases = (EQUAL,)
@@ -56,5 +58,5 @@ def _key(conv: Layer) -> tuple[object, ...]:
     known = conv.weights
     return (
         id(conv.data), known.kernel, known.strides, known.pads, known.dilations, conv.int8, conv.int8_out,
-        conv.fusion.activated and not conv.int8,
+        conv.fusion.activated,
     )

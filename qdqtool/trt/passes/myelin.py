@@ -5,8 +5,8 @@ from __future__ import annotations
 from qdqtool import operators
 from qdqtool.evidence import assumed
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.passes._infra import Pass, dq_of
 
 TAIL = assumed(
     "tail", "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
@@ -31,7 +31,11 @@ _KEPT_OUT = (
 
 
 class MyelinOptimization(Pass):
-    """Takes post-processing out of the passes' sight: TensorRT hands it to Myelin."""
+    """Takes post-processing out of the passes' sight: TensorRT hands it to Myelin.
+
+    A quantized fully connected layer, with its bias and activation, stays with the passes: it is INT8 in all seven
+    recorded engines that have one.
+    """
 
     cases = (TAIL, CONSTANTS)
 
@@ -81,11 +85,38 @@ class MyelinOptimization(Pass):
                 if producer is not None and producer.id not in reaches:
                     reaches.add(producer.id)
                     stack.append(producer)
+        kept = _quantized_products(network)
         return {
             i: layer
             for i, layer in network.layers.items()
-            if i not in reaches and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
+            if i not in reaches and i not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
         }
+
+
+def _quantized_products(network: Network) -> set[int]:
+    """Matrix products with dequantized inputs, and the sum with a constant and the activation behind each."""
+    found: set[int] = set()
+    for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
+        if not any(dq_of(t) is not None for t in layer.inputs):
+            continue
+        found.add(layer.id)
+        reader = layer.out.only_reader()
+        if reader is not None and reader.kind == LayerKind.ELEMENTWISE and any(map(_constant_behind, reader.inputs)):
+            found.add(reader.id)
+            found.update(s.id for s in map(_constant_behind, reader.inputs) if s is not None)
+            reader = reader.out.only_reader()
+        if reader is not None and reader.kind == LayerKind.ACTIVATION:
+            found.add(reader.id)
+    return found
+
+
+def _constant_behind(tensor: Tensor) -> Layer | None:
+    """What makes a constant operand: the constant or the reshape of one."""
+    layer = tensor.producer
+    if layer is None or layer.kind == LayerKind.CONSTANT:
+        return layer
+    inner = layer.data.producer if layer.kind == LayerKind.SHUFFLE and layer.inputs else None
+    return layer if inner is not None and inner.kind == LayerKind.CONSTANT else None
 
 
 def _is_trigger(layer: Layer) -> bool:

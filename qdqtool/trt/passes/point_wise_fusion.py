@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from qdqtool.evidence import Case, documented, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
 from qdqtool.trt.trace import FUSING
 
@@ -12,6 +14,11 @@ CHAIN = seen(
     "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
     "yolo-resnet18-orin-trt8502:5233", "yolov8-orin-trt8412-excerpts:185",
     source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
+)
+CONSTANT = documented(
+    "constant-operand", "An operand that is one constant number is taken in: it is no input at run time.",
+    "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], ...Div), ...Erf) and "
+    "PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an input (yolo-resnet18-orin-trt8502)",
 )
 WITH_ADD = documented(
     "with-add", "A residual Add behind an activation is joined with it.", "NVIDIA/TensorRT issue 2204, 8.4.1",
@@ -28,9 +35,12 @@ class PointWiseFusion(Pass):
     inputs all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
     """
 
-    cases = (CHAIN, WITH_ADD)
+    cases = (CHAIN, CONSTANT, WITH_ADD)
 
     def apply(self, network: Network) -> None:
+        for layer in network.of_kind(LayerKind.ELEMENTWISE):
+            if len(layer.inputs) == 2 and not layer.in_myelin and not layer.relu:
+                self._take_constant(network, layer)
         for first in network.of_kind(*_KINDS):
             if not network.alive(first):
                 continue
@@ -42,6 +52,24 @@ class PointWiseFusion(Pass):
                 if self.target.residual_through_activation and _quantized_residual(layer, reader):
                     break
                 layer = self._fuse(network, layer, reader)
+
+    def _take_constant(self, network: Network, layer: Layer) -> None:
+        numbers = [_number_behind(t) for t in layer.inputs]
+        position = next((i for i in (1, 0) if numbers[i] is not None), None)
+        if position is None or numbers[1 - position] is not None:
+            return
+        constant = numbers[position]
+        assert constant is not None
+        direct = layer.inputs[position]
+        self.running(CONSTANT, constant)
+        self.fire(CONSTANT, layer, FUSING, constant.name, layer.name)
+        layer.name = f"PWN({constant.name}, {layer.name})"
+        network.drop_input(layer, position)
+        network.set_kind(layer, LayerKind.POINTWISE)
+        while direct.producer is not None and not direct.consumers and not direct.is_output:
+            unused = direct.producer
+            direct = unused.data if unused.inputs else direct
+            network.remove(unused)
 
     def _fuse(self, network: Network, layer: Layer, reader: Layer) -> Layer:
         case: Case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
@@ -62,6 +90,16 @@ class PointWiseFusion(Pass):
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
+
+
+def _number_behind(tensor: Tensor) -> Layer | None:
+    """The constant of one element that a tensor is made of, through reshapes at most."""
+    layer = tensor.producer
+    while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
+        layer = layer.data.producer
+    if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
+        return None
+    return layer if math.prod(layer.dims) == 1 else None
 
 
 def _fusable(layer: Layer) -> bool:

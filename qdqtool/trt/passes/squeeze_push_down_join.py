@@ -73,5 +73,5 @@ class SqueezePushDownJoin(Pass):
         after = Layer(LayerKind.SHUFFLE, f"copied_squeeze_after_{reader.name}")
         after.passage = INSERTED_SHUFFLE
         after.rank = reader.rank.behind()
-        after.shuffling.after_matmul = after.shuffling.pushed = after.no_op = True
+        after.shuffling.after_matmul = after.shuffling.pushed = True
         return network.add(after, [wide], [out])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from qdqtool.evidence import assumed, documented, seen
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of
@@ -26,6 +26,10 @@ PER_CHANNEL = assumed(
     "per-channel", "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
     "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose would refute it",
 )
+COPIED = documented(
+    "copied", "A DQ with several readers is copied for each operator that it passes.",
+    "an 11.1 build in which a DQ feeds a MaxPool and a network output runs the pooling in INT8",
+)
 SEVERAL = assumed(
     "several-readers", "A DQ with several readers stays and is not copied for each.",
     "a log in which one DQ is swapped with several operators would refute it",
@@ -35,7 +39,7 @@ SEVERAL = assumed(
 class VanillaSwapWithPreceedingDQ(Pass):
     """Moves a DQ forward, past an operator that it passes, so that the operator runs in INT8."""
 
-    cases = (INSERTED, LISTED, PER_CHANNEL, SEVERAL)
+    cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
 
     def apply(self, network: Network) -> None:
         todo = deque(network.of_kind(LayerKind.DEQUANTIZE))
@@ -43,7 +47,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
             dq = todo.popleft()
             op = dq.out.only_reader()
             if op is None:
-                self._fan_out(dq)
+                if self.target.copies_dq:
+                    todo.extend(self._copies(network, dq))
+                else:
+                    self._fan_out(dq)
                 continue
             if not _passes(op) or dq_of(op.data) is not dq:
                 continue
@@ -61,6 +68,28 @@ class VanillaSwapWithPreceedingDQ(Pass):
             op.dq_passed = True
             self._swap(network, dq, op)
             todo.append(dq)
+
+    @staticmethod
+    def _copies(network: Network, dq: Layer) -> list[Layer]:
+        """A DQ of its own for each operator that reads a shared one and that it can pass."""
+        made: list[Layer] = []
+        per_channel = dq.quant is not None and dq.quant.per_channel
+        for number, op in enumerate([r for r in dq.out.consumers if _passes(r)]):
+            if per_channel or len(op.inputs) != 1:
+                continue
+            copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
+            copy.quant, copy.computed_scale, copy.nodes, copy.rank = (
+                dq.quant, dq.computed_scale, list(dq.nodes), dq.rank.next()
+            )
+            out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
+            out.shape = dq.out.shape
+            network.add(copy, [dq.data], [out])
+            network.set_input(op, 0, out)
+            copy.rest_on(COPIED)
+            made.append(copy)
+        if made and not dq.out.consumers and not dq.out.is_output:
+            network.remove(dq)
+        return made
 
     def _fan_out(self, dq: Layer) -> None:
         """Says what a DQ with several readers keeps float; what reads their results rests on an assumption then."""
