@@ -35,14 +35,31 @@ CONSTANTS = Path(physics.__file__).with_name("constants.json")
 Array = npt.NDArray[np.float64]
 
 START = {
-    "floor_us": 1.0, "floor_clocks": 4000.0, "int8": 0.75, "fp16": 0.75, "tf32": 0.75, "fp32": 0.75, "dp4a": 0.65, "dram": 0.85, "l2": 0.35,
-    "l2_share": 0.5, "few_int8": 450.0, "few_fp16": 350.0, "narrow": 20.0, "step_clocks": 130.0,
-    "step_clocks_old": 400.0, "overlap": 2.0, "depthwise": 0.25,
-    "copy": 0.5, "few_copy": 0.3, "pool": 0.55,
+    "floor_us": 1.0,
+    "floor_clocks": 4000.0,
+    "int8": 0.75,
+    "fp16": 0.75,
+    "tf32": 0.75,
+    "fp32": 0.75,
+    "dp4a": 0.65,
+    "dram": 0.85,
+    "l2": 0.35,
+    "l2_share": 0.5,
+    "few_int8": 450.0,
+    "few_fp16": 350.0,
+    "narrow": 20.0,
+    "step_clocks": 130.0,
+    "step_clocks_old": 400.0,
+    "overlap": 2.0,
+    "depthwise": 0.25,
+    "copy": 0.5,
+    "few_copy": 0.3,
+    "pool": 0.55,
 }
 # Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
 TOTALS = (
-    ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 1.0, 2.0), ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 1.0, 0.8628),
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 1.0, 2.0),
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 1.0, 0.8628),
     ("A100 80GB PCIe", "resnet18-qat", "qdq", "FP16", 1.0, 0.8823),
     ("A100 80GB PCIe", "resnet18-qat-residual", "qdq", "FP16", 1.0, 0.5457),
     ("A100 80GB PCIe", "resnet18-qat-residual-qgap", "qdq", "FP16", 1.0, 0.4998),
@@ -52,12 +69,23 @@ TOTALS = (
     ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.0, 1.584),
 )
 # What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
-OVERHEADS = {"resnet18-fp32": 5.2, "resnet18-fp16": 6.2, "resnet18-qat": 6.1, "resnet18-qat-residual": 7.1,
-             "resnet18-qat-residual-qgap": 7.5, "mobilenetv2-qat": 1.6, "centerpoint-fp16": 2.4,
-             "resnet18-qat-laptop": 3.2, "bevfusion-orin": 0.0, "bevfusion-3080ti": 0.5}
-OVERHEAD = 2.4  # for an engine of which only the profile is known: within the middle of those, least error on the worst engine
+OVERHEADS = {
+    "resnet18-fp32": 5.2,
+    "resnet18-fp16": 6.2,
+    "resnet18-qat": 6.1,
+    "resnet18-qat-residual": 7.1,
+    "resnet18-qat-residual-qgap": 7.5,
+    "mobilenetv2-qat": 1.6,
+    "centerpoint-fp16": 2.4,
+    "resnet18-qat-laptop": 3.2,
+    "bevfusion-orin": 0.0,
+    "bevfusion-3080ti": 0.5,
+}
+OVERHEAD = (
+    2.4  # for an engine of which only the profile is known: within the middle of those, least error on the worst engine
+)
 UNFIT = ("Jetson AGX Orin 64GB",)  # published latencies of another power mode, about four times too slow
-# How firmly a prior holds a constant: physics leaves little room for the share of the memory's bandwidth that is reached.
+# How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
 SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
 FIRM = ("dram", "overlap", "floor_us")
 
@@ -87,8 +115,14 @@ class Data:
         result, start = Data(), 0
         for i, count in enumerate(self.segments):
             if keep[i]:
-                result.add(self.works[start : start + count], self.gpus[start], self.labels[i], self.measured[i] * 1e3,
-                           self.overhead[i] * 1e6, self.weights[i])
+                result.add(
+                    self.works[start : start + count],
+                    self.gpus[start],
+                    self.labels[i],
+                    self.measured[i] * 1e3,
+                    self.overhead[i] * 1e6,
+                    self.weights[i],
+                )
             start += count
         return result
 
@@ -123,8 +157,10 @@ class Model:
 
 def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     names = list(START)
-    return (dict(zip(names, np.exp(x[: len(names)]).tolist(), strict=True)),
-            dict(zip(architectures, np.exp(x[len(names) :]).tolist(), strict=True)))
+    return (
+        dict(zip(names, np.exp(x[: len(names)]).tolist(), strict=True)),
+        dict(zip(architectures, np.exp(x[len(names) :]).tolist(), strict=True)),
+    )
 
 
 def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float]]:
@@ -132,7 +168,11 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     model = Model(data)
     architectures = sorted({g.cc for g in data.gpus})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
-    prior = np.sqrt(np.asarray([FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START] + [ARCHITECTURE_PRIOR] * len(architectures)))
+    prior = np.sqrt(
+        np.asarray(
+            [FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START] + [ARCHITECTURE_PRIOR] * len(architectures)
+        )
+    )
 
     def residuals(x: Array) -> Array:
         return model.errors(*unpack(x, architectures))
@@ -184,8 +224,14 @@ def layers() -> Data:
     for row in rows:
         single = row["engine"].startswith("convolutions-")
         overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
-        data.add([work_of(row)], find(row["gpu"]), row["engine"], float(row["ms"]), overhead,
-                 (0.02 if single else 0.35) / counts[row["engine"]])
+        data.add(
+            [work_of(row)],
+            find(row["gpu"]),
+            row["engine"],
+            float(row["ms"]),
+            overhead,
+            (0.02 if single else 0.35) / counts[row["engine"]],
+        )
     return data
 
 
@@ -219,8 +265,14 @@ def totals() -> Data:
     """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
     data, table = Data(), networks()
     for gpu, network, variant, plain, batch, ms in TOTALS:
-        data.add(network_work(table[network, variant], Precision(plain), batch), find(gpu),
-                 f"engine {network} {variant} {plain}", ms, 0.0, 0.15)
+        data.add(
+            network_work(table[network, variant], Precision(plain), batch),
+            find(gpu),
+            f"engine {network} {variant} {plain}",
+            ms,
+            0.0,
+            0.15,
+        )
     with open(HERE / "latencies.tsv") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -229,14 +281,23 @@ def totals() -> Data:
     for row in rows:
         yolo = row["network"].startswith("yolo")
         slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
-        doubtful = row["gpu"] in UNFIT or slow_host or row["how"] == "validation" or (yolo and row["how"] == "python" and (
-            row["variant"] == "qdq" or row["gpu"].startswith("A100")))
+        doubtful = (
+            row["gpu"] in UNFIT
+            or slow_host
+            or row["how"] == "validation"
+            or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
+        )
         batch = float(row["batch"])
         remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
         offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
-        data.add(network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch), find(row["gpu"]),
-                 f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}", float(row["ms"]),
-                 0.0 if doubtful else offset, 0.0 if doubtful else (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]])
+        data.add(
+            network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch),
+            find(row["gpu"]),
+            f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}",
+            float(row["ms"]),
+            0.0 if doubtful else offset,
+            0.0 if doubtful else (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]],
+        )
     return data
 
 
@@ -253,8 +314,10 @@ def joined(*parts: Data) -> Data:
 
 def summary(errors: Array) -> str:
     off = np.abs(np.exp(errors) - 1)
-    return (f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
-            f"middle x{np.exp(np.median(errors)):.2f}")
+    return (
+        f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
+        f"middle x{np.exp(np.median(errors)):.2f}"
+    )
 
 
 def groups(data: Data) -> dict[tuple[str, str], list[int]]:
@@ -262,8 +325,14 @@ def groups(data: Data) -> dict[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, (gpu, label) in enumerate(zip(data.firsts, data.labels, strict=True)):
         words = label.split()
-        found[gpu.name, label if len(words) == 1 else " ".join(words[:3]) if words[0] != "python" or "yolo" in label
-              else f"python {words[2]} {words[3]}"].append(i)
+        found[
+            gpu.name,
+            label
+            if len(words) == 1
+            else " ".join(words[:3])
+            if words[0] != "python" or "yolo" in label
+            else f"python {words[2]} {words[3]}",
+        ].append(i)
     return found
 
 
@@ -322,7 +391,8 @@ def main() -> int:
     layer_weights, total_weights = weights[:count], weights[count:]
     spreads = {
         "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
-        "total": spread(by_gpu[count:], total_weights), "total_unknown": spread(by_cc[count:], total_weights),
+        "total": spread(by_gpu[count:], total_weights),
+        "total_unknown": spread(by_cc[count:], total_weights),
     }
     spreads["total_calibrated"] = min(spread(*calibrated(whole, by_gpu[count:])), spreads["total"])
     ordered(whole, seen)
@@ -330,29 +400,47 @@ def main() -> int:
     rows = []
     for (gpu, name), at in sorted(groups(single).items()):
         print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[at])}")
-        rows.append({"gpu": gpu, "engine": name, "layers": len(at), "left_out": median_off(by_gpu[at]),
-                     "in_fit": median_off(Model(blind).errors(constants, factors)[at])})
+        rows.append(
+            {
+                "gpu": gpu,
+                "engine": name,
+                "layers": len(at),
+                "left_out": median_off(by_gpu[at]),
+                "in_fit": median_off(Model(blind).errors(constants, factors)[at]),
+            }
+        )
     print("\nWhole networks of a GPU left out")
     networks_rows = []
     for (gpu, name), at in sorted(groups(whole).items()):
         print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[count:][at])}")
     for i, (gpu, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
-        networks_rows.append({
-            "gpu": gpu.name, "what": label, "measured_ms": whole.measured[i] * 1e3, "fitted": whole.weights[i] > 0,
-            "model_ms": float(whole.measured[i] * 1e3 * np.exp(seen[i])),
-            "left_out_ms": float(whole.measured[i] * 1e3 * np.exp(by_gpu[count + i])),
-        })
+        networks_rows.append(
+            {
+                "gpu": gpu.name,
+                "what": label,
+                "measured_ms": whole.measured[i] * 1e3,
+                "fitted": whole.weights[i] > 0,
+                "model_ms": float(whole.measured[i] * 1e3 * np.exp(seen[i])),
+                "left_out_ms": float(whole.measured[i] * 1e3 * np.exp(by_gpu[count + i])),
+            }
+        )
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
     for name, errors in (("GPU", by_gpu), ("architecture", by_cc)):
         used = total_weights > 0
         factor = spreads["total" if name == "GPU" else "total_unknown"]
         inside = np.abs(errors[count:][used]) <= np.log(factor)
-        print(f"coverage of the range of whole networks, {name} left out: {np.average(inside, weights=total_weights[used]):.0%}"
-              f" by weight, {inside.mean():.0%} of {used.sum()} measurements")
+        print(
+            f"coverage of the range of whole networks, {name} left out: "
+            f"{np.average(inside, weights=total_weights[used]):.0%}"
+            f" by weight, {inside.mean():.0%} of {used.sum()} measurements"
+        )
     if args.write:
         data = {
-            "made_by": "benchmarks/fit_timing.py --write", "values": rounded(constants), "architectures": rounded(factors),
-            "overhead_us": OVERHEAD, "spreads": rounded(spreads),
+            "made_by": "benchmarks/fit_timing.py --write",
+            "values": rounded(constants),
+            "architectures": rounded(factors),
+            "overhead_us": OVERHEAD,
+            "spreads": rounded(spreads),
         }
         CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
         (HERE / "judged.json").write_text(json.dumps({"layers": rows, "networks": networks_rows}, indent=0) + "\n")
@@ -384,7 +472,10 @@ def ordered(data: Data, errors: Array) -> None:
                 right += (gap > 1) == (estimated > 1)
                 wrong += (gap > 1) != (estimated > 1)
                 if (gap > 1) != (estimated > 1):
-                    print(f"  wrong order: {one.name}: {data.labels[i]} / {data.labels[j]}: {gap:.2f}, model {estimated:.2f}")
+                    print(
+                        f"  wrong order: {one.name}: {data.labels[i]} / {data.labels[j]}: {gap:.2f}, model "
+                        f"{estimated:.2f}"
+                    )
     print(f"order of pairs that differ by more than 5 %: {right} of {right + wrong} right")
 
 

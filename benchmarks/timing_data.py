@@ -1,9 +1,10 @@
 """Derives the tables that the time model is fitted on, in our own format, from published profiles.
 
-usage: python benchmarks/timing_data.py SHARED      # a folder with timing/ and evidence/ as third parties published them
+usage: python benchmarks/timing_data.py SHARED      # a folder with timing/ and evidence/ as they were published
 
-Writes benchmarks/timing/layers.tsv: for each measured kernel of an engine what it computes and moves (qdqtool.timing.work)
-and how long it took. The fit (benchmarks/fit_timing.py) reads that file alone, so that nobody needs SHARED to repeat it.
+Writes benchmarks/timing/layers.tsv: for each measured kernel of an engine what it computes and moves
+(qdqtool.timing.work) and how long it took. The fit (benchmarks/fit_timing.py) reads that file alone, so that nobody
+needs SHARED to repeat it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,58 @@ from qdqtool.timing.work import Work, width
 from qdqtool.types import Precision
 
 HERE = Path(__file__).parent / "timing"
-FIELDS = ("engine", "gpu", "layer", "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups",
-          "read", "weights", "written", "ms")
+FIELDS = (
+    "engine",
+    "gpu",
+    "layer",
+    "kind",
+    "precision",
+    "written_as",
+    "rows",
+    "columns",
+    "depth",
+    "channels",
+    "groups",
+    "read",
+    "weights",
+    "written",
+    "ms",
+)
 BUILDS = (  # engine, GPU, files
-    ("resnet18-fp32", "A100 80GB PCIe", ("timing/resnet18-a100-fp32/graph.json", "timing/resnet18-a100-fp32/profile.json")),
-    *((name, "A100 80GB PCIe", (f"evidence/resnet18-a100-{folder}/graph.json", f"evidence/resnet18-a100-{folder}/profile.json"))
-      for name, folder in (("resnet18-fp16", "fp16"), ("resnet18-qat", "qat"), ("resnet18-qat-residual", "qat-residual"),
-                           ("resnet18-qat-residual-qgap", "qat-residual-qgap"))),
-    ("mobilenetv2-qat", "TITAN RTX", ("evidence/mobilenetv2-titanrtx-qat-residual/graph.json",
-                                      "evidence/mobilenetv2-titanrtx-qat-residual/profile.json")),
-    ("bevfusion-3080ti", "RTX 3080 Ti", ("evidence/bevfusion-camera-rtx3080ti-trt8600/log.txt",
-                                         "evidence/bevfusion-camera-rtx3080ti-trt8600/layer_info.json")),
+    (
+        "resnet18-fp32",
+        "A100 80GB PCIe",
+        ("timing/resnet18-a100-fp32/graph.json", "timing/resnet18-a100-fp32/profile.json"),
+    ),
+    *(
+        (
+            name,
+            "A100 80GB PCIe",
+            (f"evidence/resnet18-a100-{folder}/graph.json", f"evidence/resnet18-a100-{folder}/profile.json"),
+        )
+        for name, folder in (
+            ("resnet18-fp16", "fp16"),
+            ("resnet18-qat", "qat"),
+            ("resnet18-qat-residual", "qat-residual"),
+            ("resnet18-qat-residual-qgap", "qat-residual-qgap"),
+        )
+    ),
+    (
+        "mobilenetv2-qat",
+        "TITAN RTX",
+        (
+            "evidence/mobilenetv2-titanrtx-qat-residual/graph.json",
+            "evidence/mobilenetv2-titanrtx-qat-residual/profile.json",
+        ),
+    ),
+    (
+        "bevfusion-3080ti",
+        "RTX 3080 Ti",
+        (
+            "evidence/bevfusion-camera-rtx3080ti-trt8600/log.txt",
+            "evidence/bevfusion-camera-rtx3080ti-trt8600/layer_info.json",
+        ),
+    ),
 )
 V100_EVERY = 3  # of the 4,500 single convolutions
 _TYPES = {"Float": Precision.FP32, "Half": Precision.FP16, "Int8": Precision.INT8, "FP16": Precision.FP16}
@@ -54,9 +96,21 @@ def row_of(engine: str, gpu: str, layer: str, found: Work, ms: float) -> list[ob
         return f"{value:.9g}"
 
     return [
-        engine, gpu, layer, found.kind, str(found.precision), str(found.written_as), short(found.rows),
-        short(found.columns), short(found.depth), short(found.channels), short(found.groups), short(found.read),
-        short(found.weights), short(found.written), short(ms),
+        engine,
+        gpu,
+        layer,
+        found.kind,
+        str(found.precision),
+        str(found.written_as),
+        short(found.rows),
+        short(found.columns),
+        short(found.depth),
+        short(found.channels),
+        short(found.groups),
+        short(found.read),
+        short(found.weights),
+        short(found.written),
+        short(ms),
     ]
 
 
@@ -73,14 +127,30 @@ def orin(shared: Path) -> Iterator[list[object]]:
     with open(shared / "evidence/bevfusion-camera-orin-trt8502/profile.tsv") as file:
         for number, row in enumerate(csv.DictReader(file, delimiter="\t")):
             source, target = ([int(d) for d in row[k].split("x")] for k in ("in", "out"))
-            yield row_of("bevfusion-orin", "Jetson AGX Orin 64GB", str(number),
-                         shaped(row["layer"], row["type"], source, target, row["in_dtype"], row["out_dtype"],
-                                row["residual"], int(row["kernel"] or 0), int(row["stride"] or 0)), float(row["avg_ms"]))
+            yield row_of(
+                "bevfusion-orin",
+                "Jetson AGX Orin 64GB",
+                str(number),
+                shaped(
+                    row["layer"],
+                    row["type"],
+                    source,
+                    target,
+                    row["in_dtype"],
+                    row["out_dtype"],
+                    row["residual"],
+                    int(row["kernel"] or 0),
+                    int(row["stride"] or 0),
+                ),
+                float(row["avg_ms"]),
+            )
 
 
 def listed(shared: Path) -> Iterator[list[object]]:
-    for engine, gpu, name in (("centerpoint-fp16", "A100 40GB", "centerpoint-a100-fp16.tsv"),
-                              ("resnet18-qat-laptop", "RTX 2000 Ada Laptop", "resnet18-rtx2000ada-qat.tsv")):
+    for engine, gpu, name in (
+        ("centerpoint-fp16", "A100 40GB", "centerpoint-a100-fp16.tsv"),
+        ("resnet18-qat-laptop", "RTX 2000 Ada Laptop", "resnet18-rtx2000ada-qat.tsv"),
+    ):
         with open(shared / "timing" / name) as file:
             for number, row in enumerate(csv.DictReader(file, delimiter="\t")):
                 inputs, outputs = ([tensor(t) for t in row[k].split(";") if t.strip()] for k in ("inputs", "outputs"))
@@ -101,7 +171,14 @@ def tensor(text: str) -> tuple[str, list[int]]:
 
 
 def shaped(
-    layer: str, kind: str, source: list[int], target: list[int], intype: str, outtype: str, residual: str, kernel: int,
+    layer: str,
+    kind: str,
+    source: list[int],
+    target: list[int],
+    intype: str,
+    outtype: str,
+    residual: str,
+    kernel: int,
     stride: int,
 ) -> Work:
     """The work of a layer of which a table tells types and shapes."""
@@ -113,14 +190,22 @@ def shaped(
         plain = {"Resize": work.RESIZE, "CudaSoftMax": work.SOFTMAX, "Shuffle": work.SHUFFLE, "PoolingV2": work.POOL}
         text = kind.lower()
         name = plain.get(kind) or (
-            work.POOL if "pool" in text else work.POINTWISE if "pointwise" in text else work.SHUFFLE
-            if "shuffle" in text else work.CONVERSION if low != high or "QDQ" in kind else work.REFORMAT
-            if "eformat" in layer else work.COPY
+            work.POOL
+            if "pool" in text
+            else work.POINTWISE
+            if "pointwise" in text
+            else work.SHUFFLE
+            if "shuffle" in text
+            else work.CONVERSION
+            if low != high or "QDQ" in kind
+            else work.REFORMAT
+            if "eformat" in layer
+            else work.COPY
         )
         return Work(name, low, high, channels=float(source[1]), read=read, written=written)
     groups = 1
     if not kernel:
-        kernel, stride = guessed(layer, source, target)
+        kernel, _ = guessed(layer, source, target)
     pooled = "Pool" in layer or "Pool" in kind
     positions = math.prod(target[2:]) * (4 if pooled else 1)
     depth = source[1] // groups * kernel * kernel
@@ -152,8 +237,10 @@ def v100(shared: Path) -> Iterator[list[object]]:
             if number % V100_EVERY:
                 continue
             precision = Precision(row["precision"])
-            n, c, h, w, out, k, s = (int(row[x]) for x in ("batch", "in_channels", "in_height", "in_width",
-                                                          "out_channels", "kernel", "stride"))
+            n, c, h, w, out, k, s = (
+                int(row[x])
+                for x in ("batch", "in_channels", "in_height", "in_width", "out_channels", "kernel", "stride")
+            )
             deep = row["type"] == "Depthwise"
             ho, wo = -(-h // s), -(-w // s)
             size = width(precision)

@@ -16,8 +16,14 @@ from qdqtool.timing.physics import constants
 
 HERE = Path(__file__).parent / "timing"
 DOCS = Path(__file__).parent.parent / "docs"
-COLOURS = {"A100": "#1f77b4", "Jetson": "#2ca02c", "RTX 20": "#d62728", "RTX 30": "#ff7f0e", "RTX 40": "#9467bd",
-           "TITAN": "#8c564b"}
+COLOURS = {
+    "A100": "#1f77b4",
+    "Jetson": "#2ca02c",
+    "RTX 20": "#d62728",
+    "RTX 30": "#ff7f0e",
+    "RTX 40": "#9467bd",
+    "TITAN": "#8c564b",
+}
 SIZE, MARGIN = 560, 70
 Rows = list[dict[str, Any]]
 
@@ -37,28 +43,55 @@ def page(layers: Rows, networks: Rows) -> str:
     yolo = [n for n in networks if "yolo" in n["what"] and "validation" not in n["what"]]
     inside = [n for n in fitted if abs(math.log(n["left_out_ms"] / n["measured_ms"])) <= math.log(s["total"])]
     lines = [
-        "# How long will it take: the time model", "",
-        "`qdqtool predict MODEL --gpu NAME` estimates milliseconds from the predicted engine: its layers, their types, shapes",
+        "# How long will it take: the time model",
+        "",
+        "`qdqtool predict MODEL --gpu NAME` estimates milliseconds from the predicted engine: its layers, their "
+        "types, shapes",
         "and conversions. No GPU is needed. This page says what the model is and how far it was off; it is written by",
-        "`make fit-timing`.", "", "## The model", "",
-        "One kernel takes", "", "    floor + latency of the depth + (compute^p + memory^p)^(1/p)", "",
-        "compute: products, padded to tiles, over the peak rate of SMs x clock times an efficiency for each data type and a",
-        "factor for each architecture; memory: bytes that miss the L2 over the memory's bandwidth, or all bytes over the L2's.",
+        "`make fit-timing`.",
+        "",
+        "## The model",
+        "",
+        "One kernel takes",
+        "",
+        "    floor + latency of the depth + (compute^p + memory^p)^(1/p)",
+        "",
+        "compute: products, padded to tiles, over the peak rate of SMs x clock times an efficiency for each "
+        "data type and a",
+        "factor for each architecture; memory: bytes that miss the L2 over the memory's bandwidth, or all bytes "
+        "over the L2's.",
         f"{len(c.values)} constants and one factor for each of {len(c.architectures)} architectures were fitted to "
-        f"{sum(r['layers'] for r in layers)} timed layers and", f"{len(fitted)} times of whole networks "
-        "(`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).", "",
-        "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer (0 to 7.5 us,",
-        f"{c.overhead_us:g} assumed). The *total* is one execution without a profiler, copies from and to the host apart.", "",
-        "## Layers", "",
-        "Median error of a layer, with the GPU in the fit, and with all its measurements left out of it (an A100 is one GPU);",
-        "the profile's overhead is not fitted to the engine in either column.", "",
-        "| GPU | engine | layers | in the fit | left out |", "|---|---|---|---|---|",
+        f"{sum(r['layers'] for r in layers)} timed layers and",
+        f"{len(fitted)} times of whole networks (`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
+        "",
+        "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
+        "(0 to 7.5 us,",
+        f"{c.overhead_us:g} assumed). The *total* is one execution without a profiler, copies from and to the "
+        f"host apart.",
+        "",
+        "## Layers",
+        "",
+        "Median error of a layer, with the GPU in the fit, and with all its measurements left out of it (an "
+        "A100 is one GPU);",
+        "the profile's overhead is not fitted to the engine in either column.",
+        "",
+        "| GPU | engine | layers | in the fit | left out |",
+        "|---|---|---|---|---|",
     ]
-    lines += [f"| {r['gpu']} | {r['engine']} | {r['layers']} | {r['in_fit']:.0%} | {r['left_out']:.0%} |" for r in layers]
-    lines += ["", "The V100's are single convolutions timed by others outside TensorRT engines; they count little in the fit.", "",
-              "## Whole networks", "",
-              "Model over measured, the middle of each group; `left out` is a fit that has not seen the GPU.", "",
-              "| GPU | what | times | in the fit | left out | used in the fit |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r['gpu']} | {r['engine']} | {r['layers']} | {r['in_fit']:.0%} | {r['left_out']:.0%} |" for r in layers
+    ]
+    lines += [
+        "",
+        "The V100's are single convolutions timed by others outside TensorRT engines; they count little in the fit.",
+        "",
+        "## Whole networks",
+        "",
+        "Model over measured, the middle of each group; `left out` is a fit that has not seen the GPU.",
+        "",
+        "| GPU | what | times | in the fit | left out | used in the fit |",
+        "|---|---|---|---|---|---|",
+    ]
     groups: dict[tuple[str, str, bool], Rows] = defaultdict(list)
     for n in networks:
         words = n["what"].split()
@@ -67,26 +100,43 @@ def page(layers: Rows, networks: Rows) -> str:
         seen, left = (statistics.median(r[k] / r["measured_ms"] for r in rows) for k in ("model_ms", "left_out_ms"))
         lines.append(f"| {gpu} | {what} | {len(rows)} | x{seen:.2f} | x{left:.2f} | {'yes' if used else 'no'} |")
     lines += [
-        "", "Kinds: `engine` and `trtexec` are GPU compute times under trtexec, `python` whole calls from Python, `validation`",
-        "Ultralytics' figures per image of its validation loop. `qdq` is the network with Q/DQ where `insert` would put it, also",
-        "for published INT8 times of calibration-table builds, which convert more. Not used in the fit: AGX Orin calls of another",
-        "power mode (about four times too slow), the first batch on a Xavier NX, Ultralytics' INT8 and A100 figures.", "",
-        f"YOLO networks, `validation` apart: median error {median(yolo, 'model_ms'):.0%} over all {len(yolo)} published times, "
-        f"{median([n for n in yolo if n['fitted']], 'left_out_ms'):.0%} over those in", "the fit with their GPU left out.", "",
-        "![model against measured](timing.svg)", "", "## The range", "",
-        f"`low_ms` to `high_ms` is the estimate divided and multiplied by {s['total']:.2f}: the factor within which 80 % of the "
+        "",
+        "Kinds: `engine` and `trtexec` are GPU compute times under trtexec, `python` whole calls from Python, "
+        "`validation`",
+        "Ultralytics' figures per image of its validation loop. `qdq` is the network with Q/DQ where `insert` "
+        "would put it, also",
+        "for published INT8 times of calibration-table builds, which convert more. Not used in the fit: AGX "
+        "Orin calls of another",
+        "power mode (about four times too slow), the first batch on a Xavier NX, Ultralytics' INT8 and A100 figures.",
+        "",
+        f"YOLO networks, `validation` apart: median error {median(yolo, 'model_ms'):.0%} over all {len(yolo)} "
+        f"published times, "
+        f"{median([n for n in yolo if n['fitted']], 'left_out_ms'):.0%} over those in",
+        "the fit with their GPU left out.",
+        "",
+        "![model against measured](timing.svg)",
+        "",
+        "## The range",
+        "",
+        f"`low_ms` to `high_ms` is the estimate divided and multiplied by {s['total']:.2f}: the factor within "
+        f"which 80 % of the "
         "measured networks lie",
         f"(each counted by its weight) when their GPU is left out of the fit; {len(inside)} of {len(fitted)} do. "
         f"Where the architecture was not measured it is {s['total_unknown']:.2f},",
-        "and wider still for guessed clocks and unknown shapes. With `--calibrate` and a time of the same network it is 5 %;",
-        f"with a calibration kept from another network {s['total_calibrated']:.2f}.", "",
-        "## What it does not know", "",
+        "and wider still for guessed clocks and unknown shapes. With `--calibrate` and a time of the same "
+        "network it is 5 %;",
+        f"with a calibration kept from another network {s['total_calibrated']:.2f}.",
+        "",
+        "## What it does not know",
+        "",
         "* Clocks: the boost clock is taken; a T4, an L4 or a laptop under load runs well below it. Give `--clock`.",
         "* The tactic that TensorRT will choose, and the reformats between layouts that come with it.",
         "* The host: small networks without a CUDA graph wait for their launches.",
         "* TensorRT-RTX names no layers: it is estimated as classic TensorRT's engine.",
-        "* Hopper and Blackwell were not measured: they take the factor of the nearest architecture (and, for 9.0 to 11.0, an",
-        "  assumed 0.7 for their doubled rate per SM).", "",
+        "* Hopper and Blackwell were not measured: they take the factor of the nearest architecture (and, for "
+        "9.0 to 11.0, an",
+        "  assumed 0.7 for their doubled rate per SM).",
+        "",
     ]
     return "\n".join(lines)
 
@@ -112,13 +162,19 @@ def plot(networks: Rows) -> str:
     def line(a: tuple[float, float], b: tuple[float, float], style: str) -> str:
         return f'<line x1="{x(a[0]):.1f}" y1="{y(a[1]):.1f}" x2="{x(b[0]):.1f}" y2="{y(b[1]):.1f}" {style}/>'
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}" font-family="sans-serif" font-size="12">',
-             f'<rect width="{SIZE}" height="{SIZE}" fill="white"/>']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{SIZE}" height="{SIZE}" fill="white"/>',
+    ]
     for power in range(-1, 4):
         value = 10.0**power
-        parts += [line((value, low), (value, high), 'stroke="#ddd"'), line((low, value), (high, value), 'stroke="#ddd"'),
-                  f'<text x="{x(value):.1f}" y="{SIZE - MARGIN + 18}" text-anchor="middle">{value:g}</text>',
-                  f'<text x="{MARGIN - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>']
+        parts += [
+            line((value, low), (value, high), 'stroke="#ddd"'),
+            line((low, value), (high, value), 'stroke="#ddd"'),
+            f'<text x="{x(value):.1f}" y="{SIZE - MARGIN + 18}" text-anchor="middle">{value:g}</text>',
+            f'<text x="{MARGIN - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>',
+        ]
     parts.append(line((low, low), (high, high), 'stroke="black"'))
     factor = constants().spreads["total"]
     for f in (factor, 1 / factor):
@@ -130,17 +186,25 @@ def plot(networks: Rows) -> str:
             continue
         colour = next((c for k, c in COLOURS.items() if n["gpu"].startswith(k)), "#555")
         fill = colour if n["fitted"] else "none"
-        parts.append(f'<circle cx="{x(n["measured_ms"]):.1f}" cy="{y(n["left_out_ms"]):.1f}" r="3.2" fill="{fill}" '
-                     f'stroke="{colour}" fill-opacity="0.6"><title>{n["gpu"]}: {n["what"]}</title></circle>')
+        parts.append(
+            f'<circle cx="{x(n["measured_ms"]):.1f}" cy="{y(n["left_out_ms"]):.1f}" r="3.2" fill="{fill}" '
+            f'stroke="{colour}" fill-opacity="0.6"><title>{n["gpu"]}: {n["what"]}</title></circle>'
+        )
     for i, (name, colour) in enumerate(COLOURS.items()):
-        parts += [f'<circle cx="{MARGIN + 14}" cy="{MARGIN + 14 + 16 * i}" r="4" fill="{colour}"/>',
-                  f'<text x="{MARGIN + 24}" y="{MARGIN + 18 + 16 * i}">{name}{"..." if name[-1] == "0" and "RTX" in name else ""}</text>']
+        parts += [
+            f'<circle cx="{MARGIN + 14}" cy="{MARGIN + 14 + 16 * i}" r="4" fill="{colour}"/>',
+            f'<text x="{MARGIN + 24}" y="{MARGIN + 18 + 16 * i}">{name}'
+            f'{".." if "RTX" in name and name[-1] == "0" else ""}</text>',
+        ]
     parts += [
         f'<text x="{SIZE / 2}" y="{SIZE - 24}" text-anchor="middle">measured, ms</text>',
-        f'<text x="22" y="{SIZE / 2}" text-anchor="middle" transform="rotate(-90 22 {SIZE / 2})">model that has not seen the '
+        f'<text x="22" y="{SIZE / 2}" text-anchor="middle" transform="rotate(-90 22 {SIZE / 2})">'
+        "model that has not seen the "
         "GPU, ms</text>",
-        f'<text x="{SIZE / 2}" y="28" text-anchor="middle" font-size="14">Whole networks: model against measured</text>',
-        f'<text x="{SIZE / 2}" y="46" text-anchor="middle">dashed: the range; hollow: judged only (other power mode, other '
+        f'<text x="{SIZE / 2}" y="28" text-anchor="middle" font-size="14">'
+        "Whole networks: model against measured</text>",
+        f'<text x="{SIZE / 2}" y="46" text-anchor="middle">'
+        "dashed: the range; hollow: judged only (other power mode, other "
         "INT8)</text>", "</svg>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"

@@ -18,24 +18,46 @@ from pathlib import Path
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
+from qdqtool.prediction import predict
 from qdqtool.timing import twin
 from qdqtool.timing.gpus import find
 from qdqtool.timing.predicted import workload_of
-from qdqtool.prediction import predict
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
 HERE = Path(__file__).parent / "timing"
-FIELDS = ("network", "variant", "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups",
-          "read", "weights", "written")
+FIELDS = (
+    "network",
+    "variant",
+    "kind",
+    "precision",
+    "written_as",
+    "rows",
+    "columns",
+    "depth",
+    "channels",
+    "groups",
+    "read",
+    "weights",
+    "written",
+)
 EVIDENCE = {  # engines with a profile: network, model
-    "resnet18-qat": "resnet18-a100-qat", "resnet18-qat-residual": "resnet18-a100-qat-residual",
-    "resnet18-qat-residual-qgap": "resnet18-a100-qat-residual-qgap", "bevfusion-orin": "bevfusion-camera-orin-trt8502",
-    "bevfusion-3080ti": "bevfusion-camera-rtx3080ti-trt8600", "mobilenetv2-qat": "mobilenetv2-titanrtx-qat-residual",
+    "resnet18-qat": "resnet18-a100-qat",
+    "resnet18-qat-residual": "resnet18-a100-qat-residual",
+    "resnet18-qat-residual-qgap": "resnet18-a100-qat-residual-qgap",
+    "bevfusion-orin": "bevfusion-camera-orin-trt8502",
+    "bevfusion-3080ti": "bevfusion-camera-rtx3080ti-trt8600",
+    "mobilenetv2-qat": "mobilenetv2-titanrtx-qat-residual",
     "resnet18-qat-laptop": "resnet18-qat-rtx2000-trt8510",
 }
-NAMES = {"resnet50-v1": "resnet50", "resnet101-v1": "resnet101", "mobilenet-v2": "mobilenet_v2",
-         "efficientnet-b0": "efficientnet_b0", "yolov8n-cls(640)": "yolov8n-cls", "yolov9-c": "yolov9c"}
+NAMES = {
+    "resnet50-v1": "resnet50",
+    "resnet101-v1": "resnet101",
+    "mobilenet-v2": "mobilenet_v2",
+    "efficientnet-b0": "efficientnet_b0",
+    "yolov8n-cls(640)": "yolov8n-cls",
+    "yolov9-c": "yolov9c",
+}
 TARGET = "trt8.6"
 
 

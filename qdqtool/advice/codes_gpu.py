@@ -10,7 +10,8 @@ GPU = (
         "GPU-NO-INT8",
         "The GPU has no INT8",
         Severity.ERROR,
-        "The GPU named has neither INT8 tensor cores nor dp4a: Maxwell, the Pascal of P100 and Jetson TX2, Jetson Nano.",
+        "The GPU named has neither INT8 tensor cores nor dp4a: Maxwell, the Pascal of P100 and Jetson TX2, "
+        "Jetson Nano.",
         "The build of a network with Q/DQ fails.",
         "Networks with QuantizeLayer/DequantizeLayer layers require hardware with Int8 support.",
         "Build the float model with --fp16 on this GPU; keep the Q/DQ model for GPUs with INT8.",
@@ -26,8 +27,13 @@ GPU = (
         "little or loses; on Pascal 6.1, which has no FP16, it is up to four times FP32.",
         "Tactic names with int8x4 or dp4a instead of imma, i8816 or i16832.",
         "On V100 and GTX 16 build with --fp16 as well as --int8 and compare with the float model before deploying.",
-        (documented(CLASSIC, "TensorRT support matrix (INT8 tensor cores: no); 1,500 INT8 convolutions measured on a V100; "
-                    "NVIDIA/TensorRT issue 983 (GTX 1660)"),),
+        (
+            documented(
+                CLASSIC,
+                "TensorRT support matrix (INT8 tensor cores: no); 1,500 INT8 convolutions measured on a V100; "
+                "NVIDIA/TensorRT issue 983 (GTX 1660)",
+            ),
+        ),
     ),
     Code(
         "GPU-NO-FP16",
@@ -46,7 +52,8 @@ GPU = (
         "The target is older than the GPU's architecture, or has dropped it.",
         "The build fails or the engine does not load.",
         "Target GPU SM ... is not supported by this TensorRT release.",
-        "Choose a target that supports the GPU: 8.5 or newer for Ada and Hopper, 10.8 or newer for Blackwell, 8.6 or older "
+        "Choose a target that supports the GPU: 8.5 or newer for Ada and Hopper, 10.8 or newer for Blackwell, "
+        "8.6 or older "
         "for Pascal.",
         (assumed(CLASSIC, "TensorRT release notes, as far as known; the point releases were not checked"),),
     ),

@@ -62,7 +62,8 @@ def _slow(report: EngineReport, width: int) -> list[str]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
         told = f"  [{short(str(tactic), 60)}]" if tactic else ""
-        lines += wrap(f"{title_of(row)}{told}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ")
+        lines += wrap(f"{title_of(row)}{told}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
+                                                          f"#{row.index} ")
     return lines
 
 

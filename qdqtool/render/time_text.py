@@ -18,19 +18,29 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
     batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
     lines = wrap(
         f"{ms(time.total_ms)} on {time.gpu.name} ({clock}{batch}), estimated; 80 % of measured engines lie within "
-        f"{ms(time.low_ms, unit=False)} to {ms(time.high_ms)}", 2, width,
+        f"{ms(time.low_ms, unit=False)} to {ms(time.high_ms)}",
+        2,
+        width,
     )
     if time.best is not None and time.float_time is not None:
         best = time.best
         verdict = f"{best.gain:.2f} times as fast" if best.gain >= 1 else f"slower ({best.gain:.2f} times as fast)"
         lines += wrap(
-            f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it ({best.int8} of "
-            f"{best.convolutions} convolutions): {ms(best.total_ms)}, {verdict} at best", 2, width,
+            f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it "
+            f"({best.int8} of "
+            f"{best.convolutions} convolutions): {ms(best.total_ms)}, {verdict} at best",
+            2,
+            width,
         )
     elif time.float_time is not None and time.gain is not None:
-        verdict = f"INT8 is {time.gain:.2f} times as fast" if time.gain >= 1.005 else (
-            "INT8 gains nothing" if time.gain > 0.995 else f"INT8 is slower ({time.gain:.2f} times as fast)")
-        lines += wrap(f"without its Q/DQ, in {time.float_time.precision}: {ms(time.float_time.total_ms)}; {verdict}", 2, width)
+        verdict = (
+            f"INT8 is {time.gain:.2f} times as fast"
+            if time.gain >= 1.005
+            else ("INT8 gains nothing" if time.gain > 0.995 else f"INT8 is slower ({time.gain:.2f} times as fast)")
+        )
+        lines += wrap(
+            f"without its Q/DQ, in {time.float_time.precision}: {ms(time.float_time.total_ms)}; {verdict}", 2, width
+        )
     if time.conversions_ms:
         lines += wrap(f"conversions take {ms(time.conversions_ms)} of it", 2, width)
     if time.calibration:
@@ -53,11 +63,11 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
         for finding in shown:
             lines += wrap(f"{finding.code}  {finding.node}", 16, width, f"  {ms(finding.saves_ms or 0.0):>10}  ")
         if len(fixes) > len(shown):
-            rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown):])
+            rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown) :])
             lines.append(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
     shown_kernels = time.kernels if everything else time.kernels[:_SLOWEST]
     if shown_kernels:
-        lines += ["", *wrap("Slowest layers, as a profile would show them (it adds about 3 us to each)", 2, width, "")]
+        lines += ["", *wrap("Slowest layers, as a profile would show them (it adds some us to each)", 2, width, "")]
         for kernel in shown_kernels:
             name = kernel.name if everything else _short(kernel.title, width - 27)
             lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")
@@ -65,7 +75,7 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
 
 
 def _short(name: str, width: int) -> str:
-    return name if len(name) <= width else f"...{name[-(width - 3):]}"
+    return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:
@@ -92,6 +102,13 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
         )
         if sources:
             lines += wrap(f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, width)
-    lines += ["", *wrap("INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; "
-                        "--sources tells where each figure comes from.", 0, width)]
+    lines += [
+        "",
+        *wrap(
+            "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; "
+            "--sources tells where each figure comes from.",
+            0,
+            width,
+        ),
+    ]
     return "\n".join(lines) + "\n"

@@ -75,7 +75,8 @@ def _times(result: Verification, width: int) -> list[str]:
     held = "within the range" if times["within"] else "outside the range"
     lines = wrap(
         f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
-        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured ({times['built_from']}): {held}.", 2, width, first="",
+        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured "
+        f"({times['built_from']}): {held}.", 2, width, first="",
     )
     layers = times["layers"]
     if layers["compared"]:
@@ -84,7 +85,8 @@ def _times(result: Verification, width: int) -> list[str]:
             width,
         )
     for slow in times["slow"]:
-        lines += wrap(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}", 4, width, "  ")
+        lines += wrap(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: "
+                      f"{slow['name']}", 4, width, "  ")
     return lines
 
 

@@ -52,14 +52,23 @@ def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Predi
     if request.save_calibration and not request.calibrate:
         raise QdqtoolError("--save-calibration keeps what --calibrate measures; give both")
     if chosen is not None and request.sm and gpus.rates_of(request.sm)[0].cc != chosen.cc:
-        raise QdqtoolError(f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two")
+        raise QdqtoolError(
+            f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
+        )
     index = load(model)
     prediction = predict(index, target)
     time = None
     if chosen is not None:
         plain = Precision.FP32 if request.no_fp16 or chosen.rates.fp16 < chosen.rates.fp32_pipe else Precision.FP16
-        time = estimate(index, prediction, chosen, target_named(target), plain=plain, batch=request.batch,
-                        calibrate=request.calibrate)
+        time = estimate(
+            index,
+            prediction,
+            chosen,
+            target_named(target),
+            plain=plain,
+            batch=request.batch,
+            calibrate=request.calibrate,
+        )
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json.dumps(time.calibration.as_json(), indent=1) + "\n")

@@ -47,10 +47,21 @@ def _kind(layer: BuiltLayer) -> str:
         return work.DECONV
     if layer.is_convolution or "gemm" in name or "matrixmultiply" in name or "fullyconnected" in name:
         return work.CONV
-    for word, kind in (("pool", work.POOL), ("softmax", work.SOFTMAX), ("resize", work.RESIZE), ("reduce", work.REDUCE),
-                       ("shuffle", work.SHUFFLE), ("pointwise", work.POINTWISE), ("elementwise", work.POINTWISE),
-                       ("scale", work.POINTWISE), ("activation", work.POINTWISE), ("unary", work.POINTWISE),
-                       ("slice", work.COPY), ("concat", work.COPY), ("myelin", work.MYELIN)):
+    for word, kind in (
+        ("pool", work.POOL),
+        ("softmax", work.SOFTMAX),
+        ("resize", work.RESIZE),
+        ("reduce", work.REDUCE),
+        ("shuffle", work.SHUFFLE),
+        ("pointwise", work.POINTWISE),
+        ("elementwise", work.POINTWISE),
+        ("scale", work.POINTWISE),
+        ("activation", work.POINTWISE),
+        ("unary", work.POINTWISE),
+        ("slice", work.COPY),
+        ("concat", work.COPY),
+        ("myelin", work.MYELIN),
+    ):
         if word in name:
             return kind
     return work.UNKNOWN

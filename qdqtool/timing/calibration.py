@@ -42,8 +42,13 @@ class Calibration:
     direct: bool = False
 
     def as_json(self) -> Json:
-        return {"schema": SCHEMA, "gpu": self.gpu, "factor": self.factor, "kernel_us": self.kernel_us,
-                "source": self.source}
+        return {
+            "schema": SCHEMA,
+            "gpu": self.gpu,
+            "factor": self.factor,
+            "kernel_us": self.kernel_us,
+            "source": self.source,
+        }
 
     def apply(self, ms: npt.NDArray[np.float64], kernels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Corrected milliseconds of layers; ``kernels`` is how many each takes (0 for one that takes no time)."""
@@ -72,7 +77,9 @@ def of_time(gpu: str, measured_ms: float, estimated_ms: float) -> Calibration:
     Raises:
         QdqtoolError: It is so far from the estimate that it must be of something else.
     """
-    return Calibration(gpu, _checked(measured_ms / estimated_ms, f"{measured_ms:g} ms"), 0.0, f"{measured_ms:g} ms measured", True)
+    return Calibration(
+        gpu, _checked(measured_ms / estimated_ms, f"{measured_ms:g} ms"), 0.0, f"{measured_ms:g} ms measured", True
+    )
 
 
 def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str) -> Calibration:

@@ -99,16 +99,21 @@ class TimeEstimate:
 
     def as_json(self) -> Json:
         return {
-            "gpu": self.gpu.name, "clock_mhz": round(self.gpu.clock), "total_ms": _round(self.total_ms),
-            "low_ms": _round(self.low_ms), "high_ms": _round(self.high_ms),
+            "gpu": self.gpu.name,
+            "clock_mhz": round(self.gpu.clock),
+            "total_ms": _round(self.total_ms),
+            "low_ms": _round(self.low_ms),
+            "high_ms": _round(self.high_ms),
             "conversions_ms": _round(self.conversions_ms),
             "layers_ms": _round(sum(self.layers)),
             "float": self.float_time.as_json() if self.float_time else None,
             "gain": None if self.gain is None else round(self.gain, 3),
             "best": self.best.as_json() if self.best else None,
-            "slowest": [k.as_json() for k in self.kernels[:10]], "batch": self.batch,
+            "slowest": [k.as_json() for k in self.kernels[:10]],
+            "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,
-            "unknown_layers": len(self.unknown), "notes": list(self.notes),
+            "unknown_layers": len(self.unknown),
+            "notes": list(self.notes),
         }
 
 
@@ -123,13 +128,25 @@ class BestTime:
     conversions: int | None
 
     def as_json(self) -> Json:
-        return {"total_ms": _round(self.total_ms), "gain": round(self.gain, 3), "int8": self.int8,
-                "convolutions": self.convolutions, "conversions": self.conversions}
+        return {
+            "total_ms": _round(self.total_ms),
+            "gain": round(self.gain, 3),
+            "int8": self.int8,
+            "convolutions": self.convolutions,
+            "conversions": self.conversions,
+        }
 
 
 def estimate(
-    model: Model, prediction: Prediction, gpu: Gpu, target: Target, *, plain: Precision = Precision.FP16,
-    batch: int | None = None, calibrate: str | None = None, compare: bool = True,
+    model: Model,
+    prediction: Prediction,
+    gpu: Gpu,
+    target: Target,
+    *,
+    plain: Precision = Precision.FP16,
+    batch: int | None = None,
+    calibrate: str | None = None,
+    compare: bool = True,
 ) -> TimeEstimate:
     """Estimates the time of a predicted engine and writes what each fix saves into the prediction's findings.
 
@@ -158,8 +175,17 @@ def estimate(
     ms = correction.apply(raw, kernels) if correction else raw
     shown = ms + kernels * fitted.overhead_us * 1e-3  # as a profile shows them
     result = TimeEstimate(
-        gpu, float(ms.sum()), 0.0, 0.0, _conversions(listed, load, ms), [], [], batch=factor, calibration=correction,
-        unknown=load.unknown, notes=notes,
+        gpu,
+        float(ms.sum()),
+        0.0,
+        0.0,
+        _conversions(listed, load, ms),
+        [],
+        [],
+        batch=factor,
+        calibration=correction,
+        unknown=load.unknown,
+        notes=notes,
     )
     _range(result, fitted, len(load.all))
     count = len(load.layers)
@@ -214,7 +240,9 @@ def _calibration(
 
     build = read_build(given)
     if not build.profile_rows:
-        raise QdqtoolError(f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration")
+        raise QdqtoolError(
+            f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
+        )
     measured, estimated = matched(prediction, build.profile_rows, ms)
     overhead = fitted.overhead_us * 1e-3
     return calibrations.of_layers(gpu.name, [max(m - overhead, m * 0.2) for m in measured], estimated, given)
@@ -267,8 +295,11 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
 def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
     named = {c.layer: c.name for c in prediction.convolutions}
     names = [layer.name for layer in prediction.layers] + [e.name for e in load.extras]
-    return [Kernel(name, w.kind, float(v), named.get(name, name))
-            for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]
+    return [
+        Kernel(name, w.kind, float(v), named.get(name, name))
+        for name, w, v in zip(names, load.all, shown, strict=True)
+        if v > 0
+    ]
 
 
 def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain: Precision, factor: float) -> None:
@@ -279,7 +310,9 @@ def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain
         load = workload_of(other, simulated, plain, factor)
         ms = seconds(load.all, gpu) * 1e3
         if result.calibration:
-            ms = result.calibration.apply(ms, np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all]))
+            ms = result.calibration.apply(
+                ms, np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+            )
         return simulated, float(ms.sum())
 
     if twin.has_qdq(model):
@@ -297,11 +330,18 @@ def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain
         result.notes.append(f"what INT8 could gain is not known: {error}")
         return
     summary = simulated.summary()
-    result.best = BestTime(ms, result.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"])
+    result.best = BestTime(
+        ms, result.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"]
+    )
 
 
 def _savings(
-    prediction: Prediction, listed: Prediction, load: Workload, ms: Array, gpu: Gpu, fitted: Constants,
+    prediction: Prediction,
+    listed: Prediction,
+    load: Workload,
+    ms: Array,
+    gpu: Gpu,
+    fitted: Constants,
     correction: Calibration | None,
 ) -> None:
     """What each fix saves at most: its convolutions from INT8 to INT8, and the conversions beside them gone."""
@@ -322,8 +362,14 @@ def _savings(
 
 
 def _saved(
-    finding: Finding, listed: Prediction, load: Workload, ms: Array, best: Array, of_conv: dict[str, int],
-    place: dict[str, int], readers: dict[str, list[int]],
+    finding: Finding,
+    listed: Prediction,
+    load: Workload,
+    ms: Array,
+    best: Array,
+    of_conv: dict[str, int],
+    place: dict[str, int],
+    readers: dict[str, list[int]],
 ) -> float | None:
     if finding.node in place and listed.layers[place[finding.node]].type == "Conversion":
         return round(float(ms[place[finding.node]]), 5)
@@ -340,11 +386,15 @@ def _saved(
 
 def _quantized(found: Work) -> Work:
     """A convolution as it were from INT8 to INT8."""
-    if found.kind not in work.COMPUTING or not found.precision.is_float and found.written_as == Precision.INT8:
+    if found.kind not in work.COMPUTING or (not found.precision.is_float and found.written_as == Precision.INT8):
         return found
     low, high = width(found.precision), width(found.written_as)
     return replace(
-        found, precision=Precision.INT8, written_as=Precision.INT8, read=found.read / low, weights=found.weights / low,
+        found,
+        precision=Precision.INT8,
+        written_as=Precision.INT8,
+        read=found.read / low,
+        weights=found.weights / low,
         written=found.written / high,
     )
 

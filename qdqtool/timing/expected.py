@@ -46,7 +46,7 @@ def gpu_of(build: Build, name: str | None = None, clock: float | None = None) ->
 
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:
-    """Writes into every layer whose shapes are known what it usually takes (as a profile shows it) and could at best."""
+    """Writes into every layer of known shapes what it usually takes (as a profile shows it) and could at best."""
     fitted = constants()
     rows, works = [], []
     for row in report.rows:
@@ -73,7 +73,7 @@ def overhead_of(report: EngineReport, fitted: Constants) -> float:
 
 
 def at_best(works: list[Work], gpu: Gpu) -> list[float]:
-    """Milliseconds at the peak: every product at the dense rate, every byte at the memory's bandwidth, whichever is more.
+    """Milliseconds at the peak: every product at the dense rate, every byte at the bandwidth, whichever is more.
 
     What fits the L2 need not come from memory.
     """

@@ -22,14 +22,31 @@ def gpu_findings(prediction: Prediction, gpu: Gpu) -> list[Finding]:
     rates, found = gpu.rates, []
     where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
     if int8 and not gpu.has_int8:
-        found.append(("GPU-NO-INT8", f"{where} has no INT8: a network with Q/DQ cannot be built for it.", int8, rates.evidence))
+        found.append(
+            ("GPU-NO-INT8", f"{where} has no INT8: a network with Q/DQ cannot be built for it.", int8, rates.evidence)
+        )
     elif int8 and rates.int8_path == "dp4a":
-        versus = "FP16 runs on tensor cores there" if gpu.has_tensor_cores else (
-            "FP16 has twice the rate of FP32 there" if rates.fp16 > rates.fp32_pipe else "FP32 is what it replaces there")
-        found.append(("GPU-DP4A", f"{where} computes INT8 by dp4a, without tensor cores; {versus}.", int8, rates.evidence))
+        versus = (
+            "FP16 runs on tensor cores there"
+            if gpu.has_tensor_cores
+            else (
+                "FP16 has twice the rate of FP32 there"
+                if rates.fp16 > rates.fp32_pipe
+                else "FP32 is what it replaces there"
+            )
+        )
+        found.append(
+            ("GPU-DP4A", f"{where} computes INT8 by dp4a, without tensor cores; {versus}.", int8, rates.evidence)
+        )
     if floats and rates.fp16 < rates.fp32_pipe:
-        found.append(("GPU-NO-FP16", f"{where} has no fast FP16: {len(floats)} float convolutions run in FP32.", floats,
-                      rates.evidence))
+        found.append(
+            (
+                "GPU-NO-FP16",
+                f"{where} has no fast FP16: {len(floats)} float convolutions run in FP32.",
+                floats,
+                rates.evidence,
+            )
+        )
     version = _version(prediction.target)
     told = _unsupported(float(rates.cc), version)
     if told:
@@ -38,8 +55,11 @@ def gpu_findings(prediction: Prediction, gpu: Gpu) -> list[Finding]:
     result = []
     for number, (code, message, convolutions, evidence) in enumerate(found):
         entry = codes.get(code)
-        result.append(Finding(code, entry.severity, "", message, entry.fix, evidence, start + number, prediction.target,
-                              convolutions))
+        result.append(
+            Finding(
+                code, entry.severity, "", message, entry.fix, evidence, start + number, prediction.target, convolutions
+            )
+        )
     return result
 
 

@@ -95,7 +95,10 @@ class Gpu:
         """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
         r = self.rates
         per_clock = {
-            Precision.INT8: r.int8, Precision.UINT8: r.int8, Precision.FP8: r.int8, Precision.FP16: r.fp16,
+            Precision.INT8: r.int8,
+            Precision.UINT8: r.int8,
+            Precision.FP8: r.int8,
+            Precision.FP16: r.fp16,
             Precision.BF16: r.fp16,
         }.get(precision, max(r.fp32_pipe, r.tf32))
         if not per_clock:  # no INT8: such a layer runs in FP32
@@ -110,15 +113,25 @@ class Gpu:
     def as_json(self) -> Json:
         r = self.rates
         return {
-            "name": self.name, "aliases": list(self.aliases), "architecture": r.architecture,
-            "compute_capability": r.cc, "sms": self.sms, "clock_mhz": self.clock, "memory_gb_per_s": self.bandwidth,
-            "l2_mb": self.l2, "power_w": self.power, "int8": r.int8_path,
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "architecture": r.architecture,
+            "compute_capability": r.cc,
+            "sms": self.sms,
+            "clock_mhz": self.clock,
+            "memory_gb_per_s": self.bandwidth,
+            "l2_mb": self.l2,
+            "power_w": self.power,
+            "int8": r.int8_path,
             "tops": {
                 "int8": round(2e-12 * r.int8 * self.per_second, 1),
                 "fp16": round(2e-12 * r.fp16 * self.per_second, 1),
                 "fp32": round(2e-12 * r.fp32_pipe * self.per_second, 1),
             },
-            "evidence": str(self.evidence), "source": self.source, "rates_source": r.source, "note": self.note,
+            "evidence": str(self.evidence),
+            "source": self.source,
+            "rates_source": r.source,
+            "note": self.note,
         }
 
 
@@ -134,8 +147,15 @@ def rates() -> dict[str, Rates]:
     """Rates by compute capability."""
     return {
         row["cc"]: Rates(
-            row["cc"], row["architecture"], float(row["fp32_pipe"]), float(row["tf32"]), float(row["fp16"]),
-            float(row["int8"]), row["int8_path"], Evidence(row["evidence"]), row["source"],
+            row["cc"],
+            row["architecture"],
+            float(row["fp32_pipe"]),
+            float(row["tf32"]),
+            float(row["fp16"]),
+            float(row["int8"]),
+            row["int8_path"],
+            Evidence(row["evidence"]),
+            row["source"],
         )
         for row in _rows("rates.tsv")
     }
@@ -150,13 +170,28 @@ def gpus() -> tuple[Gpu, ...]:
 def _gpu(row: dict[str, str]) -> Gpu:
     found = rates()[row["cc"]]
     if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
-        found = replace(found, tf32=0, fp16=128, int8=256, int8_path="dp4a", evidence=Evidence.DOCUMENTED,
-                        source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores")
+        found = replace(
+            found,
+            tf32=0,
+            fp16=128,
+            int8=256,
+            int8_path="dp4a",
+            evidence=Evidence.DOCUMENTED,
+            source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
+        )
     evidence = {"measured": Evidence.SEEN}.get(row["evidence"]) or Evidence(row["evidence"])
     aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
     return Gpu(
-        row["name"], aliases, int(row["sms"]), float(row["clock"]), float(row["bandwidth"]), float(row["l2"]),
-        float(row["power"]), found, evidence, row["source"],
+        row["name"],
+        aliases,
+        int(row["sms"]),
+        float(row["clock"]),
+        float(row["bandwidth"]),
+        float(row["l2"]),
+        float(row["power"]),
+        found,
+        evidence,
+        row["source"],
     )
 
 
@@ -168,7 +203,9 @@ def _words(name: str) -> str:
     text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
     text = re.sub(r"(\d+) gb\b", r"\1gb", text)
     text = re.sub(r"\b(pci ?e)\b", "pcie", text)
-    text = re.sub(r"\b(nvidia|geforce|quadro|tesla|jetson|gpu|graphics|module|developer|dev|kit|corporation)\b", " ", text)
+    text = re.sub(
+        r"\b(nvidia|geforce|quadro|tesla|jetson|gpu|graphics|module|developer|dev|kit|corporation)\b", " ", text
+    )
     text = re.sub(r"\bada generation\b", "ada", text)
     return " ".join(text.split())
 
@@ -193,11 +230,19 @@ def find(name: str) -> Gpu:
         desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")))
         if desktop is not None:
             return replace(
-                desktop, name=f"{desktop.name} Laptop", clock=desktop.clock * _LAPTOP, evidence=Evidence.ASSUMED,
+                desktop,
+                name=f"{desktop.name} Laptop",
+                clock=desktop.clock * _LAPTOP,
+                evidence=Evidence.ASSUMED,
                 note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give --clock",
             )
-    longer = [gpu for gpu in gpus() if wanted and wanted in _words(gpu.name).split(" laptop")[0]
-              and set(wanted.split()) <= set(_words(gpu.name).split())]
+    longer = [
+        gpu
+        for gpu in gpus()
+        if wanted
+        and wanted in _words(gpu.name).split(" laptop")[0]
+        and set(wanted.split()) <= set(_words(gpu.name).split())
+    ]
     if len(longer) == 1:
         return longer[0]
     import difflib
@@ -228,8 +273,12 @@ def of_description(text: str) -> Gpu:
         parts[key.strip().lower()] = value.strip()
     known, note = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
-    for key, low, high in (("sms", 1, 1024), ("clock", MIN_CLOCK, MAX_CLOCK), ("bandwidth", 1, 50_000),
-                           ("l2", 0.01, 4096)):
+    for key, low, high in (
+        ("sms", 1, 1024),
+        ("clock", MIN_CLOCK, MAX_CLOCK),
+        ("bandwidth", 1, 50_000),
+        ("l2", 0.01, 4096),
+    ):
         given = parts.get(key) or ("4" if key == "l2" else "")
         try:
             numbers[key] = float(given)
@@ -238,13 +287,22 @@ def of_description(text: str) -> Gpu:
         if not low <= numbers[key] <= high:
             raise QdqtoolError(f"--gpu: {key}={given} is outside {low:g} to {high:g}")
     return Gpu(
-        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
-        numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED, "described by the user", note,
+        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
+        (),
+        int(numbers["sms"]),
+        numbers["clock"],
+        numbers["bandwidth"],
+        numbers["l2"],
+        0.0,
+        known,
+        Evidence.ASSUMED,
+        "described by the user",
+        note,
     )
 
 
 def rates_of(cc: str) -> tuple[Rates, str]:
-    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one at or below where it is not known, and a note.
+    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, and a note.
 
     Raises:
         QdqtoolError: The text is no compute capability, or one below 5.3.

@@ -7,10 +7,10 @@ For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its 
     compute  = padded MACs / (rate x efficiency)
     memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
 
-``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores), products
-per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs by dp4a
-(int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin), unless a pooling is fused with it; else at a rate per SM that
-is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
+``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores),
+products per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs
+by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin), unless a pooling is fused with it; else at a rate
+per SM that is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
 ``constants.json``, made by ``benchmarks/fit_timing.py``.
 """
 
@@ -42,8 +42,26 @@ L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant `
 
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
 NAMES = (
-    "floor_us", "floor_clocks", "int8", "fp16", "tf32", "fp32", "dp4a", "dram", "l2", "l2_share", "few_int8", "few_fp16", "narrow", "step_clocks",
-    "step_clocks_old", "overlap", "depthwise", "copy", "few_copy", "pool",
+    "floor_us",
+    "floor_clocks",
+    "int8",
+    "fp16",
+    "tf32",
+    "fp32",
+    "dp4a",
+    "dram",
+    "l2",
+    "l2_share",
+    "few_int8",
+    "few_fp16",
+    "narrow",
+    "step_clocks",
+    "step_clocks_old",
+    "overlap",
+    "depthwise",
+    "copy",
+    "few_copy",
+    "pool",
 )
 
 
@@ -143,7 +161,9 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
         array([w.depth for w in works]),
         array([w.channels for w in works]),
         array([w.groups for w in works]),
-        np.asarray([w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_),
+        np.asarray(
+            [w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_
+        ),
         array([width(w.precision) for w in works]),
         array([w.moved for w in works]),
         array([w.steps for w in works]),
@@ -152,7 +172,7 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
 
 
 def _path(precision: Precision, gpu: Gpu) -> str:
-    """What multiplies: tensor cores by type, dp4a, or (``fp32``) the CUDA cores, FP16 at its own rate where they have one."""
+    """What multiplies: tensor cores by type, dp4a, or (``fp32``) the CUDA cores (FP16 at its own rate)."""
     rates = gpu.rates
     if precision in _INTEGERS and rates.int8:
         return "int8" if rates.int8_path == "tensor" else "dp4a"
@@ -195,10 +215,16 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     compute = f.rows * columns * depth * f.groups / (f.clocks * rate)
     depthwise = f.kind == work.DEPTHWISE
     computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
-    compute = np.where(depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute)
+    compute = np.where(
+        depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute
+    )
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    share = np.where(copies, np.where(few & (f.kind == work.CONVERSION), c["few_copy"], c["copy"]), np.where(computing, c["dram"], c["pool"]))
+    share = np.where(
+        copies,
+        np.where(few & (f.kind == work.CONVERSION), c["few_copy"], c["copy"]),
+        np.where(computing, c["dram"], c["pool"]),
+    )
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * (c["dram"] / share)

@@ -17,14 +17,51 @@ from qdqtool.types import EngineLayer, Precision, Prediction
 
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _FREE = (  # views and what is computed before the network runs
-    "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Dropout", "Constant", "Shape", "ConstantOfShape",
-    "Concat", "Split", "Slice", "QuantizeLinear", "DequantizeLinear", "Gather", "Range", "Expand",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Identity",
+    "Cast",
+    "Dropout",
+    "Constant",
+    "Shape",
+    "ConstantOfShape",
+    "Concat",
+    "Split",
+    "Slice",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Gather",
+    "Range",
+    "Expand",
 )
-_HEAVY = ("Softmax", "LogSoftmax", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "ReduceMean",
-          "ReduceSum", "ReduceMax", "GlobalAveragePool", "Transpose", "TopK", "NonMaxSuppression", "ArgMax", "Einsum")
+_HEAVY = (
+    "Softmax",
+    "LogSoftmax",
+    "LayerNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceMax",
+    "GlobalAveragePool",
+    "Transpose",
+    "TopK",
+    "NonMaxSuppression",
+    "ArgMax",
+    "Einsum",
+)
 _KINDS = {
-    "Pooling": work.POOL, "Reduce": work.POOL, "Resize": work.RESIZE, "Softmax": work.SOFTMAX, "Conversion":
-    work.CONVERSION, "Reformat": work.COPY, "Concatenation": work.COPY, "Slice": work.COPY, "Padding": work.COPY,
+    "Pooling": work.POOL,
+    "Reduce": work.POOL,
+    "Resize": work.RESIZE,
+    "Softmax": work.SOFTMAX,
+    "Conversion": work.CONVERSION,
+    "Reformat": work.COPY,
+    "Concatenation": work.COPY,
+    "Slice": work.COPY,
+    "Padding": work.COPY,
 }
 
 
@@ -55,7 +92,9 @@ class Workload:
         return [*self.layers, *(e.work for e in self.extras)]
 
 
-def workload_of(model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0) -> Workload:
+def workload_of(
+    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0
+) -> Workload:
     """The work of a predicted engine.
 
     Args:
@@ -135,7 +174,9 @@ class _Reader:
         if weighted:
             return self._weighted(layer, nodes, weighted)
         low, high = self._ends(layer)
-        if layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes):
+        if layer.type == "NoOp" or (
+            layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
+        ):
             return Work(work.NOTHING, low, high)
         kind = _KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
         read, written = self._moved(layer, nodes, kind)
@@ -228,7 +269,9 @@ class _Reader:
             channels = float(weights[1])
             columns = target[1] / groups
             kind = work.DEPTHWISE if groups > 1 and columns * channels <= 16 else work.CONV
-            return _Product(kind, out / max(1, target[1]), columns, channels * kernel, channels, float(groups), total, out)
+            return _Product(
+                kind, out / max(1, target[1]), columns, channels * kernel, channels, float(groups), total, out
+            )
         depth = float(source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1])
         columns = float(target[-1])
         return _Product(work.CONV, out / max(1.0, columns), columns, depth, depth, 1.0, total, out)
@@ -313,14 +356,36 @@ class _Reader:
         for tensor in self.model.inputs:
             count = self._elements(tensor)
             layer = readers.get(tensor)
-            if count and self.model.elem_type(tensor) == TensorProto.FLOAT and (layer is None or layer.type != "Conversion"):
-                self._extra(f"reformat of {tensor}", Work(
-                    work.CONVERSION, Precision.FP32, Precision.FP16, channels=64.0, read=4 * count, written=2 * count))
+            if (
+                count
+                and self.model.elem_type(tensor) == TensorProto.FLOAT
+                and (layer is None or layer.type != "Conversion")
+            ):
+                self._extra(
+                    f"reformat of {tensor}",
+                    Work(
+                        work.CONVERSION,
+                        Precision.FP32,
+                        Precision.FP16,
+                        channels=64.0,
+                        read=4 * count,
+                        written=2 * count,
+                    ),
+                )
         for tensor in self.model.outputs:
             count = self._elements(tensor)
             if count and self.model.elem_type(tensor) == TensorProto.FLOAT:
-                self._extra(f"reformat of {tensor}", Work(
-                    work.CONVERSION, Precision.FP16, Precision.FP32, channels=64.0, read=2 * count, written=4 * count))
+                self._extra(
+                    f"reformat of {tensor}",
+                    Work(
+                        work.CONVERSION,
+                        Precision.FP16,
+                        Precision.FP32,
+                        channels=64.0,
+                        read=2 * count,
+                        written=4 * count,
+                    ),
+                )
 
 
 @dataclass(slots=True)
@@ -335,8 +400,13 @@ class _Product:
     out: float
 
 
-_ELEMENTS = {
-    TensorProto.FLOAT: Precision.FP32, TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16,
-    TensorProto.INT8: Precision.INT8, TensorProto.UINT8: Precision.UINT8, TensorProto.INT32: Precision.INT32,
-    TensorProto.INT64: Precision.INT64, TensorProto.BOOL: Precision.BOOL,
+_ELEMENTS: dict[int, Precision] = {
+    TensorProto.FLOAT: Precision.FP32,
+    TensorProto.FLOAT16: Precision.FP16,
+    TensorProto.BFLOAT16: Precision.BF16,
+    TensorProto.INT8: Precision.INT8,
+    TensorProto.UINT8: Precision.UINT8,
+    TensorProto.INT32: Precision.INT32,
+    TensorProto.INT64: Precision.INT64,
+    TensorProto.BOOL: Precision.BOOL,
 }

@@ -1,7 +1,7 @@
 """Shapes of tensors that depend on computed values: exports that split and reshape by ``Shape`` arithmetic.
 
-onnx's inference stops at a Slice whose bounds are computed. Here values of small tensors are worked out on the way, node
-by node, and each node's own inference is asked with them.
+onnx's inference stops at a Slice whose bounds are computed. Here values of small tensors are worked out on the way,
+node by node, and each node's own inference is asked with them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Shapes:
     @functools.cached_property
     def _worked_out(self) -> dict[str, Known]:
         """One pass over the graph; only nodes whose outputs are not known are inferred again."""
-        model, found = self._model, {}
+        model = self._model
+        found: dict[str, Known] = {}
         values: dict[str, Array] = {}
         for node in model.ordered:
             for output in node.outputs:
@@ -80,7 +81,9 @@ class Shapes:
             )
             if shape is None and value is None:
                 return {}
-            types[tensor] = helper.make_tensor_type_proto(kind, value.shape if shape is None and value is not None else shape)
+            types[tensor] = helper.make_tensor_type_proto(
+                kind, value.shape if shape is None and value is not None else shape
+            )
             if value is not None:
                 data[tensor] = numpy_helper.from_array(np.ascontiguousarray(value), tensor)
         try:
@@ -120,7 +123,9 @@ def _axes(node: Node, given: tuple[Array, ...]) -> tuple[int, ...]:
     return tuple(int(a) for a in axes)
 
 
-def _slice(node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
+def _slice(
+    node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+) -> Array:
     places = range(len(starts)) if axes is None else axes.reshape(-1).tolist()
     index: list[slice] = [slice(None)] * x.ndim
     for i, axis in enumerate(places):

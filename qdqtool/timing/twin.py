@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import TensorProto, helper
 
@@ -66,10 +68,10 @@ def float_twin(model: Model) -> Model:
     return Model(proto, model.path, sha256=model.sha256)
 
 
-def placeholder(name: str, dims: object, kind: int = TensorProto.FLOAT) -> TensorProto:
+def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
     """A constant of known shape whose data is not at hand."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
-    tensor.dims.extend(dims)  # type: ignore[arg-type]
+    tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")
     return tensor
 
@@ -105,7 +107,8 @@ def best_placement(model: Model, target: Target) -> Model:
 def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
     """The model with its symbolic input dimensions chosen, and what was chosen.
 
-    The first dimension becomes ``batch``, height and width those of the ``imgsz`` metadata, else 640 for four dimensions.
+    The first dimension becomes ``batch``, height and width those of the ``imgsz`` metadata, else 640 where
+    it has four dimensions.
     """
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
@@ -114,8 +117,10 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
         shape = model.shape(name)
         if shape is None or all(d is not None and d > 0 for d in shape):
             continue
-        dims = [d if d else (batch if i == 0 else size[i - 2] if len(shape) == 4 and i >= 2 else 1)
-                for i, d in enumerate(shape)]
+        dims = [
+            d if d else (batch if i == 0 else size[i - 2] if len(shape) == 4 and i >= 2 else 1)
+            for i, d in enumerate(shape)
+        ]
         chosen[name] = dims
         notes.append(f"input '{name}' taken as {'x'.join(map(str, dims))}")
     if not chosen:
@@ -149,4 +154,3 @@ def _image_size(model: Model) -> tuple[int, int]:
     digits = "".join(c if c.isdigit() else " " for c in model.metadata.get("imgsz", "")[:100]).split()
     found = [int(d) for d in digits if 0 < int(d) <= 65536]
     return (found[0], found[-1]) if found else (640, 640)
-

@@ -13,8 +13,16 @@ MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
 
 WIDTH = {
-    Precision.INT8: 1.0, Precision.UINT8: 1.0, Precision.FP8: 1.0, Precision.BOOL: 1.0, Precision.INT4: 0.5,
-    Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
+    Precision.INT8: 1.0,
+    Precision.UINT8: 1.0,
+    Precision.FP8: 1.0,
+    Precision.BOOL: 1.0,
+    Precision.INT4: 0.5,
+    Precision.FP16: 2.0,
+    Precision.BF16: 2.0,
+    Precision.FP32: 4.0,
+    Precision.FLOAT: 4.0,
+    Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
 

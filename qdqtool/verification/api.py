@@ -23,8 +23,8 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 
 
 def verify(
-    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None, gpu: str | None = None,
-    clock: float | None = None,
+    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None,
+    gpu: str | None = None, clock: float | None = None,
 ) -> Verification:
     """Predicts for the build's own TensorRT version and holds the prediction against the build.
 

@@ -17,7 +17,12 @@ _NAMED = 5
 
 
 def compare_times(
-    model: Model, prediction: Prediction, build: Build, target: Target, gpu: str | None = None, clock: float | None = None
+    model: Model,
+    prediction: Prediction,
+    build: Build,
+    target: Target,
+    gpu: str | None = None,
+    clock: float | None = None,
 ) -> Json | None:
     """Estimated against measured milliseconds; None where the build tells no times, or not on which GPU.
 
@@ -40,8 +45,13 @@ def compare_times(
     off = [abs(t / m - 1) for _, t, m in pairs]
     slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
     return {
-        "gpu": chosen.name, "clock_mhz": round(chosen.clock), "predicted_ms": time.total_ms, "low_ms": time.low_ms,
-        "high_ms": time.high_ms, "built_ms": measured, "built_from": how,
+        "gpu": chosen.name,
+        "clock_mhz": round(chosen.clock),
+        "predicted_ms": time.total_ms,
+        "low_ms": time.low_ms,
+        "high_ms": time.high_ms,
+        "built_ms": measured,
+        "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],

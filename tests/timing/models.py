@@ -16,7 +16,9 @@ def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, kernel=
         if quantized:
             for source, base in ((tensor, f"in{i}"), (name, f"we{i}")):
                 nodes.append(helper.make_node("QuantizeLinear", [source, "s", "z"], [f"{base}_q"], f"{base}/Q"))
-                nodes.append(helper.make_node("DequantizeLinear", [f"{base}_q", "s", "z"], [f"{base}_dq"], f"{base}/DQ"))
+                nodes.append(
+                    helper.make_node("DequantizeLinear", [f"{base}_q", "s", "z"], [f"{base}_dq"], f"{base}/DQ")
+                )
             tensor, name = f"in{i}_dq", f"we{i}_dq"
         nodes.append(helper.make_node("Conv", [tensor, name], [f"c{i}"], f"conv{i}", pads=[kernel // 2] * 4))
         nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"))
@@ -24,8 +26,11 @@ def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, kernel=
     if last == "float":
         nodes.append(helper.make_node("Sigmoid", [tensor], ["y"], "last"))
     graph = helper.make_graph(
-        nodes, "chain", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [first, channels, size, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [first, channels, size, size])], weights,
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [first, channels, size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [first, channels, size, size])],
+        weights,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

@@ -63,8 +63,12 @@ def test_the_float_twin_is_the_network_without_its_quantizers():
 def test_integer_weights_have_a_twin_too():
     from qdqtool.insertion.api import insert
 
-    done = insert(load(chain(quantized=False)), calib_table=None, data=[{"x": __import__("numpy").ones(
-        (1, 64, 56, 56), "float32")}], weights="int8")
+    done = insert(
+        load(chain(quantized=False)),
+        calib_table=None,
+        data=[{"x": __import__("numpy").ones((1, 64, 56, 56), "float32")}],
+        weights="int8",
+    )
     assert timed(done.model)[1].float_time.total_ms > 0
 
 
@@ -115,7 +119,8 @@ def test_quantized_skips_are_faster_and_the_fix_says_so():
 # Measured milliseconds (GPU compute time without a profiler), published with the builds.
 @pytest.mark.parametrize(("case", "gpu", "measured"), [
     ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
-    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500), ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
+    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
+    ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
     ("resnet18-qat-rtx2000-trt8510", "RTX 2000 Ada Laptop", 0.134),
 ])  # fmt: skip
 def test_measured_engines_lie_in_the_range(case, gpu, measured):
@@ -137,7 +142,7 @@ def test_what_is_not_known_widens_the_range():
 def test_one_measured_time_corrects_the_rest(tmp_path):
     _, plain = timed(chain(batch=8))
     measured = plain.total_ms * 1.3
-    prediction, time = timed(chain(batch=8), calibrate=f"{measured}ms")
+    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
     assert time.total_ms == pytest.approx(measured, rel=1e-6)
     assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
     kept = tmp_path / "machine.json"
@@ -154,9 +159,19 @@ def test_a_profile_gives_both_the_factor_and_the_time_of_a_kernel(tmp_path):
     model = load(chain(12, batch=8))
     raw = seconds(workload_of(model, predict(model, TARGET)).layers, GPU) * 1e3
     overhead = constants().overhead_us * 1e-3
-    rows = [{"count": 1}, *({"name": n, "timeMs": 1.5 * t + 0.002 + overhead, "averageMs": 1.5 * t + 0.002 + overhead,
-                             "medianMs": 1.5 * t + 0.002 + overhead, "percentage": 1.0}
-                            for n, t in zip(names, raw, strict=True))]
+    rows = [
+        {"count": 1},
+        *(
+            {
+                "name": n,
+                "timeMs": 1.5 * t + 0.002 + overhead,
+                "averageMs": 1.5 * t + 0.002 + overhead,
+                "medianMs": 1.5 * t + 0.002 + overhead,
+                "percentage": 1.0,
+            }
+            for n, t in zip(names, raw, strict=True)
+        ),
+    ]
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(rows))
     _, time = timed(chain(12, batch=8), calibrate=str(file))
@@ -170,11 +185,17 @@ def test_bad_calibrations(text):
         timed(chain(), calibrate=text)
 
 
-@pytest.mark.parametrize("content", [
-    '{"schema": "qdqtool/time-calibration/1"}', '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", '
-    '"factor": NaN, "kernel_us": 0}', '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, '
-    '"kernel_us": 0}', "[", "{}", "",
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema": "qdqtool/time-calibration/1"}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
+        "[",
+        "{}",
+        "",
+    ],
+)
 def test_damaged_calibration_files(tmp_path, content):
     file = tmp_path / "c.json"
     file.write_text(content)

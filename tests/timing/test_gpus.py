@@ -53,7 +53,14 @@ def test_figures_are_sane_and_sourced():
 
 def test_int8_paths():
     paths = {name: gpus.find(name).rates.int8_path for name in ("P100", "GTX 1080", "V100", "GTX 1660", "T4", "TX2")}
-    assert paths == {"P100": "none", "GTX 1080": "dp4a", "V100": "dp4a", "GTX 1660": "dp4a", "T4": "tensor", "TX2": "none"}
+    assert paths == {
+        "P100": "none",
+        "GTX 1080": "dp4a",
+        "V100": "dp4a",
+        "GTX 1660": "dp4a",
+        "T4": "tensor",
+        "TX2": "none",
+    }
 
 
 @pytest.mark.parametrize("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
@@ -76,10 +83,18 @@ def test_a_described_gpu():
     assert "taken as 9.0" in gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").note
 
 
-@pytest.mark.parametrize("text", [
-    "sm=8.6", "sm=8.6,sms=0,clock=1,bandwidth=1", "sm=x,sms=1,clock=1000,bandwidth=10", "foo=1", "sm=4.0,sms=1,clock=1000,"
-    "bandwidth=10", "sm=8.6,sms=nan,clock=1000,bandwidth=10", "sm=8.6,sms=1,clock=1000,bandwidth=inf",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sm=8.6",
+        "sm=8.6,sms=0,clock=1,bandwidth=1",
+        "sm=x,sms=1,clock=1000,bandwidth=10",
+        "foo=1",
+        "sm=4.0,sms=1,clock=1000,bandwidth=10",
+        "sm=8.6,sms=nan,clock=1000,bandwidth=10",
+        "sm=8.6,sms=1,clock=1000,bandwidth=inf",
+    ],
+)
 def test_bad_descriptions(text):
     with pytest.raises(QdqtoolError):
         gpus.chosen(text)

@@ -18,8 +18,19 @@ GPU = find("RTX 3060")
 
 def conv(rows=3136.0, columns=64.0, depth=576.0, channels=64.0, precision=Precision.INT8):
     size = work.width(precision)
-    return Work(work.CONV, precision, precision, rows, columns, depth, channels, 1.0, rows * channels * size,
-                columns * depth * size, rows * columns * size)
+    return Work(
+        work.CONV,
+        precision,
+        precision,
+        rows,
+        columns,
+        depth,
+        channels,
+        1.0,
+        rows * channels * size,
+        columns * depth * size,
+        rows * columns * size,
+    )
 
 
 def one(found, gpu=GPU):
@@ -34,7 +45,7 @@ def test_every_constant_is_there():
 
 
 def test_a_large_convolution_by_hand():
-    """1 million rows, 256 columns, depth 2304, INT8 on an RTX 3060: compute-bound; the formula with pencil and paper."""
+    """1 million rows, 256 columns, depth 2304, INT8 on an RTX 3060: the formula with pencil and paper."""
     c = constants().values
     found = conv(1e6, 256.0, 2304.0, 256.0)
     rate = 1024 * c["int8"] * factor_of("8.6", constants().architectures) * 256 / (256 + c["narrow"])
@@ -64,7 +75,11 @@ def test_nothing_takes_no_time_and_everything_else_at_least_a_microsecond():
 
 
 works = st.builds(
-    conv, st.floats(1, 1e7), st.floats(1, 4096), st.floats(1, 20_000), st.floats(1, 4096),
+    conv,
+    st.floats(1, 1e7),
+    st.floats(1, 4096),
+    st.floats(1, 20_000),
+    st.floats(1, 4096),
     st.sampled_from([Precision.INT8, Precision.FP16, Precision.FP32]),
 )
 
