@@ -251,8 +251,8 @@ class Prediction:
 
     ``time`` is the estimated time on a GPU (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the number
-    of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
+    number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo

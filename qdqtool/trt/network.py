@@ -376,6 +376,26 @@ class Network:
         for place, layer in enumerate(self.in_order()):
             layer.rank = Rank(place)
 
+    def depth_first(self) -> list[Layer]:
+        """The layers in the order in which convolutions are merged side by side.
+
+        Depth first from the outputs, first to last, a layer after its inputs, of which the later-listed come first: so
+        yolov8-orin-trt8412-excerpts names merged layers. Names rest on it alone.
+        """
+        found: list[Layer] = []
+        started: set[int] = set()
+        stack: list[tuple[Layer, bool]] = []
+        stack.extend((t.producer, False) for t in reversed(self.outputs) if t.producer is not None)
+        while stack:
+            layer, behind = stack.pop()
+            if behind:
+                found.append(layer)
+            elif layer.id not in started:
+                started.add(layer.id)
+                stack.append((layer, True))
+                stack.extend((t.producer, False) for t in layer.inputs if t.producer is not None)
+        return found
+
     # Reading --------------------------------------------------------------------------------------------------
 
     def of_kind(self, *kinds: LayerKind) -> list[Layer]:

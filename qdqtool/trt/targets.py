@@ -28,6 +28,7 @@ class Target:
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
         residual_evidence: How well that is proven.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
+        constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
@@ -47,6 +48,7 @@ class Target:
     residual_through_activation: bool = False
     residual_evidence: Evidence = Evidence.ASSUMED
     multiply_in_pointwise_name: bool = False
+    constants_first: bool = False
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
@@ -98,6 +100,7 @@ TARGETS: dict[str, Target] = {
             Evidence.ASSUMED,
             "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
@@ -109,6 +112,7 @@ TARGETS: dict[str, Target] = {
             "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was at hand",
             strongly_typed=True,
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
@@ -128,7 +132,7 @@ TARGETS: dict[str, Target] = {
     )
 }
 
-DEFAULT_TARGET = "trt8.5"  # the newest whose rules were seen in complete logs
+DEFAULT_TARGET = "trt8.5"  # seen in the most complete logs
 
 
 def target_named(name: str | Target) -> Target:

@@ -68,4 +68,4 @@ def test_evidence() -> None:
     x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
     found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
     assert found.rows == []
-    assert found.layer("Pad_6 + c.weight + c.w.Q + c").attrs["evidence"] == Evidence.DOCUMENTED
+    assert found.layer("Pad_6 + c.weight + c.w.Q + c").evidence == Evidence.DOCUMENTED
