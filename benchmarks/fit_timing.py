@@ -284,7 +284,7 @@ def totals() -> Data:
         doubtful = (
             row["gpu"] in UNFIT
             or slow_host
-            or row["how"] == "validation"
+            or row["how"] in ("validation", "blind")
             or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
         )
         batch = float(row["batch"])

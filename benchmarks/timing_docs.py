@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ COLOURS = {
     "RTX 30": "#ff7f0e",
     "RTX 40": "#9467bd",
     "TITAN": "#8c564b",
+    "Tesla T4": "#e377c2",
 }
 SIZE, MARGIN = 560, 70
 Rows = list[dict[str, Any]]
@@ -40,105 +42,120 @@ def page(layers: Rows, networks: Rows) -> str:
     c = constants()
     s = c.spreads
     fitted = [n for n in networks if n["fitted"]]
-    yolo = [n for n in networks if "yolo" in n["what"] and "validation" not in n["what"]]
+    blind = [n for n in networks if n["what"].startswith("blind")]
+    yolo = once([n for n in networks if "yolo" in n["what"] and "validation" not in n["what"]])
+    own = [n for n in yolo if not (n["what"].split()[2] == "qdq" and n["what"].startswith("python"))]
     inside = [n for n in fitted if abs(math.log(n["left_out_ms"] / n["measured_ms"])) <= math.log(s["total"])]
-    lines = [
+    blocks = [
         "# How long will it take: the time model",
-        "",
         "`qdqtool predict MODEL --gpu NAME` estimates milliseconds from the predicted engine: its layers, their "
-        "types, shapes",
-        "and conversions. No GPU is needed. This page says what the model is and how far it was off; it is written by",
-        "`make fit-timing`.",
-        "",
+        "types, shapes "
+        "and conversions. No GPU is needed. This page says what the model is and how far it was off; `make fit-timing` "
+        "writes it.",
         "## The model",
-        "",
         "One kernel takes",
-        "",
         "    floor + latency of the depth + (compute^p + memory^p)^(1/p)",
-        "",
         "compute: products, padded to tiles, over the peak rate of SMs x clock times an efficiency for each "
-        "data type and a",
+        "data type and a "
         "factor for each architecture; memory: bytes that miss the L2 over the memory's bandwidth, or all bytes "
-        "over the L2's.",
-        f"{len(c.values)} constants and one factor for each of {len(c.architectures)} architectures were fitted to "
-        f"{sum(r['layers'] for r in layers)} timed layers and",
-        f"{len(fitted)} times of whole networks (`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
-        "",
+        "over the "
+        f"L2's. {len(c.values)} constants and one factor for each of {len(c.architectures)} architectures were "
+        f"fitted to "
+        f"{sum(r['layers'] for r in layers)} timed layers and {len(fitted)} times of whole networks "
+        "(`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
         "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
-        "(0 to 7.5 us,",
-        f"{c.overhead_us:g} assumed). The *total* is one execution without a profiler, copies from and to the "
-        f"host apart.",
-        "",
+        "(0 to 7.5 us "
+        f"were seen, {c.overhead_us:g} is assumed). The *total* is one execution without a profiler, copies "
+        f"from and to the "
+        "host apart.",
         "## Layers",
-        "",
         "Median error of a layer, with the GPU in the fit, and with all its measurements left out of it (an "
-        "A100 is one GPU);",
-        "the profile's overhead is not fitted to the engine in either column.",
-        "",
-        "| GPU | engine | layers | in the fit | left out |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['gpu']} | {r['engine']} | {r['layers']} | {r['in_fit']:.0%} | {r['left_out']:.0%} |" for r in layers
-    ]
-    lines += [
-        "",
-        "The V100's are single convolutions timed by others outside TensorRT engines; they count little in the fit.",
-        "",
+        "A100 is one "
+        "GPU). The assumed overhead of profiles is in both columns, not the engine's own.",
+        table(
+            ("GPU", "engine", "layers", "in the fit", "left out"),
+            [(r["gpu"], r["engine"], r["layers"], f"{r['in_fit']:.0%}", f"{r['left_out']:.0%}") for r in layers],
+        ),
+        "The V100's are single convolutions timed by others outside TensorRT engines; they count little in the "
+        "fit, and the "
+        "model is poor on them.",
         "## Whole networks",
-        "",
         "Model over measured, the middle of each group; `left out` is a fit that has not seen the GPU.",
-        "",
-        "| GPU | what | times | in the fit | left out | used in the fit |",
-        "|---|---|---|---|---|---|",
-    ]
-    groups: dict[tuple[str, str, bool], Rows] = defaultdict(list)
-    for n in networks:
-        words = n["what"].split()
-        groups[n["gpu"], f"{words[0]} {words[1]} {words[2]}", n["fitted"]].append(n)
-    for (gpu, what, used), rows in sorted(groups.items()):
-        seen, left = (statistics.median(r[k] / r["measured_ms"] for r in rows) for k in ("model_ms", "left_out_ms"))
-        lines.append(f"| {gpu} | {what} | {len(rows)} | x{seen:.2f} | x{left:.2f} | {'yes' if used else 'no'} |")
-    lines += [
-        "",
-        "Kinds: `engine` and `trtexec` are GPU compute times under trtexec, `python` whole calls from Python, "
-        "`validation`",
-        "Ultralytics' figures per image of its validation loop. `qdq` is the network with Q/DQ where `insert` "
-        "would put it, also",
-        "for published INT8 times of calibration-table builds, which convert more. Not used in the fit: AGX "
-        "Orin calls of another",
-        "power mode (about four times too slow), the first batch on a Xavier NX, Ultralytics' INT8 and A100 figures.",
-        "",
-        f"YOLO networks, `validation` apart: median error {median(yolo, 'model_ms'):.0%} over all {len(yolo)} "
-        f"published times, "
-        f"{median([n for n in yolo if n['fitted']], 'left_out_ms'):.0%} over those in",
-        "the fit with their GPU left out.",
-        "",
+        table(("GPU", "what", "times", "in the fit", "left out", "fitted"), network_rows(networks)),
+        "Kinds: `engine` and `trtexec` are GPU compute times under trtexec; `python` whole calls from Python; "
+        "`validation` "
+        "Ultralytics' figures per image of its validation loop; `blind` was published on a GPU that is in no "
+        "fit, and looked "
+        f"up after the model's form was settled on the others (median error {median(blind, 'model_ms'):.0%}). "
+        f"`qdq` is the "
+        "network with Q/DQ where `insert` would put it, also for published INT8 times of calibration-table "
+        "builds, which "
+        "convert more. Not fitted: AGX Orin calls of another power mode (about four times too slow), batch 1 on "
+        "a Xavier NX, "
+        "Ultralytics' INT8 and A100 figures, which hold more than the engine.",
+        f"YOLO networks, each GPU, network and precision once, `validation` apart: median error "
+        f"{median(yolo, 'model_ms'):.0%} "
+        f"over all {len(yolo)}, {median(yolo, 'left_out_ms'):.0%} with their GPU left out; "
+        f"{median(own, 'model_ms'):.0%} and "
+        f"{median(own, 'left_out_ms'):.0%} without the INT8 of calibration tables ({len(own)}).",
         "![model against measured](timing.svg)",
-        "",
         "## The range",
-        "",
         f"`low_ms` to `high_ms` is the estimate divided and multiplied by {s['total']:.2f}: the factor within "
         f"which 80 % of the "
-        "measured networks lie",
-        f"(each counted by its weight) when their GPU is left out of the fit; {len(inside)} of {len(fitted)} do. "
-        f"Where the architecture was not measured it is {s['total_unknown']:.2f},",
-        "and wider still for guessed clocks and unknown shapes. With `--calibrate` and a time of the same "
-        "network it is 5 %;",
-        f"with a calibration kept from another network {s['total_calibrated']:.2f}.",
-        "",
+        "measured networks lie (each counted by its weight) when their GPU is left out of the fit; "
+        f"{len(inside)} of {len(fitted)} do. Where the architecture was not measured it is "
+        f"{s['total_unknown']:.2f}, and wider "
+        "still for guessed clocks and unknown shapes. With `--calibrate` and a time of the same network it is 5 "
+        "%; with a "
+        f"calibration kept from another network {s['total_calibrated']:.2f}: what one network tells of another "
+        f"is the clock, "
+        "hardly more.",
         "## What it does not know",
-        "",
-        "* Clocks: the boost clock is taken; a T4, an L4 or a laptop under load runs well below it. Give `--clock`.",
+        "* Clocks: the boost clock is taken; a T4, an L4 or a laptop under load may run well below it. Give `--clock`.",
         "* The tactic that TensorRT will choose, and the reformats between layouts that come with it.",
-        "* The host: small networks without a CUDA graph wait for their launches.",
-        "* TensorRT-RTX names no layers: it is estimated as classic TensorRT's engine.",
-        "* Hopper and Blackwell were not measured: they take the factor of the nearest architecture (and, for "
-        "9.0 to 11.0, an",
-        "  assumed 0.7 for their doubled rate per SM).",
-        "",
+        "* The host: without a CUDA graph small networks wait for their launches, and a loop in Python adds its own.",
+        "* TensorRT-RTX names no layers: it is estimated as the engine that classic TensorRT would build.",
+        "* Hopper and Blackwell were not measured: they take the factor of the nearest architecture (for 9.0 to "
+        "11.0, whose "
+        "tensor cores have twice the rate per SM, times an assumed 0.7).",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(wrapped(block) for block in blocks) + "\n"
+
+
+def wrapped(block: str) -> str:
+    if block.startswith(("|", "#", "    ", "!")):
+        return block
+    return textwrap.fill(
+        block,
+        118,
+        break_long_words=False,
+        break_on_hyphens=False,
+        subsequent_indent="  " if block.startswith("* ") else "",
+    )
+
+
+def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def network_rows(networks: Rows) -> list[tuple[Any, ...]]:
+    groups: dict[tuple[str, str, bool], Rows] = defaultdict(list)
+    for n in networks:
+        groups[n["gpu"], " ".join(n["what"].split()[:3]), n["fitted"]].append(n)
+    found = []
+    for (gpu, what, used), rows in sorted(groups.items()):
+        seen, left = (statistics.median(r[k] / r["measured_ms"] for r in rows) for k in ("model_ms", "left_out_ms"))
+        found.append((gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no"))
+    return found
+
+
+def once(rows: Rows) -> Rows:
+    """One row for each GPU, network, precision and batch: the one in the middle."""
+    groups: dict[tuple[str, str], Rows] = defaultdict(list)
+    for row in rows:
+        groups[row["gpu"], row["what"]].append(row)
+    return [sorted(g, key=lambda r: r["model_ms"] / r["measured_ms"])[len(g) // 2] for g in groups.values()]
 
 
 def median(rows: Rows, key: str) -> float:
@@ -194,7 +211,7 @@ def plot(networks: Rows) -> str:
         parts += [
             f'<circle cx="{MARGIN + 14}" cy="{MARGIN + 14 + 16 * i}" r="4" fill="{colour}"/>',
             f'<text x="{MARGIN + 24}" y="{MARGIN + 18 + 16 * i}">{name}'
-            f'{".." if "RTX" in name and name[-1] == "0" else ""}</text>',
+            f"{'..' if 'RTX' in name and name[-1] == '0' else ''}</text>",
         ]
     parts += [
         f'<text x="{SIZE / 2}" y="{SIZE - 24}" text-anchor="middle">measured, ms</text>',

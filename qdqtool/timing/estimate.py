@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,19 @@ from qdqtool.buildlog.records import ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.timing import calibration as calibrations
-from qdqtool.timing import twin, work
+from qdqtool.timing import savings, twin, work
 from qdqtool.timing.calibration import Calibration
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
-from qdqtool.timing.work import Work, width
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import TARGETS, Target
-from qdqtool.types import Finding, Json, Precision, Prediction
+from qdqtool.types import Json, Precision, Prediction
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 _TYPICAL = "trt8.6"  # whose simulation names the layers where the target's does not (RTX)
-_LEAST_MS = 5e-5  # a fix that saves less is not worth a line
 
 
 @dataclass(slots=True)
@@ -194,7 +192,7 @@ def estimate(
         result.layers = shown[:count].tolist()
         for layer, value in zip(prediction.layers, result.layers, strict=True):
             layer.ms = round(value, 5)
-    _savings(prediction, listed, load, ms, gpu, fitted, correction)
+    savings.add(prediction, listed, load, ms, gpu, fitted, correction)
     if compare:
         _compare(result, shaped, target, gpu, plain, factor)
     return result
@@ -332,70 +330,6 @@ def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain
     summary = simulated.summary()
     result.best = BestTime(
         ms, result.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"]
-    )
-
-
-def _savings(
-    prediction: Prediction,
-    listed: Prediction,
-    load: Workload,
-    ms: Array,
-    gpu: Gpu,
-    fitted: Constants,
-    correction: Calibration | None,
-) -> None:
-    """What each fix saves at most: its convolutions from INT8 to INT8, and the conversions beside them gone."""
-    if not gpu.has_int8:
-        return
-    place = {layer.name: i for i, layer in enumerate(listed.layers)}
-    of_conv = {c.name: place[c.layer] for c in prediction.convolutions if c.layer in place}
-    readers: dict[str, list[int]] = {}
-    for i, layer in enumerate(listed.layers):
-        for edge in layer.inputs:
-            readers.setdefault(edge.tensor, []).append(i)
-    quantized = [_quantized(w) for w in load.layers]
-    best = seconds(quantized, gpu, fitted) * 1e3
-    if correction:
-        best = correction.apply(best, np.ones(len(quantized)))
-    for finding in prediction.findings:
-        finding.saves_ms = _saved(finding, listed, load, ms, best, of_conv, place, readers)
-
-
-def _saved(
-    finding: Finding,
-    listed: Prediction,
-    load: Workload,
-    ms: Array,
-    best: Array,
-    of_conv: dict[str, int],
-    place: dict[str, int],
-    readers: dict[str, list[int]],
-) -> float | None:
-    if finding.node in place and listed.layers[place[finding.node]].type == "Conversion":
-        return round(float(ms[place[finding.node]]), 5)
-    at = dict.fromkeys(of_conv[name] for name in finding.convolutions if name in of_conv)
-    slow = [i for i in at if load.layers[i].kind in work.COMPUTING and best[i] < ms[i] - _LEAST_MS]
-    if not slow:
-        return None
-    beside: set[int] = set()
-    for i in slow:
-        for edge in listed.layers[i].outputs:
-            beside.update(j for j in readers.get(edge.tensor, ()) if listed.layers[j].type == "Conversion")
-    return round(float(sum(ms[i] - best[i] for i in slow) + sum(ms[j] for j in beside)), 5)
-
-
-def _quantized(found: Work) -> Work:
-    """A convolution as it were from INT8 to INT8."""
-    if found.kind not in work.COMPUTING or (not found.precision.is_float and found.written_as == Precision.INT8):
-        return found
-    low, high = width(found.precision), width(found.written_as)
-    return replace(
-        found,
-        precision=Precision.INT8,
-        written_as=Precision.INT8,
-        read=found.read / low,
-        weights=found.weights / low,
-        written=found.written / high,
     )
 
 

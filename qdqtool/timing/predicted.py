@@ -11,6 +11,7 @@ from onnx import TensorProto
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import is_qdq
 from qdqtool.timing import work
+from qdqtool.timing.products import Product, product_of
 from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import Work, width
 from qdqtool.types import EngineLayer, Precision, Prediction
@@ -251,30 +252,8 @@ class _Reader:
         pool = next((n for n in nodes if n.op in ("MaxPool", "AveragePool")), None)
         return self._elements(pool.output) if pool is not None else None
 
-    def _product(self, node: Node) -> _Product | None:
-        """Rows, columns and depth of a node that multiplies."""
-        source, target, weights = (self._shape(t) for t in (node.input(0), node.output, node.input(1)))
-        if source is None or target is None or weights is None or not target:
-            return None
-        total, out = float(math.prod(source)), float(math.prod(target))
-        if node.op in ("Conv", "ConvTranspose"):
-            if len(weights) < 3 or len(target) < 3:
-                return None
-            groups = max(1, node.integer("group", 1))
-            kernel = float(math.prod(weights[2:]))
-            if node.op == "ConvTranspose":
-                rows = total / max(1, source[1])
-                return _Product(work.DECONV, rows, weights[1] * kernel, float(source[1] // groups),
-                                float(source[1] // groups), float(groups), total, out)  # fmt: skip
-            channels = float(weights[1])
-            columns = target[1] / groups
-            kind = work.DEPTHWISE if groups > 1 and columns * channels <= 16 else work.CONV
-            return _Product(
-                kind, out / max(1, target[1]), columns, channels * kernel, channels, float(groups), total, out
-            )
-        depth = float(source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1])
-        columns = float(target[-1])
-        return _Product(work.CONV, out / max(1.0, columns), columns, depth, depth, 1.0, total, out)
+    def _product(self, node: Node) -> Product | None:
+        return product_of(node, self._shape)
 
     def _shape(self, tensor: str) -> tuple[int, ...] | None:
         shape = self.shapes.get(tensor)
@@ -386,18 +365,6 @@ class _Reader:
                         written=4 * count,
                     ),
                 )
-
-
-@dataclass(slots=True)
-class _Product:
-    kind: str
-    rows: float
-    columns: float
-    depth: float
-    channels: float
-    groups: float
-    source: float
-    out: float
 
 
 _ELEMENTS: dict[int, Precision] = {

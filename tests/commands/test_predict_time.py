@@ -1,6 +1,7 @@
 """``qdqtool predict --gpu``, ``qdqtool gpus``, times in ``verify`` and ``engine``: what users type and see."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -64,14 +65,15 @@ def test_mistakes_are_one_line_and_exit_2(model, capsys, arguments, words):
 
 
 def test_nothing_that_is_read_is_overwritten(model, capsys):
-    before = open(model, "rb").read()
+    before = Path(model).read_bytes()
     assert run(["predict", model, "--gpu", "T4", "--calibrate", "1ms", "--save-calibration", model]) == 2
-    assert open(model, "rb").read() == before
+    assert Path(model).read_bytes() == before
 
 
 @pytest.mark.parametrize(("capability", "code"), [
-    ("6.0", "GPU-NO-INT8"), ("5.3", "GPU-NO-INT8"), ("70", "GPU-DP4A"), ("6.1", "GPU-DP4A"), ("8.6", None), ("7.5", None),
-])
+    ("6.0", "GPU-NO-INT8"), ("5.3", "GPU-NO-INT8"), ("70", "GPU-DP4A"), ("6.1", "GPU-DP4A"),
+    ("8.6", None), ("7.5", None),
+])  # fmt: skip
 def test_what_a_compute_capability_cannot_do(model, capsys, capability, code):
     assert run(["predict", model, "--sm", capability, "--format", "json"]) == 0
     found = [f["code"] for f in json.loads(capsys.readouterr().out)["findings"] if f["code"].startswith("GPU-")]
@@ -119,7 +121,8 @@ def profile_of(case, tmp_path, factor=1.0):
     target = target_named("trt8.4")
     prediction = predict(index, target)
     times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
-    rows = [{"name": layer.name, "timeMs": t * factor, "averageMs": t * factor, "medianMs": t * factor, "percentage": 1.0}
+    keys = ("timeMs", "averageMs", "medianMs")
+    rows = [{"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
             for layer, t in zip(prediction.layers, times, strict=True)]
     listing = {"Layers": [{"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers]}
     (tmp_path / "layers.json").write_text(json.dumps(listing))
@@ -139,13 +142,12 @@ def test_verify_compares_times(tmp_path, capsys):
 
 
 def test_engine_says_what_layers_usually_take(tmp_path, capsys):
+    wide = "Thirty-two wide channel vectorized row major Int8 format"
     layer = {
         "Name": "conv", "LayerType": "CaskConvolution", "ParameterType": "Convolution", "Kernel": [3, 3], "Groups": 1,
         "OutMaps": 64, "Weights": {"Type": "Int8", "Count": 36864}, "TacticName": "slow_tactic",
-        "Inputs": [{"Name": "a", "Dimensions": [8, 64, 56, 56], "Format/Datatype": "Thirty-two wide channel vectorized row "
-                    "major Int8 format"}],
-        "Outputs": [{"Name": "b", "Dimensions": [8, 64, 56, 56], "Format/Datatype": "Thirty-two wide channel vectorized "
-                     "row major Int8 format"}],
+        "Inputs": [{"Name": "a", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
+        "Outputs": [{"Name": "b", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
     }
     (tmp_path / "g.json").write_text(json.dumps({"Layers": [layer]}))
     (tmp_path / "p.json").write_text(json.dumps([{"count": 1}, {"name": "conv", "timeMs": 5.0, "averageMs": 5.0,
