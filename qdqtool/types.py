@@ -1,6 +1,6 @@
 """The data types that the rooms of qdqtool hand to each other.
 
-Nothing here imports onnx, numpy or any other part of qdqtool, so that importing it costs nothing.
+Nothing here imports onnx or numpy, so that importing it costs nothing.
 ``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
 """
 
@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from qdqtool.finding_codes import FindingCode
+
+from qdqtool.agreement import (
+    BuildFacts,
+    ConversionCounts,
+    ConvolutionCounts,
+    LayerCounts,
+    Mismatch,
+    TraceCounts,
+)
 
 TOOL_VERSION = "0.1.0"
 
@@ -120,11 +132,12 @@ class Finding:
 
     Attributes:
         convolutions: Names of the convolutions that it concerns.
+        automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
         saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
 
-    code: str
+    code: FindingCode
     severity: Severity
     node: str
     message: str
@@ -135,12 +148,14 @@ class Finding:
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
     saves_ms: float | None = None
+    automatic: bool = False
 
     def as_json(self) -> Json:
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values, "saves_ms": self.saves_ms,
+            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
+            "saves_ms": self.saves_ms,
         }
 
 
@@ -340,35 +355,28 @@ class SkippedNode:
 
 
 @dataclass(slots=True)
-class Mismatch:
-    """One place where prediction and build part.
+class Verification:
+    """A prediction held against a build.
 
-    ``kind`` is ``convolution``, ``layer``, ``trace``, ``conversion`` or ``flags``; ``line`` is the log's line number.
+    Attributes:
+        build: Which build.
+        convolutions: Convolution by convolution.
+        layers: Engine layers by name and types.
+        trace: Lines of the Q/DQ passes.
+        conversions: Q and DQ that stay in the engine.
+        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
+        mismatches: Everything that differs.
+        prediction: What was held against the build.
+        notes: What else the user should know.
+        times: Estimated against measured time, where the build was timed and its GPU is known.
     """
 
-    kind: str
-    name: str
-    predicted: Json
-    built: Json
-    why: str
-    line: int | None = None
-
-    def as_json(self) -> Json:
-        return {
-            "kind": self.kind, "name": self.name, "predicted": self.predicted, "built": self.built, "why": self.why,
-            "line": self.line,
-        }
-
-
-@dataclass(slots=True)
-class Verification:
-    """A prediction held against a build; ``times`` where the build was timed and its GPU is known."""
-
-    build: Json
-    convolutions: Json
-    layers: Json
-    trace: Json
-    conversions: Json
+    build: BuildFacts
+    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
+    layers: LayerCounts = field(default_factory=LayerCounts)
+    trace: TraceCounts = field(default_factory=TraceCounts)
+    conversions: ConversionCounts = field(default_factory=ConversionCounts)
+    copies: TraceCounts = field(default_factory=TraceCounts)
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
@@ -376,14 +384,15 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        return bool(self.build.get("complete"))
+        return self.build.complete
 
     def as_json(self) -> Json:
         return {
             "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None, "build": self.build,
-            "convolutions": self.convolutions, "layers": self.layers, "trace": self.trace,
-            "conversions": self.conversions, "mismatches": [m.as_json() for m in self.mismatches],
+            "target": self.prediction.target if self.prediction else None, "build": self.build.as_json(),
+            "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
+            "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
+            "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
             "notes": list(self.notes), "times": self.times,
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.advice import codes
+from qdqtool.explain import codes
+from qdqtool.finding_codes import FindingCode
 from qdqtool.timing.gpus import Gpu
 from qdqtool.types import Evidence, Finding, Prediction
 
@@ -19,7 +20,8 @@ def gpu_findings(prediction: Prediction, gpu: Gpu) -> list[Finding]:
         return []
     int8 = [c.name for c in prediction.convolutions if c.is_int8]
     floats = [c.name for c in prediction.convolutions if not c.is_int8]
-    rates, found = gpu.rates, []
+    rates = gpu.rates
+    found: list[tuple[FindingCode, str, list[str], Evidence]] = []
     where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
     if int8 and not gpu.has_int8:
         found.append(

@@ -188,6 +188,9 @@ class Importer:
         inputs = [x, *parameters, *(self._input(i) for i in computed)]
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
         layer.quant = read_params(self.model, node)
+        above = x.producer
+        if above is not None and above.kind == LayerKind.QUANTIZE:
+            layer.pair = above.nodes[0]
         layer.computed_scale = bool(computed)
 
     def _convolution(self, node: Node) -> None:

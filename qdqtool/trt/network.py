@@ -10,7 +10,7 @@ from typing import NamedTuple
 from qdqtool.evidence import Case
 from qdqtool.operators import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
-from qdqtool.trt.refusals import Step
+from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Evidence, Precision, Refusal
 
 Dims = tuple[int | None, ...]
@@ -143,6 +143,7 @@ class Fusion:
 
     Attributes:
         activated: An activation, or the Relu of an Add: no other is taken.
+        activation: The pointwise activation; SiLU and its like are named by their last node.
         pointwise: A pointwise layer (an activation other than Relu).
         pooled: A MaxPool.
         padded: A Pad in front.
@@ -151,6 +152,7 @@ class Fusion:
     """
 
     activated: bool = False
+    activation: Step | None = None
     pointwise: bool = False
     pooled: bool = False
     padded: bool = False
@@ -211,8 +213,12 @@ class Layer:
         quant: Scale and zero point of a Q, DQ or copy.
         computed_scale: A Q or DQ whose scale is computed at run time.
         clone: A Q that is a copy in front of a Concat.
-        passed: What a Q moved up past, the last first.
+        pair: The Q in front of a DQ.
+        passed: What a Q moved up past, or a DQ down, in the order of its moves.
+        merged: Qs that this one stands for as well, each with what it moved up past.
         blocked: What kept a Q from moving on, where it last stood.
+        joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
+        first_scale: The scale that a conversion from INT8 to INT8 reads.
         dq_passed: A DQ moved down past it.
         requantizes: A copy from INT8 to INT8.
         int8: The layer computes in INT8 (inputs are quantized).
@@ -239,8 +245,12 @@ class Layer:
     quant: QuantParams | None = None
     computed_scale: bool = False
     clone: bool = False
+    pair: str = ""
     passed: tuple[Step, ...] = ()
+    merged: tuple[tuple[str, tuple[Step, ...]], ...] = ()
     blocked: Refusal | None = None
+    joined: tuple[str, str] | None = None
+    first_scale: Scale = None
     dq_passed: bool = False
     requantizes: bool = False
     int8: bool = False
@@ -297,6 +307,11 @@ class Layer:
     def evidence(self) -> Evidence:
         """The weakest evidence of its cases."""
         return functools.reduce(Evidence.weaker, {case.evidence for case in self.cases}, Evidence.SEEN)
+
+    def moved_past(self, step: Step) -> None:
+        """Notes that a Q, with those that it stands for, moved past an operator."""
+        self.passed = (*self.passed, step)
+        self.merged = tuple((name, (*way, step)) for name, way in self.merged)
 
     def rest_on(self, *cases: Case) -> None:
         """Notes that the layer's state rests on cases."""

@@ -76,6 +76,9 @@ class Outcome:
         order = list(network.in_order())
         for layer in order:
             self._settle(layer)
+        for layer in order:
+            if layer.int8 and layer.inputs:  # also where an operator of unknown types stands behind the Q
+                self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED)
         self.convolutions = [c for c in found if c is not None]

@@ -68,7 +68,6 @@ class HorizontalMergeQNodes(Pass):
             names = tuple(map(node_name, kept))
             self.refuse(ScalesDiffer(self.name, names[0], tensor.source, names, scales))
 
-
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """One heading, then what is eliminated, then what is removed."""
         cases = [_case(survivor, q, network.relisted) for q in others]
@@ -78,6 +77,7 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.nodes.extend(q.nodes)
+            survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
             network.retarget(q.out, survivor.out)
             network.remove(q)
 

@@ -51,7 +51,7 @@ class VanillaSwapWithFollowingQ(Pass):
             q.rest_on(op.passage.case)
             self.running(SINGLE, op)
             self.fire(SINGLE, q, SWAPPING, op.name, q.name)
-            q.passed = (*q.passed, step_of(op))
+            q.moved_past(step_of(op))
             q.blocked = None
             swap(network, op, q)
             todo.append(q)
