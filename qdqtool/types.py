@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
-from qdqtool.agreement import (
-    BuildFacts,
-    ConversionCounts,
-    ConvolutionCounts,
-    LayerCounts,
-    Mismatch,
-    TraceCounts,
-)
+from qdqtool.agreement import BuildFacts, ConversionCounts, ConvolutionCounts, LayerCounts, Mismatch, TraceCounts
 
 TOOL_VERSION = "0.1.0"
 
@@ -161,15 +154,14 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
-    saves_ms: float | None = None
     automatic: bool = False
+    saves_ms: float | None = None
 
     def as_json(self) -> Json:
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
-            "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
-            "saves_ms": self.saves_ms,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": self.fix,
+            "message": self.message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
+            "convolutions": list(self.convolutions), "automatic": self.automatic, "saves_ms": self.saves_ms,
         }
 
 
@@ -327,8 +319,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            **({"time": self.time} if self.time is not None else {}),
-            "counts": dict(self.counts),
+            "counts": dict(self.counts), **({"time": self.time} if self.time is not None else {}),
         }
 
 
@@ -351,10 +342,8 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
-        return {
-            "tensor": self.tensor, "scale": self.scale, "method": self.method, "group": self.group,
-            "node": self.node,
-        }
+        data = {"tensor": self.tensor, "scale": self.scale, "method": self.method}
+        return {**data, "group": self.group, "node": self.node}
 
 
 @dataclass(frozen=True, slots=True)
