@@ -342,8 +342,7 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
-        data = {"tensor": self.tensor, "scale": self.scale, "method": self.method}
-        return {**data, "group": self.group, "node": self.node}
+        return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
 
 
 @dataclass(frozen=True, slots=True)
