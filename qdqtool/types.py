@@ -139,6 +139,7 @@ class Finding:
         convolutions: Names of the convolutions that it concerns.
         automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
+        saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
 
     code: FindingCode
@@ -152,12 +153,13 @@ class Finding:
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
     automatic: bool = False
+    saves_ms: float | None = None
 
     def as_json(self) -> Json:
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
-            "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": self.fix,
+            "message": self.message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
+            "convolutions": list(self.convolutions), "automatic": self.automatic, "saves_ms": self.saves_ms,
         }
 
 
@@ -183,6 +185,7 @@ class EngineLayer:
         inputs: Input tensors, the data input first, a residual second.
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
+        ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
     """
 
     name: str
@@ -190,11 +193,12 @@ class EngineLayer:
     inputs: list[TensorPrecision] = field(default_factory=list)
     outputs: list[TensorPrecision] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    ms: float | None = None
 
     def as_json(self) -> Json:
         return {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes),
+            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
 
 
@@ -264,6 +268,7 @@ class ModelInfo:
 class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
+    ``time`` is the estimated time on a GPU (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
@@ -279,6 +284,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
@@ -311,7 +317,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            "counts": dict(self.counts),
+            "counts": dict(self.counts), **({"time": self.time} if self.time is not None else {}),
         }
 
 
@@ -334,10 +340,7 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
-        return {
-            "tensor": self.tensor, "scale": self.scale, "method": self.method, "group": self.group,
-            "node": self.node,
-        }
+        return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
 
 
 @dataclass(frozen=True, slots=True)

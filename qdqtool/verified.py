@@ -22,6 +22,7 @@ class Verification:
         mismatches: Everything that differs.
         prediction: What was held against the build.
         notes: What else the user should know.
+        times: Estimated against measured time, where the build was timed and its GPU is known.
     """
 
     build: BuildFacts
@@ -33,6 +34,7 @@ class Verification:
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
     copies: TraceCounts = field(default_factory=TraceCounts)
+    times: Json | None = None
 
     @property
     def complete(self) -> bool:
@@ -46,5 +48,5 @@ class Verification:
             "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
             "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
             "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
-            "notes": list(self.notes),
+            "notes": list(self.notes), "times": self.times,
         }
