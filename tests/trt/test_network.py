@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from qdqtool.trt import importer, pipeline
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, PassResult
 from qdqtool.trt.targets import TARGETS, target_named
+from tests.trt.builder import Graph
 from tests.trt.evidence import CASES, HOME
 from tests.trt.random_graphs import FORKS, models
 
@@ -61,3 +63,14 @@ def test_every_pass_leaves_one_graph(model: onnx.ModelProto, target: str) -> Non
 @pytest.mark.parametrize("case", CASES)
 def test_every_pass_leaves_one_graph_of_a_built_network(case: str) -> None:
     run_checked(load(HOME / case / "model.onnx.gz").proto, "trt8.5")
+
+
+@pytest.mark.parametrize("target", CLASSIC)
+def test_weights_that_two_matrix_products_read(target: str) -> None:
+    """The first that becomes a convolution takes its weights in; the constant stays for the other."""
+    g = Graph()
+    g.input(2, 16)
+    weights = g.const("w", np.ones((16, 16), np.float32))
+    for op in ("Gemm", "MatMul"):
+        first = g.op(op, ["x", weights], f"{op}1")
+        run_checked(g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.operators import LayerKind
@@ -84,3 +85,13 @@ def test_square_reads_its_input_twice() -> None:
     found = step(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
     assert found.rows == [("Running", "e"), ("Fusing", "e", "m")]
     assert len(found.layer("PWN(e, m)").inputs) == 1
+
+
+def test_what_shaped_a_constant_goes_with_it() -> None:
+    """A constant that a Reshape stood in front of is a number of the pointwise layer: neither of them stays."""
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    shaped = g.op("Reshape", [g.const("k", np.full(1, 2.0)), g.const("to", np.array([1, 1, 1, 1]))], "shape")
+    found = step(g.model(g.op("Tanh", g.op("Mul", [x, shaped], "m"), "t")), PointWiseFusion)
+    kinds = {layer.kind for layer in found.network.layers.values()}
+    assert kinds == {LayerKind.POINTWISE}, [str(layer) for layer in found.network.layers.values()]
