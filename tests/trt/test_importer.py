@@ -8,7 +8,8 @@ import pytest
 
 from qdqtool.modelfile import load
 from qdqtool.trt import importer
-from qdqtool.trt.network import WEIGHTED, Layer, LayerKind, Network, Weighted
+from qdqtool.trt.layers import WEIGHTED, Layer, LayerKind, Weighted
+from qdqtool.trt.network import Network
 from tests.trt.builder import Graph
 
 
