@@ -172,3 +172,10 @@ def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> Non
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
     assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
     assert result.as_json()["conversions"]["predicted"] is None
+
+
+def test_a_build_that_shares_a_few_names_is_of_another_model() -> None:
+    """It has an engine: nothing is cut off."""
+    text = "\n".join(LINES).replace("Conv_", "Other_").replace("Gemm_", "Product_").replace("Other_9 ", "Conv_9 ")
+    with pytest.raises(BuildLogError, match="names 1 of the model's 21 convolutions; it is a build of another model"):
+        verify(MODEL, read_build(io.BytesIO(text.encode())))
