@@ -32,7 +32,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("trt",),
     ("onnxgraph",),
     ("operators",),
+    ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
+    ("verified",),
     ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
