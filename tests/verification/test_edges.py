@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.types import Mismatch
 from qdqtool.verification.api import compare, exit_code, verify
 from qdqtool.verification.from_log import verify_from_log
 from tests.trt.builder import Graph
