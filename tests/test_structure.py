@@ -26,13 +26,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("render",),
     ("extraction",),
     ("qat", "fixing", "verification"),
+    ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),
     ("lint", "explain", "rtx"),
     ("buildlog",),
     ("trt",),
+    ("onnxgraph",),
     ("operators",),
-    ("qdq", "modelfile", "graph", "onnxgraph", "calibration"),
+    ("operator_facts",),
+    ("qdq", "modelfile", "graph", "calibration"),
+    ("verified",),
     ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
@@ -46,15 +50,7 @@ _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
     "circle of modules: calibration.cache, calibration.statistics",
-    "circle of modules: qdqtool.insertion.api, qdqtool.insertion.calibrate",
     "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
-    "operators: qdqtool.fixing.weights",
-    "operators: qdqtool.insertion.halfprecision",
-    "operators: qdqtool.insertion.placement",
-    "operators: qdqtool.insertion.prepare",
-    "operators: qdqtool.insertion.presets",
-    "operators: qdqtool.insertion.structure",
-    "upward: buildlog -> trt",
 })
 
 

@@ -121,7 +121,7 @@ class Private:
         own = set(self.names.values()) | self.kept
         for word in {w.rstrip(".:,") for w in _WORD.findall(text)}:
             if word in self._secrets and word not in own and not is_public(word) and not _ANYBODYS.fullmatch(word):
-                return word
+                return str(word)
         long = (s for s in sorted(self._secrets) if len(s) > 7 and not is_public(s) and not _ANYBODYS.fullmatch(s))
         found: str | None = next((s for s in long if s in text), None)
         return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Tensor
+from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
