@@ -88,7 +88,7 @@ def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> No
     from qdqtool.modelfile import all_tensors
 
     external = {external_location(t) for t in all_tensors(model.proto.graph)} - {""}
-    sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external))]
+    sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
     for path in written:
         for source in sources:
             if same_file(source, path):
