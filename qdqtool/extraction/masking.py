@@ -124,6 +124,8 @@ def _ratio(
 
 def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Random numbers between the smallest and largest of each channel, both of which occur."""
+    if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
+        return value  # 0, 1, 2, ... is an index (the DFL's bins) and nobody's weights
     wide = value.astype(np.float64) * ratio
     rows = wide.reshape(wide.shape[0], -1) if wide.ndim > 1 and wide.shape[0] > 1 else wide.reshape(1, -1)
     finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtool
+from qdqtool.extraction.masking import masked
 from qdqtool.graph import Model
 from qdqtool.qdq import quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
@@ -91,6 +92,20 @@ def test_weights_fill_the_same_part_of_their_range() -> None:
         np.testing.assert_allclose(low.min(axis=1), high.min(axis=1), rtol=1e-5)
         checked += 1
     assert checked
+
+
+def test_what_counts_up_is_structure() -> None:
+    """The DFL's weights, 0 to 15, by which a YOLOv8 head is recognized."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((4, 4)).astype(np.float32)
+    bins = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
+    graph = onnx.helper.make_graph([], "g", [], [], [numpy_helper.from_array(bins, "bins"),
+                                                     numpy_helper.from_array(weights, "weights")])
+    proto = onnx.helper.make_model(graph)
+    masked(proto, random)
+    one, two = map(numpy_helper.to_array, proto.graph.initializer)
+    np.testing.assert_array_equal(one, bins)
+    assert np.mean(two == weights) < 0.2
 
 
 @pytest.mark.parametrize("code", ["SKIP-FLOAT", "CONCAT-SCALE", "BN-UNFOLDED"])
