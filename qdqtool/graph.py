@@ -9,7 +9,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import external_data_helper, numpy_helper
 
+from qdqtool import external
 from qdqtool.errors import ModelError
 
 Shape = tuple[int | None, ...]
@@ -243,7 +243,7 @@ class Model:
         if not self.base_dir:
             return None
         location = external_location(proto)
-        if not (Path(self.base_dir) / location).exists():
+        if external.path_of(proto, self.base_dir, self.path) is None:
             return None
         loaded = onnx.TensorProto()
         loaded.CopyFrom(proto)
@@ -342,9 +342,14 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return inferred
 
 
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
+    return external.all_tensors(graph)
+
+
 def external_location(proto: onnx.TensorProto) -> str:
-    """The file, relative to the model's folder, that holds an external tensor; onnx's reader checks the rest."""
-    return next((entry.value for entry in proto.external_data if entry.key == "location"), "")
+    """The file, relative to the model's folder, that holds an external tensor."""
+    return external.location_of(proto)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

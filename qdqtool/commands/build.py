@@ -32,6 +32,7 @@ def command(
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
     from qdqtool import builders
+    from qdqtool.render.output import emit, to_json
 
     if builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed
@@ -42,11 +43,9 @@ def command(
     result = builders.build(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
                             dict(_shapes(s) for s in shapes))
     if form == "json":
-        import json
-
-        click.echo(json.dumps(result.as_json(), indent=1))
+        emit(to_json(result.as_json()), None)
     else:
-        click.echo(_text(result, model))
+        emit(_text(result, model), None)
     return 0 if result.status == "built" else 1
 
 

@@ -18,9 +18,11 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold.
     """
     from qdqtool.advice import codes
+    from qdqtool.files import claim
     from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text
     from qdqtool.render.output import emit, terminal_width, to_json
 
+    claim(output, "-o")
     width = 100 if output else terminal_width()
     if listing:
         rows = list(codes.CODES.values())

@@ -35,14 +35,13 @@ def command(
     """
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
-    from qdqtool.files import same_file
+    from qdqtool.files import claim
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.predict_text import render
     from qdqtool.trt.predict import predict
     from qdqtool.trt.targets import DEFAULT_TARGET
 
-    if output and same_file(output, model):
-        raise QdqtoolError(f"{output}: is the model; choose another output name")
+    claim(output, "-o")
     prediction = predict(model, target or DEFAULT_TARGET)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
     if form == "json":

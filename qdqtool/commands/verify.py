@@ -39,10 +39,12 @@ def command(
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build tells only a part.
     """
+    from qdqtool.files import claim
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.verify_text import render_verification
     from qdqtool.verification.api import exit_code
 
+    claim(output, "-o")
     result = _run(files, target, builder, sm, from_log)
     emit(to_json(result.as_json()) if form == "json" else render_verification(result, terminal_width()), output)
     return exit_code(result, allow_partial)

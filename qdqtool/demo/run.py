@@ -13,6 +13,7 @@ import onnxruntime
 from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
+from qdqtool.files import commit
 from qdqtool.insertion.api import Insertion, insert
 from qdqtool.modelfile import save
 from qdqtool.render.insertion_text import render
@@ -47,12 +48,14 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     for old in pictures.glob("demo-*.png"):  # of an earlier run with more images
         old.unlink()
     write_images(pictures, images, size)
+    commit()  # the next steps read what this one wrote
     yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
     yield f"   and {images} generated images of {size} x {size} pixels to {pictures}"
     yield ""
     yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     result = insert(model, pictures, target=target, progress=True)
     result.save(quantized)
+    commit()
     yield from _indented(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _difference(proto, result.model, size, images)
