@@ -211,7 +211,7 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     """
     with open_input(path, pipes=False, error=DataError) as file:
         if file.read(6) == _MAGIC:
-            raise DataError(f"{path}: is a single array (npy); give an npz with an array for each of the model's inputs")
+            raise DataError(f"{path}: is one array (npy); give an npz with an array for each input of the model")
     with Archive(path) as archive:
         if not archive.members:
             raise DataError(f"{path}: holds no arrays")

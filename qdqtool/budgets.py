@@ -37,13 +37,15 @@ CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.
 Q_COPIES = 20_000  # copies of quantizers that concatenations and splits make of those behind them
-FUNCTION_CALLS = 100_000  # nodes after the model's own functions are expanded
-FUNCTION_NODES = 1_000_000
+FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.
-SESSION_BYTES = 768 * MB  # weights and tensors of one run, estimated from the shapes
-SESSION_SECONDS = 20.0
-FIX_SECONDS = 60.0  # all runs of one `fix` together
+SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estimated from the shapes
+SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096
+SESSION_PROCESS = 768 * MB  # what the process may take beside tensors and weights
+SESSION_SECONDS = 4.0  # of a run, and a second more for each so many bytes of the model
+SESSION_BYTES_PER_SECOND = 10 * MB
+SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest that one may take
 
 # Drawings.
 DRAWN_LAYERS = 5_000

@@ -76,7 +76,7 @@ def _filtered() -> Iterator[None]:
     """Puts the filter of :mod:`qdqtool.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else process.ClosedOutput()
-    with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):  # type: ignore[type-var]
+    with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):
         yield
 
 

@@ -45,7 +45,8 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     base = Path(os.path.realpath(base_dir))
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
-        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder; refused")
+        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder; "
+                         "refused")
     try:
         return path if path.is_file() else None
     except OSError:  # a name longer than the file system takes
@@ -86,7 +87,7 @@ def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     for entry in tensor.external_data:
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
-                raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in '{location_of(tensor)}' "
-                                 f"is '{entry.value[:40]}'")
+                raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
+                                 f"'{location_of(tensor)}' is '{entry.value[:40]}'")
             numbers[entry.key] = int(entry.value)
     return max(0, min(numbers["length"], size - numbers["offset"]))

@@ -1,4 +1,4 @@
-"""Files that a command reads and writes: nothing that was read is overwritten, and outputs appear together or not at all.
+"""Files that a command reads and writes: what was read is not overwritten, outputs appear together or not at all.
 
 Every file that a command opens for reading is noted here, by device and inode, so that links and file systems that
 ignore case are seen through. Every file that it writes goes through :func:`atomic_write`, which refuses those, and two
@@ -159,7 +159,7 @@ def open_input(
             raise error(f"{path}: is no regular file")
         if stat.S_ISFIFO(mode):
             return _open_pipe(Path(path), error)
-        file = open(path, "rb")
+        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except ValueError:

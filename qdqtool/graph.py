@@ -272,7 +272,7 @@ class Model:
         graph = self.proto.graph
         known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
-            inferred = _infer(self.proto)
+            inferred = infer(self.proto)
             if inferred is not None:
                 for value in (*inferred.graph.value_info, *inferred.graph.output):
                     if not _complete(known.get(value.name)):
@@ -331,7 +331,7 @@ def _complete(type_proto: onnx.TypeProto | None) -> bool:
     return type_proto is not None and type_proto.tensor_type.HasField("shape")
 
 
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """Shape inference on a copy without the large weights; None where it fails."""
     slim = without_large_weights(proto)
     try:

@@ -13,6 +13,7 @@ from onnx import external_data_helper, numpy_helper
 from qdqtool import budgets, external, packed
 from qdqtool.errors import ModelError
 from qdqtool.files import atomic_write, open_input, same_file, together
+from qdqtool.functions import check_functions
 from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
 from qdqtool.modelnames import check_names
 
@@ -35,11 +36,12 @@ def load(source: ModelSource | Model) -> Model:
         return source
     if isinstance(source, onnx.ModelProto):
         check_names(source, "model in memory")
+        check_functions(source, "model in memory")
         return Model(source)
     if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
         import onnx_graphsurgeon
 
-        return Model(onnx_graphsurgeon.export_onnx(source))
+        return load(onnx_graphsurgeon.export_onnx(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     path = Path(source)
@@ -78,6 +80,7 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{what}: not an ONNX model (no graph or no opset)")
     check_names(proto, what)
+    check_functions(proto, what)
     return proto
 
 
@@ -132,12 +135,24 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
     """
     if source and same_file(source, path):
         raise ModelError(f"{path}: is the input; choose another output name")
+    with together():
+        write_model(proto, path)
+
+
+def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False) -> None:
+    """Writes a model as :func:`save` does, without looking at where it came from.
+
+    Args:
+        proto: The model. It is not changed.
+        path: Where to write.
+        at_once: For a file that this command reads again, not one of its outputs.
+    """
     if _byte_size(proto) < MAX_PROTO_BYTES:
         data = proto.SerializeToString()
-        with atomic_write(path) as file:
+        with atomic_write(path, at_once=at_once) as file:
             file.write(data)
         return
-    _save_external(proto, Path(path))
+    _save_external(proto, Path(path), at_once)
 
 
 def _byte_size(proto: onnx.ModelProto) -> int:
@@ -147,7 +162,7 @@ def _byte_size(proto: onnx.ModelProto) -> int:
         return MAX_PROTO_BYTES + 1
 
 
-def _save_external(proto: onnx.ModelProto, path: Path) -> None:
+def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
     data_name = path.name + ".data"
     slim = without_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -158,12 +173,8 @@ def _save_external(proto: onnx.ModelProto, path: Path) -> None:
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
     slim.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
     slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
-    with together():  # the data first: a model never names data that is not there
-        _write_external(proto, slim, path, data_name)
-
-
-def _write_external(proto: onnx.ModelProto, slim: onnx.ModelProto, path: Path, data_name: str) -> None:
-    with atomic_write(path.with_name(data_name)) as file:
+    # The data first: a model never names data that is not there.
+    with atomic_write(path.with_name(data_name), at_once=at_once) as file:
         offset = 0
         for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
             if tensor_bytes(source) <= 1024:
@@ -175,5 +186,5 @@ def _write_external(proto: onnx.ModelProto, slim: onnx.ModelProto, path: Path, d
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL
             offset += len(raw)
-    with atomic_write(path) as model_file:
+    with atomic_write(path, at_once=at_once) as model_file:
         model_file.write(slim.SerializeToString())

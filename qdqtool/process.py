@@ -31,7 +31,7 @@ class Stopped(BaseException):
         return f"{_WORDS.get(self.code, 'stopped')}; nothing half-written was left"
 
 
-class ClosedOutput(io.TextIOBase):
+class ClosedOutput(io.StringIO):
     """Stands for a stream that was closed before the program began (``>&-``)."""
 
     def write(self, text: str) -> int:
@@ -59,7 +59,7 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _handler(code: int) -> "signal._HANDLER":
+def _handler(code: int) -> signal._HANDLER:
     def stop(number: int, frame: FrameType | None) -> None:
         if code != INTERRUPTED:
             signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
@@ -96,5 +96,5 @@ def finish(code: int) -> int:
         if sys.stderr is not None:
             sys.stderr.flush()
     except (OSError, ValueError):
-        sys.stderr = None  # type: ignore[assignment]
+        sys.stderr = None
     return code

@@ -19,7 +19,7 @@ from qdqtool.builders.names import log_names, with_log_names
 from qdqtool.builders.plan import built_nodes, inspector_json
 from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.files import write_text
+from qdqtool.files import atomic_write, write_text
 from qdqtool.graph import Model
 
 DEFAULT_SM = (86,)
@@ -181,8 +181,6 @@ def _keep(model: Model, names: dict[int, str], work: Path, folder: Path, result:
 
 
 def _move(source: Path, target: Path) -> Path:
-    try:
-        shutil.move(source, target)
-    except OSError as error:
-        raise BuilderError(f"{target}: cannot be written: {error.strerror or error}") from error
+    with source.open("rb") as from_file, atomic_write(target) as to_file:
+        shutil.copyfileobj(from_file, to_file)
     return target

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 
-
 @click.command("fix")
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the fixed model.")

@@ -52,8 +52,8 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
-    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None, write_table: str | None,
-    head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
+    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
+    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
     exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.

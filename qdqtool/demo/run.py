@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
@@ -18,6 +17,7 @@ from qdqtool.insertion.api import Insertion, insert
 from qdqtool.modelfile import save
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
+from qdqtool.runtime import open_session
 from qdqtool.trt.targets import Target
 
 _CHECKED = 8
@@ -76,9 +76,7 @@ def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, firs
     """Mean distance of box coordinates in pixels and correlation of scores, on images that calibration did not see."""
     outputs = []
     for proto in (before, after):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = open_session(proto.SerializeToString(), 0, optimize="none")
         rows = []
         for index in range(first, first + _CHECKED):
             pixels = np.asarray(make_image(size, index), np.float32).transpose(2, 0, 1)[None] / 255

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.files import Guard, watch
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
@@ -26,6 +29,7 @@ from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, Quan
 if TYPE_CHECKING:
     from calibration import Preprocess
 
+P = ParamSpec("P")
 HIGH_PRECISIONS = ("fp32", "fp16")
 
 
@@ -45,6 +49,7 @@ class Insertion:
         prediction: What TensorRT will make of it; None with ``predict=False``.
         source: Path of the float model; empty for one in memory.
         output: Where :meth:`save` wrote the model; empty before.
+        read: The files that were read, none of which :meth:`save` overwrites.
     """
 
     model: onnx.ModelProto
@@ -58,6 +63,7 @@ class Insertion:
     prediction: Prediction | None = None
     source: str = ""
     output: str = ""
+    read: Guard | None = field(default=None, repr=False, compare=False)
 
     @property
     def activations(self) -> list[QuantizedTensor]:
@@ -72,9 +78,11 @@ class Insertion:
         """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
 
         Raises:
-            QdqtoolError: ``path`` is the source model, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its folder is missing, or
+                it cannot be written.
         """
-        save(self.model, path, source=self.source)
+        with self.read.active() if self.read is not None else contextlib.nullcontext():
+            save(self.model, path, source=self.source)
         self.output = os.fspath(path)
         if self.prediction is not None:
             self.prediction.model.path = self.output
@@ -96,6 +104,18 @@ class Insertion:
         }
 
 
+def _watched(function: Callable[P, Insertion]) -> Callable[P, Insertion]:
+    """Notes what is read, for :meth:`Insertion.save`."""
+    @functools.wraps(function)
+    def watching(*args: P.args, **kwargs: P.kwargs) -> Insertion:
+        with watch() as guard:
+            result = function(*args, **kwargs)
+        result.read = guard
+        return result
+
+    return watching
+
+
 def _group_json(index: int, scale: GroupScale) -> Json:
     return {
         "group": index,
@@ -106,6 +126,7 @@ def _group_json(index: int, scale: GroupScale) -> Json:
     }
 
 
+@_watched
 def insert(
     model: ModelSource | Model,
     data: object = None,

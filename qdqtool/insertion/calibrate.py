@@ -41,7 +41,8 @@ def collect_for(
         raise DataError("no calibration data; give a folder of images (--calib) or a TensorRT table (--calib-table)")
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     statistics = collect(
-        model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress, preprocess=preprocess or Preprocess(),
+        model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress,
+        preprocess=preprocess or Preprocess(),
         max_images=max_images, size=size,
     )  # fmt: skip
     report: Json = {

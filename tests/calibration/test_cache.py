@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import functools
 import contextlib
+import functools
 import struct
 from pathlib import Path
 from typing import Any
