@@ -36,7 +36,7 @@ FETCHED = 512 * MB  # of wanted tensors, held by all threads together
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.
-Q_COPIES = 20_000  # copies of quantizers that concatenations and splits make of those behind them
+Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.

@@ -45,8 +45,8 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     base = Path(os.path.realpath(base_dir))
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
-        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder; "
-                         "refused")
+        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
+                         "folder; refused")
     try:
         return path if path.is_file() else None
     except OSError:  # a name longer than the file system takes

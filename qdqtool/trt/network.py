@@ -170,6 +170,7 @@ class Network:
         relisted: Whether Myelin took a part out, after which the layers are listed anew.
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
         touched: Tensors whose producer or readers were edited in this round.
+        q_copies: Quantizers that were copied to the inputs of a layer so far; bounded in SplitQAcrossPrecedingFanIn.
     """
 
     def __init__(self) -> None:
@@ -177,6 +178,7 @@ class Network:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.relisted = False
+        self.q_copies = 0
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[str, dict[int, Layer]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from qdqtool import budgets
 from qdqtool.trt import network as net
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass, node_name, only_q, reader_names
@@ -20,6 +21,8 @@ class SplitQAcrossPrecedingFanIn(Pass):
           with one line, no second.
         * Concat behind Concat nests the suffix, ``_clone_1_clone_2`` (NVIDIA/TensorRT issue 2131).
         * Any other reader of the Concat: refused.
+        * More copies in the whole network than :data:`qdqtool.budgets.Q_COPIES`: refused. A Concat of a tensor with
+          itself doubles them, and so does each one in front of it; no network in use has a hundredth.
     """
 
     def apply(self, network: Network) -> None:
@@ -33,6 +36,10 @@ class SplitQAcrossPrecedingFanIn(Pass):
                 continue
             if q.attrs.get("computed_scale") or (q.quant is not None and q.quant.per_channel):
                 continue
+            if network.q_copies + len(concat.inputs) > budgets.Q_COPIES:
+                self.refuse(concat, "too-many-copies", limit=budgets.Q_COPIES)
+                continue
+            network.q_copies += len(concat.inputs)
             self.running(concat)
             for position in range(len(concat.inputs)):
                 self._clone(network, concat, q, position)
