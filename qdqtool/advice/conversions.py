@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 from qdqtool import qdq
 from qdqtool.advice import causes
 from qdqtool.advice.causes import Cause
-from qdqtool.advice.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
 from qdqtool.advice.report import Report, names, number, scalar
-from qdqtool.advice.view import WEIGHTED, View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
+from qdqtool.onnxgraph.view import WEIGHTED, View
+from qdqtool.patterns import split_copies
 from qdqtool.types import ConvOutcome
-
-_CLONE = re.compile(r"(?:_clone_\d+)+$")
-_CLONE_PART = re.compile(r"_clone_(\d+)$")
 
 
 def explain(
@@ -34,13 +31,13 @@ def explain(
     nodes = {n.name: n for n in view.quantizers}
     for name in dict.fromkeys(conversions):
         last = name.rpartition(" + ")[2]  # "<DQ> + <Q>": INT8 to INT8 in one layer
-        base = next((n for n in (name, last) if n in nodes), _CLONE.sub("", last))
+        base = next((n for n in (name, last) if n in nodes), split_copies(last)[0])
         node = nodes.get(base) or nodes.get(made_of.get(name, ""))
         if node is None:
             report.add("CONVERSION", name, f"{name} stays as a layer of its own.")
         elif qdq.is_q(node):
-            match = _CLONE_PART.search(last) if last != base and name != base else None
-            _quantize(view, report, name, node, int(match[1]) if match else None, outcome)
+            match = split_copies(last)[1].rpartition("_")[2] if last != base and name != base else ""
+            _quantize(view, report, name, node, int(match[:9]) if match else None, outcome)
         else:
             _dequantize(view, report, name, node)
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from qdqtool.patterns import split_copies
+
 _REFORMAT = re.compile(r"Reformatting CopyNode for (Input|Output) Tensor (\d+) to (.*)", re.DOTALL)
 _NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", re.DOTALL)
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
 _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
-_CLONE = re.compile(r"(?:_clone_\d+)+$")
 _SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
 _MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
@@ -61,15 +62,12 @@ class FusedName:
 
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
-    stripped = _CLONE.sub("", component) if "_clone_" in component else component
-    stripped = stripped.removesuffix(_SCALE_NODE)
-    return _CLONE.sub("", stripped) if "_clone_" in stripped else stripped
+    return split_copies(split_copies(component)[0].removesuffix(_SCALE_NODE))[0]
 
 
 def clone_suffix(component: str) -> str:
     """The ``_clone_...`` suffix of a component, an empty string where it has none."""
-    match = _CLONE.search(component) if "_clone_" in component else None
-    return match.group() if match else ""
+    return split_copies(component)[1]
 
 
 def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:

@@ -14,12 +14,12 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from qdqtool import budgets, qdq
-from qdqtool.advice.view import View
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
 from qdqtool.graph import Model, infer, without_large_weights
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
 
 __all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch

@@ -31,6 +31,8 @@ class Target:
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        copies_dq: A DQ with several readers is copied for each operator that it can pass.
+        deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Target:
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    deconvolution_seen: bool = False
+    copies_dq: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -66,6 +70,7 @@ TARGETS: dict[str, Target] = {
             fuses_stem_pool=False,
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
+            deconvolution_seen=True,
         ),
         Target(
             "trt8.4",
@@ -77,14 +82,14 @@ TARGETS: dict[str, Target] = {
             "trt8.5",
             (8, 5),
             Evidence.SEEN,
-            "every rule seen in two complete build logs (8.5.2 and 8.5.10) and four published engines",
+            "every rule seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
             int8_weights=True,
         ),
         Target(
             "trt8.6",
             (8, 6),
-            Evidence.ASSUMED,
-            "rules as seen on 8.5; no complete 8.6 log was at hand",
+            Evidence.SEEN,
+            "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
             int8_weights=True,
         ),
         Target(
@@ -108,6 +113,7 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
+            copies_dq=True,
         ),
         Target(
             "rtx1.7",

@@ -22,11 +22,14 @@ CASES = {
     "yolo-resnet18-orin-trt8502": ("8.5.2", "trt8.5", "log"),
     "resnet18-qat-rtx2000-trt8510": ("8.5.10", "trt8.5", "log"),
     "centernet-resnet34-qat-trt80": ("8.0", "trt8.0", "log"),
+    "bevfusion-camera-orin-trt8502": ("8.5.2", "trt8.5", "tsv"),
+    "bevfusion-camera-rtx3080ti-trt8600": ("8.6.0", "trt8.6", "log"),
     "resnet18-a100-qat": ("8.4 or 8.5", "trt8.5", "json"),
     "resnet18-a100-qat-residual": ("8.4 or 8.5", "trt8.5", "json"),
     "resnet18-a100-qat-residual-qgap": ("8.4 or 8.5", "trt8.5", "json"),
     "mobilenetv2-titanrtx-qat-residual": ("8.4 or 8.5", "trt8.5", "json"),
 }
+SOURCES = {"log": "log.txt", "json": "graph.json", "tsv": "layers.tsv"}
 EXCERPTS = "yolov8-orin-trt8412-excerpts"
 WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
 QUANTIZER = re.compile(r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$")
@@ -61,6 +64,17 @@ def rows_of_json(path: Path) -> list[dict[str, Any]]:
     for layer in json.loads(path.read_text(errors="replace"), strict=False)["Layers"]:
         ends = [[(t["Name"], precision(t["Format/Datatype"])) for t in layer[side]] for side in ("Inputs", "Outputs")]
         rows.append({"type": layer["LayerType"], "name": layer["Name"], "inputs": ends[0], "outputs": ends[1]})
+    return rows
+
+
+def rows_of_table(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text().splitlines()[1:]:
+        name, kind, types, output, tensors, tensor = line.split("\t")
+        inputs = list(zip(tensors.split(","), map(precision, types.split(",")), strict=False))
+        rows.append({
+            "type": kind.partition("/")[0], "name": name, "inputs": inputs, "outputs": [(tensor, precision(output))]
+        })
     return rows
 
 
@@ -103,6 +117,7 @@ SENTENCES = (
      0, 1, 2),
     (r"Retargeting (.+) to (.+)", "Retargeting", 0, 1, 2),
     (r"Eliminating slice (.+) by retargeting (.+)", "Eliminating slice", 0, 1, 2),
+    (r"Replacing slice (.+) with copy from (.+)", "Replacing slice", 0, 1, 2),
     (r"Merging layers: (.+)", "Merging layers", 0, 1, 0),
 )
 
@@ -135,11 +150,13 @@ def main(folder: Path) -> None:
         home = HOME / case
         home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / case / "model.onnx.gz", home / "model.onnx.gz")
-        source = folder / case / ("log.txt" if kind == "log" else "graph.json")
-        rows = rows_of_log(source) if kind == "log" else rows_of_json(source)
+        source = folder / case / SOURCES[kind]
+        rows = {"log": rows_of_log, "json": rows_of_json, "tsv": rows_of_table}[kind](source)
         truth = {"tensorrt": version, "target": target, **tables(rows)}
         (home / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
-        if kind == "log" and version != "8.0":
+        if kind == "tsv":  # its lines were transcribed into a file of their own
+            source = source.parent / "lines.txt"
+        if kind != "json" and version != "8.0":
             with gzip.GzipFile(home / "trace.json.gz", "wb", mtime=0) as file:
                 file.write(json.dumps(trace_of(source), indent=0).encode())
         counts = {k: len(v) for k, v in truth.items() if isinstance(v, list)}

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from qdqtool.trt.passes.cancel_dq_then_q import CancelDQThenQ
 
 from qdqtool.modelfile import load
+from qdqtool.prediction import predict
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.cancel_dq_then_q import CancelDQThenQ
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ, swap
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
-from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction
 from tests.trt.builder import Graph

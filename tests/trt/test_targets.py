@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, target_named, target_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.trt.builder import Graph

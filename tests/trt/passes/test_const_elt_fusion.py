@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.network import ELEMENTWISE, SCALE
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
-from qdqtool.trt.predict import predict
 from qdqtool.types import Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

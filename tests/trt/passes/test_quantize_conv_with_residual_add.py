@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.network import POOLING, REDUCE
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
-from qdqtool.trt.predict import predict
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 

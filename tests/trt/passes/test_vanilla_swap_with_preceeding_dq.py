@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
