@@ -39,6 +39,8 @@ CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 
+ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
+
 # Sessions of onnxruntime that `fix` opens to compare outputs.
 SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estimated from the shapes
 SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096

@@ -23,6 +23,7 @@ from qdqtool.text import visible
 
 StrPath = str | os.PathLike[str]
 Key = tuple[int | str, ...]
+_BLOCK = 1 << 24
 
 
 class Guard:
@@ -201,12 +202,27 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
         try:
             size = os.fstat(file.fileno()).st_size
             budgets.require(size, limit, f"{path}: the file has", error)
-            data = file.read(limit + 1)
+            data = read_all(file, limit)
         except OSError as found:
             raise error(f"{path}: cannot be read: {found.strerror or found}") from found
-    if len(data) > limit:
+    if data is None:
         raise error(f"{path}: holds more than {budgets.amount(limit)}, the limit")
     return data
+
+
+def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
+    """``head``, and what is left of a file; None where that is more than ``limit`` bytes.
+
+    Block by block: ``read(limit)`` would take so much memory at once, however little there is.
+    """
+    blocks = [head]
+    total = len(head)
+    while block := file.read(_BLOCK):
+        blocks.append(block)
+        total += len(block)
+        if total > limit:
+            return None
+    return b"".join(blocks)
 
 
 def _would_overwrite(option: str, path: str, name: str) -> str:

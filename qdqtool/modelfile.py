@@ -12,7 +12,7 @@ from onnx import external_data_helper, numpy_helper
 
 from qdqtool import budgets, external, packed
 from qdqtool.errors import ModelError
-from qdqtool.files import atomic_write, open_input, same_file, together
+from qdqtool.files import atomic_write, open_input, read_all, same_file, together
 from qdqtool.functions import check_functions
 from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
 from qdqtool.modelnames import check_names
@@ -66,9 +66,11 @@ def _read(path: Path) -> bytes:
                 blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
                                        whole=True, error=ModelError)
                 return b"".join(blocks)
-            data = head + file.read(MAX_PROTO_BYTES)
+            data = read_all(file, MAX_PROTO_BYTES, head)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if data is None:
+        raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
     return data
 
 

@@ -118,10 +118,11 @@ def _skip_fix(view: View, tensor: str, add: Node) -> str:
 
 def quantizer_of(view: View, tensor: str) -> Node | None:
     """A per-tensor Q that already reads a tensor, directly or behind the MaxPool or other commuting node above it."""
-    for use in uses(view, tensor):
-        if use.kind == "q" and use.node is not None and not use.path and not view.params(use.node).per_channel:
-            return use.node
-    return None
+    known: dict[str, Node | None] = view.known.setdefault("quantizer_of", {})
+    if tensor not in known:
+        qs = (u.node for u in uses(view, tensor) if u.kind == "q" and u.node is not None and not u.path)
+        known[tensor] = next((q for q in qs if not view.params(q).per_channel), None)
+    return known[tensor]
 
 
 def of_tensor(

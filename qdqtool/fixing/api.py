@@ -231,9 +231,12 @@ class _Work:
 
     def _attempt(self, sites: list[Site], step: Step) -> str:
         editor = Editor(self.model)
-        for site in sites:
-            site.apply(editor)
         changes = [Change(s.code, s.node, s.what) for s in sites]
+        try:
+            for site in sites:
+                site.apply(editor)
+        except ModelError as error:
+            return str(error)
         return self._judge(editor.finish(), changes, set(step.codes), step.noise)
 
     def try_together(self) -> None:

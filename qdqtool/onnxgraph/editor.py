@@ -11,7 +11,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqtool import qdq
+from qdqtool import budgets, qdq
+from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 
 _PRUNED = ("QuantizeLinear", "DequantizeLinear", "Constant", "Identity", "Cast", "Transpose", "Reshape")
@@ -32,6 +33,8 @@ class Editor:
         graph = self.proto.graph
         self._nodes: list[onnx.NodeProto] = list(graph.node)
         self._taken = {n.name for n in graph.node} | set(model.producers) | set(model.initializers) | set(model.inputs)
+        self._numbers: dict[str, int] = {}  # where to go on looking for a free name
+        self._added = 0
         self._removed: set[int] = set()
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._alias: dict[str, str] = {}
@@ -45,14 +48,21 @@ class Editor:
 
     def name(self, wanted: str) -> str:
         """``wanted``, or with a number where that name is taken."""
-        name, number = wanted, 1
+        name, number = wanted, self._numbers.get(wanted, 1)
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1
+        self._numbers[wanted] = number
         self._taken.add(name)
         return name
 
     def constant(self, wanted: str, value: npt.NDArray[Any]) -> str:
-        """Adds an initializer and returns its name."""
+        """Adds an initializer and returns its name.
+
+        Raises:
+            ModelError: All added ones together take more than :data:`qdqtool.budgets.ADDED_CONSTANTS`.
+        """
+        self._added += np.asarray(value).nbytes
+        budgets.require(self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError)
         name = self.name(wanted)
         self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name

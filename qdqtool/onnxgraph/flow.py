@@ -23,6 +23,7 @@ COPIES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity",
 JOINS = ("Concat",)
 AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean")
 _LIMIT = 400  # readers looked at from one tensor
+_KEPT = 4096  # tensors whose readers are remembered
 
 
 def commutes(node: Node) -> bool:
@@ -142,7 +143,16 @@ class Use:
 
 
 def uses(view: View, tensor: str) -> list[Use]:
-    """The readers of a tensor, looked for past commuting operators."""
+    """The readers of a tensor, looked for past commuting operators. Not to be changed: it is kept for the next caller."""
+    known: dict[str, list[Use]] = view.known.setdefault("uses", {})
+    if tensor not in known:
+        if len(known) > _KEPT:
+            known.clear()
+        known[tensor] = _uses(view, tensor)
+    return known[tensor]
+
+
+def _uses(view: View, tensor: str) -> list[Use]:
     found: list[Use] = []
     queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
     visited: set[str] = {tensor}

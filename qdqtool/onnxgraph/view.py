@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
@@ -50,6 +51,8 @@ class View:
 
     def __init__(self, model: Model, target: str = "") -> None:
         self.model = model
+        #: What functions over a view worked out about tensors, by the function's name.
+        self.known: dict[str, dict[str, Any]] = {}
         #: Whether a convolution takes an Add behind its activation, too (Conv + SiLU + Add).
         self.add_behind_activation = target in TARGETS and TARGETS[target].residual_through_activation
 

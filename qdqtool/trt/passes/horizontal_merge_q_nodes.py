@@ -80,6 +80,7 @@ class HorizontalMergeQNodes(Pass):
             survivor.nodes.extend(q.nodes)
             network.retarget(q.out, survivor.out)
             network.remove(q)
+        survivor.nodes = list(dict.fromkeys(survivor.nodes))  # copies of one Q name the same nodes
 
 
 def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:
