@@ -22,8 +22,8 @@ LIST_FILE = 64 * MB  # a text file of paths, a calibration table, a recorded JSO
 CACHE_HEADER = 64 * MB
 UNPACKED_LOG = 4 * GB  # read in one pass, never held
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
-JSON_FILE = 64 * MB  # more than a hundred thousand layers
-JSON_REPAIR = 16 * MB  # a damaged one is gone through piece by piece
+LOG_LINES = 3_000_000
+JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
 EXTERNAL_DATA = 16 * GB  # all external weights of a model together
 EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they lie in (tied weights)
 

@@ -19,9 +19,10 @@ from qdqtool.errors import BuildLogError
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
-_ROW = re.compile(
-    r'\{ "name" : "(.*)", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
-    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
+_ROW_NAME, _ROW_TIME = '{ "name" : "', '", "timeMs" : '
+_ROW_TIMES = re.compile(
+    r'([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})(?:, "medianMs" : ([\d.e+-]{1,24}))?'
+    r', "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _MAX_LAYERS = 200_000
@@ -89,11 +90,10 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    rows = [_ROW.search(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
-    found = [m for m in rows if m]
+    rows = [_row(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
+    found = [row for row in rows if row is not None]
     if found:
-        keys = ("name", "timeMs", "averageMs", "medianMs", "percentage")
-        return [{"count": 0}, *(dict(zip(keys, (m[1], *map(_float, m.groups()[1:])), strict=True)) for m in found)]
+        return [{"count": 0}, *found]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
     if start < 0:
@@ -110,6 +110,16 @@ def _salvage(text: str) -> Any:
             break
         items.append(item)
     return {"Layers": items} if items else None
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A profile's row, whatever quotes its name holds: from the first beginning of one to the last times in the line."""
+    start, end = line.find(_ROW_NAME), line.rfind(_ROW_TIME)
+    match = _ROW_TIMES.match(line, end + len(_ROW_TIME)) if 0 <= start < end else None
+    if match is None:
+        return None
+    times = dict(zip(("timeMs", "averageMs", "medianMs", "percentage"), map(_float, match.groups()), strict=True))
+    return {"name": line[start + len(_ROW_NAME) : end], **times}
 
 
 def _float(text: str | None) -> float | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from qdqtool import budgets
 from qdqtool.buildlog import prefix
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import TunedLayer
 from qdqtool.buildlog.sections import Sections
 from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
 
 _TIMING = re.compile(
     rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,24}\] ){0,5}(?:VERBOSE: )?"
@@ -40,6 +42,7 @@ class LogReader:
         self.build = Build(source="log")
         self.sections = Sections(self.build)
         self._tuned: TunedLayer | None = None
+        self._blank = False  # whether the last line was: one of a run of them says all that they say
         self._stamp = b""
         self._now: int | None = None
 
@@ -51,6 +54,12 @@ class LogReader:
         tactics = self.build.tactics
         for line in lines:
             number += 1
+            if not line or line.isspace():
+                if self._blank:
+                    continue
+                self._blank = True
+            else:
+                self._blank = False
             match = timing(line)
             if match is not None:
                 counts.timing += 1
@@ -71,6 +80,8 @@ class LogReader:
                 counts.total = number
                 self._line(line, number)
         counts.total = number
+        if number > budgets.LOG_LINES:
+            raise BuildLogError(f"a log of more than {budgets.LOG_LINES} lines, the limit; give the part with the build")
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""

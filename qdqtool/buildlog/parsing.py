@@ -8,7 +8,8 @@ from collections.abc import Callable
 from qdqtool.buildlog.records import MAX_DIMENSION, ParsedNode, ParsedTensor, ParseSection, Shape
 
 _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
-_INPUT = re.compile(r"Adding network input: (.*) with dtype: (\w+), dimensions: \((.*)\)")
+_INPUT, _DTYPE = "Adding network input: ", " with dtype: "
+_INPUT_TYPE = re.compile(r"(\w+), dimensions: \((.*)\)")
 _MARKED = re.compile(r"Marking (.*) as output: (.*)")
 _LAYER = re.compile(r"Registering layer: (.*) for ONNX node: (.*)")
 _KERNEL = re.compile(r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})")
@@ -85,10 +86,11 @@ class ParseReader:
                 section.layers[match[1]] = match[2]
             return match is not None or text.startswith(("Registering tensor: ", "Registering layer: "))
         if first == "Adding":
-            match = _INPUT.fullmatch(text)
+            name, _, rest = text.rpartition(_DTYPE)  # the last one: a name may hold the words
+            match = _INPUT_TYPE.fullmatch(rest) if name.startswith(_INPUT) else None
             if match and keep(text):
-                dtype = _DTYPES.get(match[2].lower(), match[2].upper())
-                section.inputs.append(ParsedTensor(match[1], _shape(match[3]), dtype))
+                dtype = _DTYPES.get(match[1].lower(), match[1].upper())
+                section.inputs.append(ParsedTensor(name[len(_INPUT):], _shape(match[2]), dtype))
             return match is not None
         if first == "Marking":
             match = _MARKED.fullmatch(text)

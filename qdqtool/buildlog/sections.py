@@ -20,7 +20,7 @@ _BANNER = re.compile(
 )
 _BLOCK = re.compile(r"=== (.{1,60}?) ===")
 _PLACED = re.compile(r"\[(Gpu|Dla|DLA)Layer\] (?:([A-Z_]+): )?(.*)")
-_ADDED = re.compile(r"Adding reformat layer: (.*) \((.*)\) from (\S+) to (\S+)")
+_ADDED = "Adding reformat layer: "
 _SECONDS = re.compile(r"(.{3,60}?)(?: completed in| in|:) ([\d.e+-]{1,20}) sec(?:onds|\.)?\.?")
 _EXCEPTION = re.compile(
     r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|Segmentation)"
@@ -324,11 +324,15 @@ class Sections:
         return True
 
     def _added(self, text: str, line: int) -> bool:
-        match = _ADDED.fullmatch(text)
-        if match is None:
+        # "<layer> (<tensor>) from <format> to <format>", from the right: names hold anything, formats no spaces.
+        rest, _, target = text.removeprefix(_ADDED).rpartition(" to ")
+        rest, _, source = rest.rpartition(" from ")
+        layer, bracket, tensor = rest.removesuffix(")").rpartition(" (")
+        one_word = all(word and not any(map(str.isspace, word)) for word in (source, target))
+        if not (text.startswith(_ADDED) and bracket and rest.endswith(")") and one_word):
             return False
         if self._keep(text):
-            self.build.reformats.append(AddedReformat(match[1], match[2], match[3], match[4], line))
+            self.build.reformats.append(AddedReformat(layer, tensor, source, target, line))
         return True
 
     def _message(self, level: str, text: str, line: int) -> None:
