@@ -51,7 +51,8 @@ SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest 
 
 # Drawings.
 DRAWN_LAYERS = 5_000
-DRAWN_POINTS = 60_000  # arrows, and the places where they pass a row
+DRAWN_POINTS = 12_000  # edges, and the rows that they pass
+DRAWN_ROW = 400  # layers side by side
 
 PIPE_SECONDS = 10.0  # until the first byte of a named pipe
 

@@ -14,14 +14,14 @@ from qdqtool.buildlog.known_errors import ERROR, HARMLESS, KNOWN, WARNING, Known
 __all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "lookup"]
 
 _COMPILED = [(re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN]
-_MAX_TEXT = 20_000
+_MAX_TEXT = 4000
 
 
 def lookup(text: str) -> KnownError | None:
     """The entry for a warning or error of TensorRT, None when it is not known.
 
     Args:
-        text: The message or a part of it; only the first 20,000 characters are looked at.
+        text: The message or a part of it; only the first 4,000 characters are looked at.
     """
     head = text[:_MAX_TEXT]
     return next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)
