@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
 
-.PHONY: demo test lint bench fuzz fuzz-logs clean
+.PHONY: demo test lint bench fuzz fuzz-logs fuzz-inputs fuzz-all clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -34,6 +34,15 @@ fuzz: $(VENV)/.test-installed
 
 fuzz-logs: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_logs
+
+fuzz-inputs: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 500
+
+# About an hour: what to run before a release.
+fuzz-all: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 500
+	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
+	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -113,7 +113,7 @@ def _salvage(text: str) -> Any:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A profile's row, whatever quotes its name holds: from the first beginning of one to the last times in the line."""
+    """A profile's row, whatever quotes its name holds: from the first beginning to the last times in the line."""
     start, end = line.find(_ROW_NAME), line.rfind(_ROW_TIME)
     match = _ROW_TIMES.match(line, end + len(_ROW_TIME)) if 0 <= start < end else None
     if match is None:

@@ -81,7 +81,7 @@ class LogReader:
                 self._line(line, number)
         counts.total = number
         if number > budgets.LOG_LINES:
-            raise BuildLogError(f"a log of more than {budgets.LOG_LINES} lines, the limit; give the part with the build")
+            raise BuildLogError(f"a log of more than {budgets.LOG_LINES} lines, the limit; give the build's part")
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""

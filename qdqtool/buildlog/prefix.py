@@ -22,7 +22,7 @@ _PREFIX = re.compile(
     rb") ?"
 )
 _SECOND = re.compile(_STAMP + rb" \[(?:[VIWEF]|TRT)\]")
-# A string that the terminal takes (ESC ]) ends with BEL or ESC \\; another ESC begins anew, so that each byte is read once.
+# What ESC ] begins ends with BEL or ESC \\; another ESC begins anew, so that each byte is read once.
 _COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _NO_COLOUR = 0x1B
 

@@ -53,7 +53,8 @@ def command(
     model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
     mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
-    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
+    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...],
+    include: tuple[str, ...],
     exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.

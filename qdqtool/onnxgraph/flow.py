@@ -143,7 +143,7 @@ class Use:
 
 
 def uses(view: View, tensor: str) -> list[Use]:
-    """The readers of a tensor, looked for past commuting operators. Not to be changed: it is kept for the next caller."""
+    """The readers of a tensor, looked for past commuting operators; kept for the next caller, so not to be changed."""
     known: dict[str, list[Use]] = view.known.setdefault("uses", {})
     if tensor not in known:
         if len(known) > _KEPT:

@@ -37,9 +37,9 @@ def render(drawing: Drawing) -> str:
                            f"{budgets.DRAWN_LAYERS}; --dot writes them as text")
     ranks = _ranks(drawing)
     # The layout is quadratic in what stands in one row, and an edge stands in every row that it passes.
-    points = sum(max(1, ranks[a.target] - ranks[a.source]) for a in drawing.arrows)
+    passed = sum(max(1, ranks[a.target] - ranks[a.source]) for a in drawing.arrows)
     rows = Counter(ranks.values())
-    if points > budgets.DRAWN_POINTS or max(rows.values(), default=0) > budgets.DRAWN_ROW:
+    if passed > budgets.DRAWN_POINTS or max(rows.values(), default=0) > budgets.DRAWN_ROW:
         raise QdqtoolError(f"{len(drawing.boxes)} layers and {len(drawing.arrows)} edges, up to "
                            f"{max(rows.values(), default=0)} in one row, are too many for a picture; the limits are "
                            f"{budgets.DRAWN_POINTS} edges, one for each row that they pass, and {budgets.DRAWN_ROW} "

@@ -50,11 +50,12 @@ def main() -> int:
                     for file in Path(temporary).glob("mutated-*"):
                         shutil.copy(file, Path(options.keep) / f"{seed}-{number}-{file.name}")
             for file in Path(temporary).glob("mutated-*"):
-                file.unlink()
+                file.unlink()  # of a case that failed
             slowest = max(slowest, (time.process_time() - begun, number))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes {dict(sorted(codes.items()))}, "
-          f"{failures} failures; slowest {slowest[0]:.1f} s of processor time (case {slowest[1]}); {memory} MB")
+    print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "
+          f"{dict(sorted(codes.items()))}, {failures} failures; slowest {slowest[0]:.1f} s of processor time "
+          f"(case {slowest[1]}); {memory} MB")
     return int(bool(failures) or memory > MEMORY_MB)
 
 

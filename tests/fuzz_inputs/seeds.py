@@ -19,6 +19,7 @@ from tests.fuzz.grammar import network
 from tests.fuzz_logs.mutate import JSON, PROFILE
 
 #: Which commands read a kind; FILE is the mutated file, OUT an output, the others stay as they are.
+_INSERT = ("insert", "float.onnx", "--include", "conv", "-o", "OUT", "--no-predict")
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "qdq.onnx": (
         ("predict", "FILE"), ("predict", "FILE", "--target", "rtx1.7", "--format", "json"),
@@ -26,18 +27,22 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("verify", "FILE", "build.log"),
     ),
     "qdq.onnx.gz": (("predict", "FILE"),),
-    "float.onnx": (("insert", "FILE", "--include", "conv", "--calib-table", "table.cache", "-o", "OUT"),
-                   ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT", "--no-predict")),
-    "external.onnx": (("predict", "FILE"), ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT")),
-    "samples.npz": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
+    "float.onnx": (
+        ("insert", "FILE", "--include", "conv", "--calib-table", "table.cache", "-o", "OUT"),
+        ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT", "--no-predict"),
+    ),
+    "external.onnx": (
+        ("predict", "FILE"), ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT"),
+    ),
+    "samples.npz": ((*_INSERT, "--calib", "FILE"),),
+    "packed.npz": ((*_INSERT, "--calib", "FILE"),),
+    "samples.npy": ((*_INSERT, "--calib", "FILE"),),
     "inputs.npz": (("fix", "qdq.onnx", "--inputs", "FILE", "-o", "OUT"),),
-    "packed.npz": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
-    "samples.npy": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
-    "picture.png": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
-    "picture.jpg": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
-    "list.txt": (("insert", "float.onnx", "--include", "conv", "--calib", "FILE", "-o", "OUT", "--no-predict"),),
-    "statistics.npz": (("insert", "float.onnx", "--include", "conv", "--calib", "samples.npz", "--calib-cache", "FILE", "-o", "OUT"),),
-    "table.cache": (("insert", "float.onnx", "--include", "conv", "--calib-table", "FILE", "-o", "OUT", "--no-predict"),),
+    "picture.png": ((*_INSERT, "--calib", "FILE"),),
+    "picture.jpg": ((*_INSERT, "--calib", "FILE"),),
+    "list.txt": ((*_INSERT, "--calib", "FILE"),),
+    "statistics.npz": ((*_INSERT, "--calib", "samples.npz", "--calib-cache", "FILE"),),
+    "table.cache": ((*_INSERT, "--calib-table", "FILE"),),
     "build.log": (("log", "FILE"), ("verify", "--from-log", "FILE"), ("log", "FILE", "--to-onnx", "OUT")),
     "layers.json": (("engine", "FILE"), ("log", "FILE", "--format", "json"), ("verify", "qdq.onnx", "FILE")),
     "profile.json": (("log", "FILE"), ("engine", "layers.json", "--profile", "FILE")),

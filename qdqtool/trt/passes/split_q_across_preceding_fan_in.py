@@ -46,7 +46,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             network.q_copies += len(concat.inputs)
             if network.q_copies > budgets.Q_COPIES:
                 raise ModelError(f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
-                                 f"{budgets.Q_COPIES} tensors, the limit; a Concat of a tensor with itself doubles them")
+                                 f"{budgets.Q_COPIES} tensors, the limit; a Concat of one tensor twice doubles them")
             case = NESTED if q.clone else CONCAT
             self.running(case, concat)
             for position in range(len(concat.inputs)):
@@ -75,6 +75,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         clone.rank = concat.rank.before(position)
         clone.passed = (*q.passed, step_of(concat, position))
         clone.cases = {**q.cases, case: None}
-        out = Tensor(f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}", source.source, source.elem_type)
+        name = f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}"
+        out = Tensor(name, source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)
