@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
+# `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
+SEED ?=
+P ?=
 
-.PHONY: demo test lint bench fuzz fuzz-logs fuzz-inputs fuzz-all clean
+.PHONY: demo test lint bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -29,6 +32,10 @@ lint: $(VENV)/.test-installed
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py
 
+fit-timing: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/fit_timing.py --write
+	$(BIN)/python benchmarks/timing_docs.py
+
 fuzz: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz --networks $(N)
 
@@ -43,6 +50,13 @@ fuzz-all: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 500
 	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
 	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
+
+$(VENV)/.mutants-installed: $(VENV)/.test-installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'
+	touch $@
+
+mutants: $(VENV)/.mutants-installed
+	$(BIN)/python -m tests.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

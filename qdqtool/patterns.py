@@ -1,4 +1,4 @@
-"""Regular expressions that users give, and searches that a regular expression would make quadratic."""
+"""Regular expressions that users give."""
 
 from __future__ import annotations
 
@@ -21,19 +21,3 @@ def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise QdqtoolError(f"{given}: not a regular expression ({error})") from None
-
-
-def split_copies(name: str, mark: str = "_clone_") -> tuple[str, str]:
-    """A name and its suffixes ``_clone_1_clone_2``, in time linear in its length.
-
-    Args:
-        name: The name; any text.
-        mark: What stands before each number.
-    """
-    end = len(name)
-    while True:
-        at = name.rfind(mark, 0, end)
-        number = name[at + len(mark) : end]
-        if at < 0 or not (number.isascii() and number.isdecimal()):
-            return name[:end], name[end:]
-        end = at

@@ -19,9 +19,8 @@ import pytest
 
 import calibration
 import qdqtool
-from qdqtool.buildlog.errors_table import _MAX_TEXT
 from qdqtool.buildlog.names import base_name, clone_suffix, parts
-from qdqtool.patterns import split_copies
+from qdqtool.explain.errors import _MAX_TEXT
 
 SIZE = 1 << 20
 SECONDS = 4.0  # of processor time; a quadratic one takes hours
@@ -174,7 +173,7 @@ def slow_on(pattern: re.Pattern[Any], method: str, size: int = SIZE + 100) -> st
 def test_every_pattern_is_linear() -> None:
     patterns = compiled()
     assert len(patterns) > 60
-    known_errors = "qdqtool.buildlog.errors_table."  # these are given so much of a text and no more
+    known_errors = "qdqtool.explain.errors"  # these are given so much of a text and no more
     slow = {f"{where} ({method})": text for where, (pattern, methods) in patterns.items() for method in methods
             if (text := slow_on(pattern, method, _MAX_TEXT if where.startswith(known_errors) else SIZE + 100))}
     assert not slow
@@ -190,14 +189,12 @@ def test_the_test_finds_quadratic_patterns() -> None:
 def test_suffixes_of_long_names(unit: str) -> None:
     name = "x" + unit * (SIZE // len(unit)) + "x"
     begun = time.process_time()
-    assert split_copies(name) == (name, "")
     assert base_name(name) == name and clone_suffix(name) == ""
     parts(name)
     assert time.process_time() - begun < SECONDS
 
 
 def test_suffixes() -> None:
-    assert split_copies("a_clone_1_clone_20") == ("a", "_clone_1_clone_20")
-    assert split_copies("a_clone_1b") == ("a_clone_1b", "")
-    assert split_copies("_clone_") == ("_clone_", "")
+    assert clone_suffix("a_clone_1_clone_20") == "_clone_1_clone_20"
+    assert clone_suffix("a_clone_1b") == clone_suffix("_clone_") == ""
     assert base_name("a_clone_1_quantize_scale_node_clone_2") == "a"

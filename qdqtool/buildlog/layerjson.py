@@ -10,19 +10,20 @@ import json
 import re
 from typing import Any
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog.complete import CUT_LISTING, CUT_PROFILE
 from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
-_ROW_NAME, _ROW_TIME = '{ "name" : "', '", "timeMs" : '
-_ROW_TIMES = re.compile(
-    r'([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})(?:, "medianMs" : ([\d.e+-]{1,24}))?'
-    r', "percentage" : ([\d.e+-]{1,24}) \}'
+_ROW_BEGINS = '{ "name" : "'
+_ROW = re.compile(
+    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _MAX_LAYERS = 200_000
@@ -40,7 +41,7 @@ def read_json(data: bytes, name: str) -> Build:
     """
     text = data.decode("utf-8", "replace")
     content, whole = _load(text, name)
-    build = Build(source="layer-json")
+    build = Build(source=BuildSource.LAYER_JSON)
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -49,7 +50,7 @@ def read_json(data: bytes, name: str) -> Build:
         _builder(build, content)
         _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
     elif isinstance(content, list) and _is_profile(content):
-        build.source = "profile-json"
+        build.source = BuildSource.PROFILE_JSON
         _profile(build, content)
     elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
                                            for x in content):
@@ -58,7 +59,7 @@ def read_json(data: bytes, name: str) -> Build:
         raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        cut = CUT_PROFILE if build.source == "profile-json" else CUT_LISTING
+        cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
         build.missing.append(f"{cut}the end of {name})")
     return build
 
@@ -90,10 +91,9 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    rows = [_row(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
-    found = [row for row in rows if row is not None]
-    if found:
-        return [{"count": 0}, *found]
+    rows = [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]
+    if rows:
+        return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
     if start < 0:
@@ -113,13 +113,15 @@ def _salvage(text: str) -> Any:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A profile's row, whatever quotes its name holds: from the first beginning to the last times in the line."""
-    start, end = line.find(_ROW_NAME), line.rfind(_ROW_TIME)
-    match = _ROW_TIMES.match(line, end + len(_ROW_TIME)) if 0 <= start < end else None
-    if match is None:
+    """One whole row of a profile, its name as it stands (TensorRT does not escape it)."""
+    start = line.find(_ROW_BEGINS)
+    name_ends = line.rfind('", "timeMs" : ')
+    found = _ROW.match(line, name_ends) if 0 <= start < name_ends else None
+    if found is None:
         return None
-    times = dict(zip(("timeMs", "averageMs", "medianMs", "percentage"), map(_float, match.groups()), strict=True))
-    return {"name": line[start + len(_ROW_NAME) : end], **times}
+    name = line[start + len(_ROW_BEGINS) : name_ends]
+    keys = ("timeMs", "averageMs", "medianMs", "percentage")
+    return {"name": name, **dict(zip(keys, map(_float, found.groups()), strict=True))}
 
 
 def _float(text: str | None) -> float | None:
@@ -138,7 +140,7 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             raise BuildLogError(
                 f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
             )
-    build.listing = "layer-json"
+    build.listing = Listing.LAYER_JSON
 
 
 def _bindings(build: Build, listed: Any) -> None:

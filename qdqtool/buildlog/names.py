@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qdqtool.patterns import split_copies
-
 _REFORMAT = re.compile(r"Reformatting CopyNode for (Input|Output) Tensor (\d+) to (.*)", re.DOTALL)
 _NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", re.DOTALL)
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
 _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
+_CLONE = "_clone_"
 _SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
 _MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
@@ -62,12 +61,26 @@ class FusedName:
 
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
-    return split_copies(split_copies(component)[0].removesuffix(_SCALE_NODE))[0]
+    stripped = component[: _clones_begin(component)] if _CLONE in component else component
+    stripped = stripped.removesuffix(_SCALE_NODE)
+    return stripped[: _clones_begin(stripped)] if _CLONE in stripped else stripped
 
 
 def clone_suffix(component: str) -> str:
     """The ``_clone_...`` suffix of a component, an empty string where it has none."""
-    return split_copies(component)[1]
+    return component[_clones_begin(component) :] if _CLONE in component else ""
+
+
+def _clones_begin(name: str) -> int:
+    """Where the ``_clone_1_clone_2`` at the end of a name begins; its length where it has none. Reads from the end."""
+    end = len(name)
+    while True:
+        digits = end
+        while digits > 0 and name[digits - 1].isdecimal():
+            digits -= 1
+        if digits == end or not name.endswith(_CLONE, 0, digits):
+            return end
+        end = digits - len(_CLONE)
 
 
 def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:

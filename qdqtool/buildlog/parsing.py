@@ -8,8 +8,7 @@ from collections.abc import Callable
 from qdqtool.buildlog.records import MAX_DIMENSION, ParsedNode, ParsedTensor, ParseSection, Shape
 
 _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
-_INPUT, _DTYPE = "Adding network input: ", " with dtype: "
-_INPUT_TYPE = re.compile(r"(\w+), dimensions: \((.*)\)")
+_INPUT = "Adding network input: "
 _MARKED = re.compile(r"Marking (.*) as output: (.*)")
 _LAYER = re.compile(r"Registering layer: (.*) for ONNX node: (.*)")
 _KERNEL = re.compile(r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})")
@@ -86,12 +85,10 @@ class ParseReader:
                 section.layers[match[1]] = match[2]
             return match is not None or text.startswith(("Registering tensor: ", "Registering layer: "))
         if first == "Adding":
-            name, _, rest = text.rpartition(_DTYPE)  # the last one: a name may hold the words
-            match = _INPUT_TYPE.fullmatch(rest) if name.startswith(_INPUT) else None
-            if match and keep(text):
-                dtype = _DTYPES.get(match[1].lower(), match[1].upper())
-                section.inputs.append(ParsedTensor(name[len(_INPUT):], _shape(match[2]), dtype))
-            return match is not None
+            found = _network_input(text)
+            if found and keep(text):
+                section.inputs.append(found)
+            return found is not None
         if first == "Marking":
             match = _MARKED.fullmatch(text)
             if match and keep(text):
@@ -173,6 +170,17 @@ def _tensors(body: str) -> list[ParsedTensor | None]:
         dims, _, dtype = rest.rpartition(")[")
         tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")))
     return tensors
+
+
+def _network_input(text: str) -> ParsedTensor | None:
+    """``Adding network input: NAME with dtype: float32, dimensions: (1, 3, 8, 8)``"""
+    if not text.startswith(_INPUT) or not text.endswith(")"):
+        return None
+    head, cut, dims = text[len(_INPUT) : -1].rpartition(", dimensions: (")
+    name, joint, dtype = head.rpartition(" with dtype: ")
+    if not cut or not joint or not dtype.isidentifier():
+        return None
+    return ParsedTensor(name, _shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
 
 
 def _shape(text: str) -> Shape:

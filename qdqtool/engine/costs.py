@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
-from qdqtool.buildlog.types import CONVERSION, REFORMAT, Build, BuiltLayer, BuiltTensor
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
 from qdqtool.types import Json, Precision
 
 _WIDTH = {
@@ -42,6 +43,8 @@ class LayerCost:
         output_bytes: Bytes written.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
+        expected_ms: What such a layer usually takes on the GPU, as a profile shows it; None where that is not known.
+        best_ms: What it would take at the GPU's peak rates.
     """
 
     layer: BuiltLayer
@@ -52,6 +55,8 @@ class LayerCost:
     output_bytes: int | None = None
     ms: float | None = None
     share: float | None = None
+    expected_ms: float | None = None
+    best_ms: float | None = None
 
     @property
     def name(self) -> str:
@@ -70,6 +75,11 @@ class LayerCost:
         return self.input_bytes + self.weight_bytes + self.output_bytes
 
     @property
+    def times_expected(self) -> float | None:
+        """Measured time over what such a layer usually takes."""
+        return self.ms / self.expected_ms if self.ms is not None and self.expected_ms else None
+
+    @property
     def intensity(self) -> float | None:
         """MACs per byte."""
         total = self.total_bytes
@@ -78,11 +88,12 @@ class LayerCost:
     def as_json(self) -> Json:
         layer = self.layer
         return {
-            "index": self.index, "name": layer.name, "type": layer.type, "kind": layer.kind,
+            "index": self.index, "name": layer.name, "type": layer.type, "kind": str(layer.kind),
             "precision": str(self.precision), "inputs": [t.as_json() for t in layer.inputs],
             "outputs": [t.as_json() for t in layer.outputs], "macs": self.macs, "input_bytes": self.input_bytes,
             "weight_bytes": self.weight_bytes, "output_bytes": self.output_bytes, "bytes": self.total_bytes,
-            "intensity": self.intensity, "ms": self.ms, "share": self.share,
+            "intensity": self.intensity, "ms": self.ms, "share": self.share, "expected_ms": self.expected_ms,
+            "best_ms": self.best_ms, "times_expected": self.times_expected,
         }
 
 
@@ -115,11 +126,18 @@ class EngineReport:
         build: Where they come from.
         rows: The layers in engine order.
         unmatched: Names in the profile that no layer has.
+        gpu: The GPU that expected times are for; None where they are not known.
     """
 
     build: Build
     rows: list[LayerCost] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
+    gpu: str | None = None
+
+    @property
+    def implicit_int8(self) -> bool:
+        """Whether its INT8 comes from a calibration table."""
+        return implicit_int8(self.build)
 
     @property
     def timed(self) -> bool:
@@ -133,7 +151,8 @@ class EngineReport:
         """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
         table: dict[str, Totals] = {}
         for row in self.rows:
-            value = {"precision": str(row.precision), "type": row.layer.type or "unknown", "kind": row.layer.kind}[key]
+            kind = row.layer.type or "unknown"
+            value = {"precision": str(row.precision), "type": kind, "kind": str(row.layer.kind)}[key]
             table.setdefault(value, Totals()).add(row)
         return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
 
@@ -157,6 +176,8 @@ class EngineReport:
             "type")},
             "layers": [row.as_json() for row in self.rows],
             "unmatched": list(self.unmatched),
+            "gpu": self.gpu,
+            "implicit_int8": self.implicit_int8,
         }
 
 
@@ -291,4 +312,4 @@ def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
 
 def is_overhead(cost: LayerCost) -> bool:
     """Whether the layer computes nothing: a conversion or a reformat."""
-    return cost.layer.kind in (CONVERSION, REFORMAT)
+    return cost.layer.kind in (LayerKind.CONVERSION, LayerKind.REFORMAT)

@@ -34,7 +34,7 @@ EXCERPTS = "yolov8-orin-trt8412-excerpts"
 WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
 QUANTIZER = re.compile(r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$")
 TAKEN = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
-ASIDE = ("TrainStation", "Constant", "Myelin", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice")
+ASIDE = ("TrainStation", "Constant", "Myelin", "DeviceToShapeHost", "ShapeHostToDevice")
 LINE = re.compile(r"^Layer\((\w+)\): (.*?), Tactic: -?\w+, (.*?) ?-> ?(.*)$")
 EDGE = re.compile(r"(?:^|, )(.+?) ?[(\[](Int8|Float|Half|Int32|Bool)[(\[]")
 
@@ -79,12 +79,14 @@ def rows_of_table(path: Path) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    convolutions, conversions, layers = [], [], []
+    convolutions, conversions, layers, types = [], [], [], {}
     for row in rows:
         name = row["name"]
         if row["type"] in ASIDE or name.startswith("Reformatting CopyNode"):
             continue
         layers.append(name)
+        if row["outputs"]:
+            types[name] = [[p for _, p in row["inputs"]], row["outputs"][0][1]]
         pieces = parts(name)
         found = [p for p in pieces if WEIGHTED.search(p)]
         if found and row["type"] not in ("Reformat", "Scale"):
@@ -97,7 +99,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
             })
         elif len(pieces) == 1 and QUANTIZER.search(name):
             conversions.append(name)
-    return {"convolutions": convolutions, "conversions": conversions, "layers": layers}
+    return {"convolutions": convolutions, "conversions": conversions, "layers": layers, "types": types}
 
 
 SENTENCES = (

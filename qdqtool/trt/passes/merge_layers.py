@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from qdqtool.evidence import seen
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import MERGING
 
@@ -13,8 +14,8 @@ EQUAL = seen(
     "yolov8-orin-trt8412-excerpts:232", "centerpoint-a100-trt823-fp16:1747",
     source="different kernels stay apart (yolo-resnet18-orin-trt8502), and so do a convolution with Relu and one "
     "without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in INT8); TensorRT 8.0 does not merge quantized "
-    "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone, as no "
-    "merged one was seen",
+    "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone: "
+    "no merged one was seen",
 )
 
 
@@ -28,11 +29,11 @@ class MergeLayers(Pass):
     cases = (EQUAL,)
 
     def apply(self, network: Network) -> None:
-        if not self.target.merges_parallel:
+        if not self.target.merges_parallel or not network.of_kind(LayerKind.CONVOLUTION):
             return
         groups: dict[tuple[object, ...], list[Layer]] = {}
-        for conv in network.of_kind(LayerKind.CONVOLUTION):
-            if _mergeable(conv):
+        for conv in network.depth_first():
+            if conv.kind == LayerKind.CONVOLUTION and _mergeable(conv):
                 groups.setdefault(_key(conv), []).append(conv)
         for group in groups.values():
             if len(group) > 1:

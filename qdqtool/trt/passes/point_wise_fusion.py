@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from qdqtool.evidence import Case, documented, seen
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
 from qdqtool.trt.trace import FUSING
 
@@ -38,9 +39,8 @@ class PointWiseFusion(Pass):
     cases = (CHAIN, CONSTANT, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            if len(layer.inputs) == 2 and not layer.in_myelin and not layer.relu:
-                self._take_constant(network, layer)
+        if self.target.constants_first:
+            self._take_constants(network)
         for first in network.of_kind(*_KINDS):
             if not network.alive(first):
                 continue
@@ -52,24 +52,36 @@ class PointWiseFusion(Pass):
                 if self.target.residual_through_activation and _quantized_residual(layer, reader):
                     break
                 layer = self._fuse(network, layer, reader)
+        if not self.target.constants_first:
+            self._take_constants(network)
 
-    def _take_constant(self, network: Network, layer: Layer) -> None:
+    def _take_constants(self, network: Network) -> None:
+        for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
+            if layer.in_myelin or layer.relu:
+                continue
+            while len(layer.inputs) > 1 and self._take_constant(network, layer):
+                pass
+
+    def _take_constant(self, network: Network, layer: Layer) -> bool:
         numbers = [_number_behind(t) for t in layer.inputs]
-        position = next((i for i in (1, 0) if numbers[i] is not None), None)
-        if position is None or numbers[1 - position] is not None:
-            return
-        constant = numbers[position]
-        assert constant is not None
+        found = [(i, n) for i, n in enumerate(numbers) if n is not None]
+        if not found or len(found) == len(numbers):
+            return False
+        position, constant = found[-1]
         direct = layer.inputs[position]
-        self.running(CONSTANT, constant)
-        self.fire(CONSTANT, layer, FUSING, constant.name, layer.name)
-        layer.name = f"PWN({constant.name}, {layer.name})"
+        if self.target.constants_first:
+            self.running(CONSTANT, constant)
+            self.fire(CONSTANT, layer, FUSING, constant.name, layer.name)
+            layer.name = f"PWN({constant.name}, {layer.name})"
+        layer.rest_on(CONSTANT)
         network.drop_input(layer, position)
-        network.set_kind(layer, LayerKind.POINTWISE)
+        if layer.kind != LayerKind.POINTWISE:
+            network.set_kind(layer, LayerKind.POINTWISE)
         while direct.producer is not None and not direct.consumers and not direct.is_output:
             unused = direct.producer
             direct = unused.data if unused.inputs else direct
             network.remove(unused)
+        return True
 
     def _fuse(self, network: Network, layer: Layer, reader: Layer) -> Layer:
         case: Case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
@@ -77,6 +89,8 @@ class PointWiseFusion(Pass):
         self.fire(case, layer, FUSING, layer.name, reader.name)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
         rank = reader.rank
+        if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
+            layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
         for tensor in list(dict.fromkeys(layer.inputs)):
@@ -112,6 +126,10 @@ def _fusable(layer: Layer) -> bool:
     if layer.kind == LayerKind.ELEMENTWISE:
         return not (layer.relu or _residual(layer) or all(map(dq_of, layer.inputs)))
     return layer.kind in (LayerKind.UNARY, LayerKind.POINTWISE)
+
+
+def _several(layer: Layer, reader: Layer) -> bool:
+    return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
 
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:

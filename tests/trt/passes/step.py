@@ -8,7 +8,8 @@ import onnx
 
 from qdqtool.modelfile import load
 from qdqtool.trt import importer
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PIPELINE, Loop
 from qdqtool.trt.targets import target_named
@@ -53,6 +54,9 @@ def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: 
     chosen = target_named(target)
     network = importer.build(load(model))
     for stage in PIPELINE:
+        if not isinstance(stage, Loop) and not issubclass(stage, Pass):
+            network.order()
+            continue
         passes = stage.passes if isinstance(stage, Loop) else (stage,)
         again = True
         while again:
