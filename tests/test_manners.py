@@ -89,7 +89,7 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
     def ends(*_: object) -> None:
         raise EOFError("No data left in file")
 
-    monkeypatch.setattr("qdqtool.advice.codes.find", ends)
+    monkeypatch.setattr("qdqtool.explain.codes.find", ends)
     assert run(["explain", "SKIP-FLOAT"]) == 2
     assert "interrupted" not in capsys.readouterr().err
 
