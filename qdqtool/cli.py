@@ -21,6 +21,7 @@ COMMANDS = {
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
+    "gpus": "List the GPUs that times can be estimated for.",
     "engine": "Per-layer precision, memory, MACs and time of a built engine.",
     "build": "Build a model with a TensorRT found on this machine.",
     "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",

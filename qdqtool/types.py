@@ -134,6 +134,7 @@ class Finding:
         convolutions: Names of the convolutions that it concerns.
         automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
+        saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
 
     code: FindingCode
@@ -146,6 +147,7 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
+    saves_ms: float | None = None
     automatic: bool = False
 
     def as_json(self) -> Json:
@@ -153,6 +155,7 @@ class Finding:
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
             "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
+            "saves_ms": self.saves_ms,
         }
 
 
@@ -178,6 +181,7 @@ class EngineLayer:
         inputs: Input tensors, the data input first, a residual second.
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
+        ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
     """
 
     name: str
@@ -185,11 +189,12 @@ class EngineLayer:
     inputs: list[TensorPrecision] = field(default_factory=list)
     outputs: list[TensorPrecision] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    ms: float | None = None
 
     def as_json(self) -> Json:
         return {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes),
+            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
 
 
@@ -259,6 +264,7 @@ class ModelInfo:
 class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
+    ``time`` is the estimated time on a GPU (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
@@ -274,6 +280,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
@@ -306,6 +313,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
+            **({"time": self.time} if self.time is not None else {}),
             "counts": dict(self.counts),
         }
 
@@ -360,6 +368,7 @@ class Verification:
         mismatches: Everything that differs.
         prediction: What was held against the build.
         notes: What else the user should know.
+        times: Estimated against measured time, where the build was timed and its GPU is known.
     """
 
     build: BuildFacts
@@ -371,6 +380,7 @@ class Verification:
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
+    times: Json | None = None
 
     @property
     def complete(self) -> bool:
@@ -384,5 +394,5 @@ class Verification:
             "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
             "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
             "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
-            "notes": list(self.notes),
+            "notes": list(self.notes), "times": self.times,
         }

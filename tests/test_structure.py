@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("render",),
     ("qat", "fixing", "verification"),
+    ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),
     ("lint", "explain", "rtx"),
