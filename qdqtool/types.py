@@ -22,6 +22,7 @@ from qdqtool.agreement import (
     Mismatch,
     TraceCounts,
 )
+from qdqtool.assumption import Assumption
 
 TOOL_VERSION = "0.1.0"
 
@@ -282,6 +283,7 @@ class Prediction:
     target_evidence: str = ""
     time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    assumptions: list[Assumption] = field(default_factory=list)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -314,7 +316,7 @@ class Prediction:
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             **({"time": self.time} if self.time is not None else {}),
-            "counts": dict(self.counts),
+            "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
         }
 
 

@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("trt",),
     ("operators",),
     ("qdq", "modelfile", "graph", "onnxgraph", "calibration"),
-    ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
+    ("files", "patterns", "errors", "evidence", "types", "agreement", "assumption", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

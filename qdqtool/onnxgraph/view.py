@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import TARGETS, Target
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
@@ -48,10 +48,11 @@ class Weights:
 class View:
     """A model with what several checks need, computed once."""
 
-    def __init__(self, model: Model, target: str = "") -> None:
+    def __init__(self, model: Model, target: str | Target = "") -> None:
         self.model = model
+        known = target if isinstance(target, Target) else TARGETS.get(target)
         #: Whether a convolution takes an Add behind its activation, too (Conv + SiLU + Add).
-        self.add_behind_activation = target in TARGETS and TARGETS[target].residual_through_activation
+        self.add_behind_activation = known is not None and known.residual_through_activation
 
     def params(self, node: Node) -> QuantParams:
         """Scale and zero point of a Q or DQ."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
@@ -41,7 +42,14 @@ class Request:
     save_calibration: str | None = None
 
 
-def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Prediction, TimeEstimate | None]:
+def predict_on(
+    model: ModelSource,
+    target: str,
+    request: Request,
+    *,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+) -> tuple[Prediction, TimeEstimate | None]:
     """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
 
     Raises:
@@ -56,7 +64,7 @@ def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Predi
             f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
         )
     index = load(model)
-    prediction = predict(index, target)
+    prediction = predict(index, target, assume=assume, way=way)
     time = None
     if chosen is not None:
         plain = Precision.FP32 if request.no_fp16 or chosen.rates.fp16 < chosen.rates.fp32_pipe else Precision.FP16

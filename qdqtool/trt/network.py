@@ -338,6 +338,8 @@ class Network:
         outputs: Network output tensors.
         relisted: Whether Myelin took a part out, after which the layers are listed anew.
         counts: Number of layers behind the stages for which TensorRT logs it (``Original``, ``After ...``).
+        residuals_behind_activation: Adds, as ONNX nodes, whose fusion the target's ``residual_through_activation``
+            decided.
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
         touched: Tensors whose producer or readers were edited in this round.
     """
@@ -348,6 +350,7 @@ class Network:
         self.outputs: list[Tensor] = []
         self.relisted = False
         self.counts: dict[str, int] = {}
+        self.residuals_behind_activation: dict[str, None] = {}
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[LayerKind, dict[int, Layer]] = {}
