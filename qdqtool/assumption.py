@@ -64,7 +64,7 @@ class Assumption:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "name": self.name, "value": self.value,
-            "alternatives": {name: counts.as_json() for name, counts in self.alternatives.items()},
+            "name": self.name, "value": str(self.value),
+            "alternatives": {str(name): counts.as_json() for name, counts in self.alternatives.items()},
             "places": list(self.places), "given": self.given, "why": self.why,
         }

@@ -59,9 +59,9 @@ def command(
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
     for written in (output, save_calibration):
-        for read in (model, calibrate):
+        for read, what in ((model, "the model"), (calibrate, "the measurement")):
             if written and read and same_file(written, read):
-                raise QdqtoolError(f"{written}: is a file that is read; choose another output name")
+                raise QdqtoolError(f"{written}: is {what}; choose another output name")
     time = None
     choices = _choices(assume)
     building = way_named(way) if way is not None else None

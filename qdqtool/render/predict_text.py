@@ -58,7 +58,7 @@ def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
     return told
 
 
-_MEANS = {"fused": "joins the convolution in front of its activation", "apart": "stays a layer of its own"}
+_MEANS = {"fused": "one layer with the convolution and activation", "apart": "a layer of its own"}
 
 
 def _assumptions(prediction: Prediction, width: int) -> list[str]:
@@ -70,15 +70,16 @@ def _assumptions(prediction: Prediction, width: int) -> list[str]:
         s = prediction.summary()
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
-        each = "; ".join(
-            f"{value}, it {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}"
-            for value, (inside, conversions) in numbers.items()
+        each = " ".join(
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}."
+            for value, (inside, conversions) in sorted(numbers.items())
         )
-        rest = " Below, " if not a.given else " As chosen, "
-        told = f"{rest}{a.value} is counted" + ("." if a.given else f": {a.why}. --assume {a.name}= chooses.")
+        other = next(iter(a.alternatives))
+        told = f"Counted as {a.value}: {a.why}."
+        told += "" if a.given else f" --assume {a.name}={other} tells the other in full."
         lines += wrap(
-            f"{a.name}: TensorRT's timing of kernels decides over {places} behind an activation{where}. {each}.{told}",
-            2, width,
+            f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing of "
+            f"its kernels may decide. {each} {told}", 2, width,
         )
     return lines
 
