@@ -81,7 +81,9 @@ def run(args: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
-        return _fail(str(error), 2)
+        from qdqtool.render.parameters import as_options
+
+        return _fail(as_options(str(error)), 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

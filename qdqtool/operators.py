@@ -63,12 +63,14 @@ class QPassage:
             (TensorRT goes by its list of operators, not by exactness).
         when: The condition on the node; None for always.
         condition: The condition in words, for explanations.
+        otherwise: Looked at where the condition is not met: another form of the operator, with evidence of its own.
     """
 
     case: Case
     exact: bool = True
     when: Callable[[Model, Node], bool] | None = None
     condition: str = ""
+    otherwise: QPassage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,10 @@ def _zero_pad(model: Model, node: Node) -> bool:
     return known and (value is None or not value.any())
 
 
+def _copying_pad(model: Model, node: Node) -> bool:
+    return str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
+
+
 def _float_cast(model: Model, node: Node) -> bool:
     return all(precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output))
 
@@ -164,13 +170,26 @@ _RESIZE = QPassage(
     ),
     exact=False,
 )
-_PAD = QPassage(
+ZERO_PAD = QPassage(
     documented(
         "q-past-zero-pad", "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
     ),
     when=_zero_pad, condition="pads with zeros",
+    otherwise=QPassage(
+        assumed(
+            "q-past-copying-pad", "A Q moves up past a Pad that reflects, repeats or wraps.",
+            "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
+            "which a Q stays behind such a Pad would refute it",
+        ),
+        when=_copying_pad, condition="reflects, repeats or wraps",
+    ),
 )
+
+INSERTED_SHUFFLE = QPassage(seen(
+    "q-past-inserted-shuffle", "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
+    f"{RESNET}:2533", f"{RESNET}:2535",
+))
 
 # What a convolution takes in ------------------------------------------------------------------------------------
 
@@ -276,7 +295,7 @@ _TABLE: tuple[Operator, ...] = (
     Operator("ReduceMean", LayerKind.REDUCE, averages=True),
     *(Operator(name, LayerKind.REDUCE) for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
     # What moves values
-    Operator("Pad", LayerKind.PADDING, passage=_PAD),
+    Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
@@ -327,9 +346,15 @@ WEIGHTED = tuple(op.name for op in _TABLE if op.weights is not None)
 AVERAGES = tuple(op.name for op in _TABLE if op.averages)
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
+ACTIVATIONS = tuple(op.name for op in _TABLE if op.activation is not None)
+"""Operators that are an activation by themselves (one written in several nodes: ``onnxgraph/pointwise.py``)."""
+
+RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE))
+"""Operators that a Q passes and that change height and width: max poolings and resizes."""
 GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activation.gate)
 """Activations g for which ``x * g(x)`` is one activation, as SiLU."""
 
+_POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY)
 _UNKNOWN = Operator("")
 
 
@@ -363,16 +388,16 @@ def activation_of(name: str) -> Activation:
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:
     """The cases that an operator's facts rest on."""
-    held = (operator.passage, operator.activation, operator.weights)
+    held = (operator.passage, operator.passage and operator.passage.otherwise, operator.activation, operator.weights)
     return tuple(fact.case for fact in held if fact is not None)
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
     """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
     found = of(node).passage
-    if found is None or node is None or (found.when is not None and not found.when(model, node)):
-        return None
-    return found
+    while found is not None and node is not None and found.when is not None and not found.when(model, node):
+        found = found.otherwise
+    return found if node is not None else None
 
 
 def inputs_behind_q(model: Model, node: Node | None) -> tuple[str, ...]:
@@ -393,20 +418,28 @@ def is_activation(node: Node | None) -> bool:
     return of(node).activation is not None
 
 
-def gated_input(model: Model, node: Node) -> str | None:
-    """``x`` of ``x * gate(x)``, the two-node form of SiLU and HardSwish, for its Mul; None for any other node."""
-    if of(node).operation != "PROD" or len(node.inputs) != 2:
-        return None
-    for gate, data in (node.inputs, node.inputs[::-1]):
-        producer = model.producer(gate)
-        if producer is not None and producer.op in GATES and producer.input(0) == data:
-            return str(data)
-    return None
+def is_pointwise(node: Node | None) -> bool:
+    """Whether each value that a node writes is made of the values at the same place: TensorRT joins such into PWN."""
+    return of(node).kind in _POINTWISE_KINDS
 
 
-def activation_input(model: Model, node: Node) -> str | None:
-    """The tensor that an activation works on: ``x`` of ``Relu(x)`` or of ``Mul(x, Sigmoid(x))``; None for others."""
-    return node.input(0) if is_activation(node) else gated_input(model, node)
+def rearranges(node: Node | None) -> bool:
+    """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
+    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+
+
+def is_run_time(model: Model, tensor: str) -> bool:
+    """Whether a tensor is computed at run time: no constant, nor one that is only reshaped or cast.
+
+    A constant operand (of a Div, Sub, Pow, Mul or Add) is no input of a layer: TensorRT takes it into the PWN
+    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    """
+    while tensor and not model.is_constant(tensor):
+        producer = model.producer(tensor)
+        if not rearranges(producer) or producer is None or not producer.inputs:
+            return True
+        tensor = producer.input(0)
+    return False
 
 
 def pooling_of(model: Model, node: Node) -> str | None:
@@ -433,11 +466,3 @@ def pooling_of(model: Model, node: Node) -> str | None:
 def is_sum(node: Node | None) -> bool:
     """Whether a node adds tensors (a residual, or a bias where one of them is constant)."""
     return of(node).operation == "SUM"
-
-
-
-
-INSERTED_SHUFFLE = QPassage(seen(
-    "q-past-inserted-shuffle", "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
-    f"{RESNET}:2533", f"{RESNET}:2535",
-))

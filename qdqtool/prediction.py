@@ -77,7 +77,7 @@ def advise(
     from qdqtool.onnxgraph.view import View
 
     report = Report(prediction.target, way)
-    lint(View(model, target or prediction.target), report)
+    lint(View(model, (target or target_named(prediction.target)).residual_through_activation), report)
     findings = report.findings
     if target_named(prediction.target).is_rtx:
         known = {f.code for f in prediction.findings}

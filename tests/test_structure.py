@@ -47,14 +47,7 @@ _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
     "circle of modules: calibration.cache, calibration.statistics",
-    "circle of modules: qdqtool.insertion.api, qdqtool.insertion.calibrate",
     "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
-    "operators: qdqtool.fixing.weights",
-    "operators: qdqtool.insertion.halfprecision",
-    "operators: qdqtool.insertion.placement",
-    "operators: qdqtool.insertion.prepare",
-    "operators: qdqtool.insertion.presets",
-    "operators: qdqtool.insertion.structure",
 })
 
 

@@ -76,7 +76,7 @@ WAYS: dict[str, Way] = {
             "dynamic range is only allowed when there are no Q/DQ layers in the Network\"). Set "
             "graph_optimization_level to ORT_DISABLE_ALL if the engine does not build though trtexec builds it: "
             "onnxruntime rewrites Q/DQ before TensorRT sees it. Each TensorRT subgraph is an engine of its own",
-            "microsoft/onnxruntime pull requests 8969, 17482, issues 13071, 13381, 17312; its TensorRT provider's source",
+            "microsoft/onnxruntime pull requests 8969, 17482, issues 13071, 13381, 17312; the provider's source",
         ),
         Way(
             "torch-tensorrt", "Torch-TensorRT",
@@ -84,8 +84,8 @@ WAYS: dict[str, Way] = {
             "no enabled_precisions (refused together with use_explicit_typing=True): the types of the PyTorch model "
             "decide",
             "compile inside \"with torch_tensorrt.logging.debug():\" and keep what it prints",
-            "it takes a PyTorch model with Q/DQ inside (ModelOpt), not this ONNX file: layers have other names, so that "
-            "placement carries over and names in findings do not",
+            "it takes a PyTorch model with Q/DQ inside (ModelOpt), not this ONNX file: layers have other names, so "
+            "that placement carries over and names in findings do not",
             "Torch-TensorRT user guide, quantization; pytorch/TensorRT pull request 3058, issues 4070, 4099",
         ),
         Way(
@@ -94,10 +94,10 @@ WAYS: dict[str, Way] = {
             "(0 is FP32, 1 INT8, 2 FP16)",
             "build the engine with trtexec of the same TensorRT, then model-engine-file=model.engine",
             "take trtexec's: --verbose --profilingVerbosity=detailed > build.log 2>&1",
-            "from an ONNX file nvinfer sets the INT8 flag only with a calibration table and else says \"INT8 calibration "
-            "file not specified. Trying FP16 mode.\", which does not build a Q/DQ model; int8-calib-file itself has no "
-            "use with Q/DQ. Seen in the source of the 5.x plugin; later ones say the same line",
-            "source of nvdsinfer (nvdsinfer_context_impl); DeepStream guide, Gst-nvinfer; levipereira/yolov9-qat issue 20",
+            "from an ONNX file nvinfer sets the INT8 flag only with a calibration table and else says \"INT8 "
+            "calibration file not specified. Trying FP16 mode.\", which does not build a Q/DQ model; int8-calib-file "
+            "itself has no use with Q/DQ. Seen in the source of the 5.x plugin; later ones say the same line",
+            "source of nvdsinfer_context_impl; DeepStream guide, Gst-nvinfer; levipereira/yolov9-qat issue 20",
         ),
     )
 }

@@ -78,8 +78,8 @@ def _assumptions(prediction: Prediction, width: int) -> list[str]:
         told = f"Counted as {a.value}: {a.why}."
         told += "" if a.given else f" --assume {a.name}={other} tells the other in full."
         lines += wrap(
-            f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing of "
-            f"its kernels may decide. {each} {told}", 2, width,
+            f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
+            f"of its kernels may decide. {each} {told}", 2, width,
         )
     return lines
 

@@ -82,7 +82,6 @@ def best_placement(model: Model, target: Target) -> Model:
     Raises:
         ModelError: Nothing can be quantized.
     """
-    from qdqtool.insertion.api import residual_default
     from qdqtool.insertion.groups import scale_groups
     from qdqtool.insertion.placement import Rules, place
     from qdqtool.insertion.prepare import MIN_OPSET, index_of, prepare
@@ -92,7 +91,7 @@ def best_placement(model: Model, target: Target) -> Model:
     proto.CopyFrom(model.proto)
     prepare(proto, opset=MIN_OPSET, path=model.path)
     work = index_of(proto, model.path)
-    placement = place(work, Rules("box", "auto", residual_default(target), (), (), (), not target.is_rtx))
+    placement = place(work, Rules("box", "auto", "none" if target.is_rtx else "both", (), (), (), not target.is_rtx))
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
     scales = {

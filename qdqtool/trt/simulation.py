@@ -46,6 +46,11 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     return prediction
 
 
+def settled(model: Model, target: Target) -> Prediction:
+    """The prediction of exactly this target: no other choice is looked at."""
+    return _once(model, target)[0]
+
+
 def assumed_target(target: Target, assume: Assume | None) -> Target:
     """The target with the user's choices in place of its own.
 

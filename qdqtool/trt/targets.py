@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 
-
 # What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (

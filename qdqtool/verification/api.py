@@ -161,8 +161,9 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
             told = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
             if best.prediction is not None and told is not None:
                 best.prediction.assumptions[0] = replace(told, why="shown by the build")
-            best.notes.append(f"{assumption.name}: the build shows {shown}{fits}; {assumption.value} is what is assumed "
-                              f"for {target.name}")
+            best.notes.append(
+                f"{assumption.name}: the build shows {shown}{fits}; {assumption.value} is what {target.name} assumes"
+            )
         else:
             best.notes.append(f"{assumption.name}: the build shows {shown}{fits}, as is assumed for {target.name}")
     return best
