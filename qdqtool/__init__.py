@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
-    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Verification
+    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
+    from qdqtool.verified import Verification
 
 _HOMES = {
     "insert": "qdqtool.insertion.api",
@@ -32,7 +33,7 @@ _HOMES = {
     "Finding": "qdqtool.types",
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
-    "Verification": "qdqtool.types",
+    "Verification": "qdqtool.verified",
 }
 
 __all__ = [

@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
-from qdqtool.agreement import (
-    BuildFacts,
-    ConversionCounts,
-    ConvolutionCounts,
-    LayerCounts,
-    Mismatch,
-    TraceCounts,
-)
 from qdqtool.assumption import Assumption
 
 TOOL_VERSION = "0.1.0"
@@ -162,15 +154,14 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
-    saves_ms: float | None = None
     automatic: bool = False
+    saves_ms: float | None = None
 
     def as_json(self) -> Json:
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
-            "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
-            "saves_ms": self.saves_ms,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": self.fix,
+            "message": self.message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
+            "convolutions": list(self.convolutions), "automatic": self.automatic, "saves_ms": self.saves_ms,
         }
 
 
@@ -329,50 +320,39 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            **({"time": self.time} if self.time is not None else {}),
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
+            **({"time": self.time} if self.time is not None else {}),
         }
 
 
 @dataclass(slots=True)
-class Verification:
-    """A prediction held against a build.
+class QuantizedTensor:
+    """A tensor that got a Q/DQ pair.
 
     Attributes:
-        build: Which build.
-        convolutions: Convolution by convolution.
-        layers: Engine layers by name and types.
-        trace: Lines of the Q/DQ passes.
-        conversions: Q and DQ that stay in the engine.
-        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
-        mismatches: Everything that differs.
-        prediction: What was held against the build.
-        notes: What else the user should know.
-        times: Estimated against measured time, where the build was timed and its GPU is known.
+        tensor: Name of the tensor in the model that was given.
+        scale: Float, in units of the tensor per integer step; a list for per-channel weights.
+        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``, ``weights-max``, ...).
+        group: Index of the scale group, None for a tensor with a scale of its own.
+        node: Name of the inserted QuantizeLinear.
     """
 
-    build: BuildFacts
-    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
-    layers: LayerCounts = field(default_factory=LayerCounts)
-    trace: TraceCounts = field(default_factory=TraceCounts)
-    conversions: ConversionCounts = field(default_factory=ConversionCounts)
-    mismatches: list[Mismatch] = field(default_factory=list)
-    prediction: Prediction | None = None
-    notes: list[str] = field(default_factory=list)
-    copies: TraceCounts = field(default_factory=TraceCounts)
-    times: Json | None = None
-
-    @property
-    def complete(self) -> bool:
-        return self.build.complete
+    tensor: str
+    scale: float | list[float]
+    method: str
+    group: int | None
+    node: str
 
     def as_json(self) -> Json:
-        return {
-            "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
-            "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None, "build": self.build.as_json(),
-            "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
-            "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
-            "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
-            "notes": list(self.notes), "times": self.times,
-        }
+        return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedNode:
+    """A node that could have been quantized and was left float, and why."""
+
+    node: str
+    reason: str
+
+    def as_json(self) -> Json:
+        return {"node": self.node, "reason": self.reason}

@@ -24,7 +24,8 @@ from qdqtool.insertion.structure import convolution_behind, weight_scale_axis
 from qdqtool.onnxgraph.flow import boundary, layer_of, uses
 from qdqtool.onnxgraph.pointwise import activation_input
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import OPERATORS, LayerKind, Operator
+from qdqtool.operator_facts import LayerKind, Operator
+from qdqtool.operators import OPERATORS
 from qdqtool.trt import importer
 from qdqtool.trt.rules import id_of
 from qdqtool.trt.simulation import simulate

@@ -33,7 +33,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("trt",),
     ("onnxgraph",),
     ("operators",),
+    ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
+    ("verified",),
     ("files", "patterns", "errors", "evidence", "types", "agreement", "assumption", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}

@@ -9,7 +9,7 @@ import click
 from qdqtool.errors import QdqtoolError, VersionError
 
 if TYPE_CHECKING:
-    from qdqtool.types import Verification
+    from qdqtool.verified import Verification
 
 
 @click.command()

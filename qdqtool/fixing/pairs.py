@@ -12,7 +12,8 @@ from qdqtool.lint.structure import both_sides, quantized_gate
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.flow import boundary, is_sum, layer_of, uses
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import LayerKind, is_activation, of, passage
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import is_activation, of, passage
 from qdqtool.trt.targets import Target
 
 

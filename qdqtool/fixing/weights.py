@@ -18,7 +18,8 @@ from qdqtool.insertion.scales import weight_scale
 from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View, Weights
-from qdqtool.operators import LayerKind, of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision
 

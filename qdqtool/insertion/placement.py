@@ -26,10 +26,11 @@ from qdqtool.insertion.structure import (
     longest_path,
     weight_scale_axis,
 )
-from qdqtool.insertion.told import SkippedNode
 from qdqtool.onnxgraph.pointwise import activation_outputs
-from qdqtool.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.patterns import compile_pattern
+from qdqtool.types import SkippedNode
 
 RESIDUALS = ("auto", "skip", "both", "none")
 

@@ -25,7 +25,8 @@ from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, without_large_weights
 from qdqtool.insertion.structure import is_convolution
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.operators import DOMAINS, LayerKind, of, output_axis
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import DOMAINS, of, output_axis
 
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales

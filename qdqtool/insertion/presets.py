@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.heads import find_head
-from qdqtool.operators import LayerKind, of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of
 
 HEADS = ("box", "float", "none")
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector

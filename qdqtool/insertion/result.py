@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.insertion.told import QuantizedTensor, SkippedNode
 from qdqtool.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
-from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction
+from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
 
 
 @dataclass

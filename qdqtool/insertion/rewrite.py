@@ -14,8 +14,8 @@ from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.insertion.told import QuantizedTensor
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.types import QuantizedTensor
 
 WEIGHT_FORMS = ("float", "int8")
 

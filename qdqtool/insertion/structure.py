@@ -8,7 +8,8 @@ import onnx
 
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.pointwise import activation_input, is_bias, region
-from qdqtool.operators import LayerKind, of, output_axis
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of, output_axis
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)

@@ -11,6 +11,7 @@ from qdqtool import operators, qdq
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.pointwise import activation_behind, activation_input, is_bias
 from qdqtool.onnxgraph.view import View
+from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import inputs_behind_q, is_activation
 
 _LIMIT = 400  # readers looked at from one tensor
@@ -60,7 +61,7 @@ def _normalization(view: View, result: Boundary) -> list[Node] | None:
     if len(readers) != 1:
         return None
     node = readers[0]
-    if operators.of(node).kind == operators.LayerKind.SCALE:
+    if operators.of(node).kind == LayerKind.SCALE:
         if any(view.model.constant_proto(t) is None for t in node.inputs[1:]):
             result.stopped = node
             return None
@@ -170,7 +171,7 @@ def layer_of(view: View, tensor: str) -> Node | None:
         known = operators.of(node)
         if node is None or known.weights is not None:
             return node
-        if known.kind == operators.LayerKind.SCALE:
+        if known.kind == LayerKind.SCALE:
             above: str | None = node.input(0)
         elif operators.is_sum(node) and not is_sum(view, node):
             above = next((t for t in node.inputs if t not in view.constants), None)

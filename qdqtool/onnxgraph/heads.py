@@ -13,7 +13,8 @@ import numpy as np
 
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.pointwise import activation_outputs, region, run_time_inputs
-from qdqtool.operators import WEIGHTED, LayerKind, inputs_behind_q, of, rearranges
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import WEIGHTED, inputs_behind_q, of, rearranges
 
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
 

@@ -17,7 +17,8 @@ from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, can_be_quantized, place
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.prepare import prepare as prepare_proto
-from qdqtool.operators import WEIGHTED, LayerKind, of, output_axis
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.sites import ADD, Site

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from qdqtool.insertion.told import SkippedNode
 from qdqtool.render.output import wrap
 from qdqtool.render.parameters import as_options
-from qdqtool.types import Prediction
+from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
-from qdqtool.types import Verification
+from qdqtool.verified import Verification
 
 _KINDS = {
     MismatchKind.CONVOLUTION: "Convolutions",

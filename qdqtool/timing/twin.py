@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import onnx
 from onnx import TensorProto, helper
@@ -85,22 +86,18 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.groups import scale_groups
     from qdqtool.insertion.placement import Rules, place
     from qdqtool.insertion.prepare import MIN_OPSET, index_of, prepare
-    from qdqtool.insertion.rewrite import ActivationScale, rewrite
+    from qdqtool.insertion.residuals import after_activation, sketch
 
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     prepare(proto, opset=MIN_OPSET, path=model.path)
     work = index_of(proto, model.path)
-    placement = place(work, Rules("box", "auto", "none" if target.is_rtx else "both", (), (), (), not target.is_rtx))
+    rules = Rules(transposed=not target.is_rtx, transposed_per_channel=target.transposed_per_channel)
+    rules = replace(rules, residual_after_activation=after_activation(work, rules, target))
+    placement = place(work, rules)
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
-    scales = {
-        tensor: ActivationScale(0.01 * (1 + number / 1024), "none", number)
-        for number, group in enumerate(scale_groups(work, placement.readers))
-        for tensor in group.quantized
-    }
-    rewrite(work, placement, scales)
-    return Model(work.proto, model.path, sha256=model.sha256)
+    return Model(sketch(work, placement, scale_groups(work, placement.readers)), model.path, sha256=model.sha256)
 
 
 def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:

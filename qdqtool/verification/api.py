@@ -16,7 +16,7 @@ from qdqtool.modelfile import ModelSource, load
 from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
-from qdqtool.types import Event, Precision, Prediction, Verification
+from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.lines import (
     MOST,
@@ -27,6 +27,7 @@ from qdqtool.verification.lines import (
     inconsistent_tensors,
 )
 from qdqtool.verification.mapping import Mapper, common_names, trt_name
+from qdqtool.verified import Verification
 
 BuildSource = str | os.PathLike[str]
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half
-from qdqtool.insertion.told import QuantizedTensor
+from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 

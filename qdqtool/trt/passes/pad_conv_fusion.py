@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qdqtool.evidence import documented
-from qdqtool.operators import ZERO_PAD, LayerKind
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import ZERO_PAD
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 
