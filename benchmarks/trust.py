@@ -2,8 +2,8 @@
 
     python -m benchmarks.trust
 
-``right`` is data types of input, residual and output, and the Add and MaxPool taken in; lines are compared as a multiset
-of pass, event, subject and object, without those of ConstQDQInitializersFusion where a log only counts them.
+``right`` is data types of input, residual and output, and the Add and MaxPool taken in; lines are compared as a
+multiset of pass, event, subject and object, without those of ConstQDQInitializersFusion where a log only counts them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ GPU = (
         (
             seen(("trt8.5",), "bevfusion-camera-orin-trt8502, against bevfusion-camera-rtx3080ti-trt8600"),
             documented(
-                tuple(t for t in CLASSIC if t != "trt8.5"), "NVIDIA/TensorRT issues 2222 (DLA), 3575 (attention on Orin)"
+                tuple(t for t in CLASSIC if t != "trt8.5"), "NVIDIA/TensorRT issues 2222 (DLA), 3575 (attention)"
             ),
         ),
     ),
