@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
-    ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
+    ("files", "patterns", "errors", "evidence", "types", "agreement", "assumption", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
