@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.modelfile import save
-from qdqtool.qat.backends import amax_of
+from qdqtool.qat.amax import amax_of
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, quantizers_of
@@ -94,7 +94,7 @@ def export(
     plan = plan_of(model)
     if opset < 13:
         raise QdqtoolError(f"opset={opset}: per-channel Q/DQ need 13 or newer")
-    args = tuple(a.detach().cpu() if isinstance(a, Tensor) else a for a in as_arguments(sample))
+    call = as_call(sample).on_cpu()
     twin = copy.deepcopy(model).cpu()
     with evaluating(twin):
         wanted = _tensors(twin(*args))

@@ -15,7 +15,7 @@ from calibration.methods import DEFAULT_PERCENTILE
 from qdqtool.errors import DataError
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
-from qdqtool.qat.backends import set_amax
+from qdqtool.qat.amax import set_amax
 from qdqtool.qat.modules import observing, quantizers_of
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import plan_of
