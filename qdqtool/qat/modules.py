@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.amax import collecting, fake_quantized
+from qdqtool.qat.amax import Int8, amax_of, collecting, fake_quantized
 from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
@@ -27,10 +27,12 @@ _UNCALIBRATED = (
     "call qdqtool.qat.calibrate before training and evaluation"
 )
 Observer = Callable[[nn.Module, str, Tensor], None]
+Watcher = Callable[[nn.Module, str, Tensor, Tensor], None]
 
 
 class _State(threading.local):
     observer: Observer | None = None
+    watcher: Watcher | None = None
 
 
 _state = _State()
@@ -46,6 +48,16 @@ def observing(observer: Observer) -> Iterator[None]:
         _state.observer = before
 
 
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Shows ``watcher`` each quantizer of activations that runs: module, attribute, values before and after."""
+    before, _state.watcher = _state.watcher, watcher
+    try:
+        yield
+    finally:
+        _state.watcher = before
+
+
 def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
     observer = _state.observer
     if observer is not None:
@@ -56,10 +68,13 @@ def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool
     if attribute in module.qdq_off:
         return value
     quantizer = getattr(module, attribute)
-    if not weight and "_amax" not in quantizer._buffers and not collecting(quantizer):
+    if not weight and isinstance(quantizer, Int8) and amax_of(quantizer) is None and not collecting(quantizer):
         warnings.warn(_UNCALIBRATED, UserWarning, stacklevel=4)
     with uncounted():
-        return quantizer(value)
+        result = quantizer(value)
+        if _state.watcher is not None and not weight:
+            _state.watcher(module, attribute, value, result)
+    return result
 
 
 class Quantizing:

@@ -48,9 +48,12 @@ class Traced:
     runs: Counter[str] = field(default_factory=Counter)
 
 
-class _Mark(torch.autograd.Function):  # type: ignore[misc]
-    """An identity that leaves a node with its key in the exported graph."""
+def mark(value: Tensor, number: int) -> Any:
+    """An identity that leaves a node with its number in the exported graph."""
+    return _Mark.apply(value, str(number))
 
+
+class _Mark(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
         return x.clone()
@@ -71,6 +74,14 @@ class Call:
     def tensors(self) -> list[Tensor]:
         """The tensors, in the order of the exported model's inputs."""
         return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
+
+    def on_device(self, device: torch.device | str) -> Call:
+        """The same with detached tensors on that device."""
+
+        def moved(value: Any) -> Any:
+            return value.detach().to(device) if isinstance(value, Tensor) else value
+
+        return Call(tuple(map(moved, self.args)), {k: moved(v) for k, v in self.kwargs.items()})
 
     def on(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
         """Calls ``module`` with the tensors moved to a device, those of floats also to another type."""
@@ -166,12 +177,7 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     Raises:
         ModelError: torch cannot export the network.
     """
-    call = as_call(sample)
-    device = device_of(model)
-    call = Call(
-        tuple(v.to(device) if isinstance(v, Tensor) else v for v in call.args),
-        {k: v.to(device) if isinstance(v, Tensor) else v for k, v in call.kwargs.items()},
-    )
+    call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
         proto = export_proto(
@@ -206,7 +212,7 @@ class _Recorder:
 
     def _mark(self, value: Tensor, site: Site) -> Any:
         self.keys.append(site)
-        return _Mark.apply(value, str(len(self.keys) - 1))
+        return mark(value, len(self.keys) - 1)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.stack.append((module, Counter()))
@@ -245,14 +251,9 @@ class _Recorder:
 
 
 def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
-    proto = traced.proto
-    graph = proto.graph
-    source: dict[str, str] = {}
-    place: dict[str, Site] = {}
-    for node in graph.node:
-        if node.domain == _DOMAIN:
-            source[node.output[0]] = source.get(node.input[0], node.input[0])
-            place[node.output[0]] = keys[int(node.attribute[0].s)]
+    graph = traced.proto.graph
+    source, numbers = read_marks(traced.proto)
+    place = {tensor: keys[number] for tensor, number in numbers.items()}
     kept = [n for n in graph.node if n.domain != _DOMAIN]
     producers = {o: n for n in kept for o in n.output}
     readers = Counter(source.get(t, t) for n in kept for t in n.input)
@@ -271,6 +272,28 @@ def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
                 traced.sites[node.name, position] = site
                 if site.kind == "input":
                     module_of[node.name] = site.module
+    drop_marks(traced.proto, source)
+
+
+def read_marks(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, int]]:
+    """From each mark's output to the tensor in front of it, and to its number."""
+    source: dict[str, str] = {}
+    number: dict[str, int] = {}
+    for node in proto.graph.node:
+        if node.domain == _DOMAIN:
+            source[node.output[0]] = source.get(node.input[0], node.input[0])
+            number[node.output[0]] = int(node.attribute[0].s)
+    return source, number
+
+
+def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
+    """Takes every mark out; its readers read ``source`` instead.
+
+    Raises:
+        ModelError: An output of the network is one of its inputs.
+    """
+    graph = proto.graph
+    kept = [n for n in graph.node if n.domain != _DOMAIN]
     for node in kept:
         for position, tensor in enumerate(node.input):
             node.input[position] = source.get(tensor, tensor)
