@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
-    from qdqtool.qat.exporting import Export, export
+    from qdqtool.qat.checking import Check
+    from qdqtool.qat.exporting import Export, check, export
     from qdqtool.qat.planning import Plan, plan
     from qdqtool.qat.preparation import prepare
     from qdqtool.qat.ranges import Calibration, calibrate
@@ -32,9 +33,11 @@ _HOMES = {
     "Calibration": "qdqtool.qat.ranges",
     "export": "qdqtool.qat.exporting",
     "Export": "qdqtool.qat.exporting",
+    "check": "qdqtool.qat.exporting",
+    "Check": "qdqtool.qat.checking",
 }
 
-__all__ = ["Calibration", "Export", "Plan", "calibrate", "export", "plan", "prepare"]
+__all__ = ["Calibration", "Check", "Export", "Plan", "calibrate", "check", "export", "plan", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

@@ -75,5 +75,6 @@ def fake_quantized(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
     """Rounding to INT8 and back, which torch exports as a Q/DQ pair."""
     if axis is None:
         return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
+    scale = scale.float()  # also where the network runs in double precision
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -128, 127)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 
+ANYTHING = 1.0  # a tolerance as large as the outputs themselves
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -97,7 +99,8 @@ def export(
         input_names: Names for the inputs.
         output_names: Names for the outputs.
         tolerance: How far, beyond the network's own noise, onnxruntime's results may be from the network's end to end,
-            see :attr:`Check.difference`. The check of the single pieces is not loosened by it.
+            see :attr:`Check.difference`. The check of the single pieces is not loosened by it, unless it is 1 or more:
+            then everything is written, and what would have been refused is a warning.
 
     Returns:
         The prediction, and how far onnxruntime's results are from the network's.
@@ -126,11 +129,17 @@ def export(
         proto, numbers = _tidied(raw, calls)
         try:
             onnx.checker.check_model(proto)
+        except onnx.checker.ValidationError as error:
+            raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
+        try:
             found = checking.check_pieces(proto, shown, wanted, numbers)
-        except (ModelError, onnx.checker.ValidationError) as error:
-            raise ModelError(f"{os.fspath(path)}: {str(error).splitlines()[0]}; nothing was written") from error
-        found = replace(found, noise=_noise(twin, plan, shown, wanted))
-    _refuse_apart(found, tolerance, os.fspath(path))
+            found = replace(found, noise=_noise(twin, plan, shown, wanted))
+            _refuse_apart(found, tolerance)
+        except ModelError as error:
+            if tolerance < ANYTHING:
+                raise ModelError(f"{os.fspath(path)}: {_first_line(error)}; nothing was written") from error
+            warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=2)
+            found = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if is_yolo(wrapper):
         from qdqtool.qat import ultralytics
 
@@ -168,22 +177,26 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
         _, numbers = _tidied(raw, calls)
         try:
             found = checking.check_pieces(file, call, wanted, numbers)
+            found = replace(found, noise=_noise(twin, plan, call, wanted))
+            _refuse_apart(found, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
-        found = replace(found, noise=_noise(twin, plan, call, wanted))
-    _refuse_apart(found, tolerance, os.fspath(path))
     return found
 
 
-def _refuse_apart(found: Check, tolerance: float, path: str) -> None:
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _refuse_apart(found: Check, tolerance: float) -> None:
     if np.isnan(found.noise):
         return  # every piece agrees, and nothing says how much their rounding may add up to
     allowed = tolerance + NOISES * found.noise
     if not found.difference <= allowed:
         raise ModelError(
-            f"{path}: onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
+            f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
             f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise of "
-            f"{found.noise:.3f}); nothing was written"
+            f"{found.noise:.3f})"
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.amax import Int8, amax_of, collecting, fake_quantized
+from qdqtool.qat.guards import protect
 from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
@@ -177,6 +178,8 @@ def _base_of(made: type) -> type:
 
 
 def _rebuilt(base: type) -> object:
+    """A module out of a pickle or a copy."""
+    protect()
     made: Any = _class_for(base)
     return made.__new__(made)
 

@@ -25,7 +25,8 @@ from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.networks import exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, Site
-from qdqtool.qat.trace import Traced, trace
+from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
+from qdqtool.qat.trace import Traced, as_call, trace
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 
 BACKENDS = ("pytorch-quantization", "modelopt")
@@ -69,6 +70,10 @@ class Plan:
         norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
         calls: How many calls of a kind run inside a module that has quantizers on some of them.
         merged: Modules whose parallel branches become one convolution first.
+        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode, and stay float.
+        arguments: How many arguments the sample had.
+        keywords: Its keyword arguments.
+        dimensions: Dimensions of its first tensor.
     """
 
     target: str
@@ -79,6 +84,10 @@ class Plan:
     norms: dict[str, str] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    arguments: int = 1
+    keywords: tuple[str, ...] = ()
+    dimensions: int = 4
 
     @property
     def convolutions(self) -> list[str]:
@@ -106,6 +115,12 @@ class Plan:
         lines.extend(f"  pool      {_told(a.site)}" for a in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
         lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
+        if self.unseen:
+            shown = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
+            lines.append(
+                f"  float     {len(self.unseen)} that did not run with this sample in evaluation mode ({shown}): branches "
+                "for training only, or experts that it does not reach; those need a sample that does"
+            )
         return "\n".join(lines)
 
 
@@ -187,8 +202,15 @@ def plan(
         why = f"; {placement.skipped[0].node}: {placement.skipped[0].reason}" if placement.skipped else ""
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
     decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
-    decided.merged = merged
+    call = as_call(sample)
+    decided.merged, decided.unseen = merged, _unseen(traced, model)
+    decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
+    decided.dimensions = next((t.ndim for t in call.tensors), 0)
     return decided
+
+
+def _unseen(traced: Traced, model: nn.Module) -> list[str]:
+    return [n for n, m in model.named_modules() if isinstance(m, WEIGHTED_MODULES) and n not in traced.runs]
 
 
 def sample_for(model: Any, sample: Any) -> Any:

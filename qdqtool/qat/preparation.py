@@ -9,6 +9,7 @@ from torch import nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.backends import INPUT, RESIDUAL, WEIGHT, Backend, backend_named
+from qdqtool.qat.guards import protect
 from qdqtool.qat.modules import Quantizing, make_quantizing
 from qdqtool.qat.networks import merge_branches, refuse_wrapped, unwrapped
 from qdqtool.qat.planning import Plan, plan, sample_for
@@ -65,7 +66,7 @@ def prepare(
     refuse_wrapped(model)
     sample = sample_for(model, sample)
     model = unwrapped(model)
-    if any(isinstance(m, Quantizing) for m in model.modules()):
+    if is_prepared(model):
         raise QdqtoolError(f"{type(model).__name__}: is prepared already; prepare the float network")
     decided = plan(
         model, sample, target=target, backend=backend, head=head, residual=residual, unify=unify, exclude=exclude,
@@ -84,8 +85,14 @@ def prepare(
     if decided.merged:
         merge_branches(model)
     _insert(model, decided, chosen)
+    protect()
     setattr(model, PLAN, decided)
     return decided
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Whether a network has quantizers of ours."""
+    return any(isinstance(m, Quantizing) for m in model.modules())
 
 
 def plan_of(model: nn.Module) -> Plan:
