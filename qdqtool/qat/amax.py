@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +47,10 @@ class Int8:
             module: Any = self
             if getattr(module, "_disabled", False):
                 return x
-            return fake_quantized(x, scale_of(module, x), self.qdq_axis)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's tracer warns of constants, and a constant is what is wanted
+                scale = torch.from_numpy(np.array(scale_of(module, x).detach().cpu().numpy())).to(x.device)
+                return fake_quantized(x, scale, self.qdq_axis)
         result: Tensor = super().forward(x)  # type: ignore[misc]
         return result
 

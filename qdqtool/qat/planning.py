@@ -203,10 +203,21 @@ def plan(
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
     decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
     call = as_call(sample)
+    _refuse_computed(decided, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
     decided.dimensions = next((t.ndim for t in call.tensors), 0)
     return decided
+
+
+def _refuse_computed(decided: Plan, model: nn.Module) -> None:
+    modules = dict(model.named_modules())
+    for weight in decided.weights:
+        if "weight" not in modules[weight.module]._parameters:
+            raise QdqtoolError(
+                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
+                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            )
 
 
 def _unseen(traced: Traced, model: nn.Module) -> list[str]:

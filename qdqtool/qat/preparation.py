@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.backends import INPUT, RESIDUAL, WEIGHT, Backend, backend_named
+from qdqtool.qat.backends import INPUT, RESIDUAL, WEIGHT, backend_named
 from qdqtool.qat.guards import protect
 from qdqtool.qat.modules import Quantizing, make_quantizing
 from qdqtool.qat.networks import merge_branches, refuse_wrapped, unwrapped
@@ -72,21 +72,12 @@ def prepare(
         model, sample, target=target, backend=backend, head=head, residual=residual, unify=unify, exclude=exclude,
         include=include, merge=merge,
     )  # fmt: skip
-    chosen = backend_named(backend)
-    modules = dict(model.named_modules())
-    for weight in decided.weights:
-        if weight.module in modules and "weight" not in modules[weight.module]._parameters:
-            raise QdqtoolError(
-                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
-                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
-            )
+    backend_named(backend)
     if report is not None:
         report(decided.text())
     if decided.merged:
         merge_branches(model)
-    _insert(model, decided, chosen)
-    protect()
-    setattr(model, PLAN, decided)
+    insert(model, decided)
     return decided
 
 
@@ -107,7 +98,13 @@ def plan_of(model: nn.Module) -> Plan:
     return found
 
 
-def _insert(model: nn.Module, decided: Plan, backend: Backend) -> None:
+def insert(model: nn.Module, decided: Plan) -> None:
+    """Puts the quantizers of a plan into a network, whose branches are merged already where the plan says so.
+
+    Raises:
+        QdqtoolError: The backend is missing.
+    """
+    backend = backend_named(decided.backend)
     modules = dict(model.named_modules())
     shared: dict[int, nn.Module] = {}
     for activation in decided.activations:
@@ -125,6 +122,8 @@ def _insert(model: nn.Module, decided: Plan, backend: Backend) -> None:
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
         module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
+    protect()
+    setattr(model, PLAN, decided)
 
 
 def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
