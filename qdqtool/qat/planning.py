@@ -313,9 +313,15 @@ def _as_plan(
         if module not in result.convolutions:
             result.weights.append(WeightQuantizer(module, axis))
     for skipped in placement.skipped:
-        reason = reasons.get(skipped.node) or re.sub(r"--(\w+) (\w+)", r"\1='\2'", skipped.reason)
-        result.skipped.append((names.get(skipped.node) or skipped.node, reason.replace("--", "")))
+        reason = reasons.get(skipped.node) or as_arguments(skipped.reason)
+        result.skipped.append((names.get(skipped.node) or skipped.node, reason))
     return result
+
+
+def as_arguments(text: str) -> str:
+    """Options of the command line as arguments: ``--head none`` becomes ``head='none'``, ``--include`` ``include=``."""
+    text = re.sub(r"--(head|residual) (\w+)", r"\1='\2'", text)
+    return re.sub(r"--([a-z][\w-]*)", lambda m: m[1].replace("-", "_") + "=", text)
 
 
 def _norms(traced: Traced) -> dict[str, str]:

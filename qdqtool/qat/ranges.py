@@ -22,15 +22,11 @@ from qdqtool.qat.batches import batches_of, call_for, length_of
 from qdqtool.qat.modules import observing, quantizers_of
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.observing import DeviceStatistics
-from qdqtool.qat.planning import Plan
+from qdqtool.qat.planning import Plan, as_arguments
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.trace import device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
-_ARGUMENTS = (
-    ("--method-for ", "method_for="), ("--method-for", "method_for"), ("--no-unify", "unify=False in qat.prepare"),
-    ("leave its readers float with --exclude", "leave its readers float with exclude= in qat.prepare"),
-)  # fmt: skip
 
 
 @dataclass
@@ -174,10 +170,7 @@ def _worded() -> Iterator[None]:
     try:
         yield
     except QdqtoolError as error:
-        said = str(error)
-        for option, argument in _ARGUMENTS:
-            said = said.replace(option, argument)
-        raise type(error)(said) from error
+        raise type(error)(as_arguments(str(error))) from error
 
 
 def _members(
