@@ -29,7 +29,7 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.qat.modules import quantizers_of
-from qdqtool.qat.networks import exporting_heads, merge_branches
+from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
 from tests.qat import nets
 
 os.environ.setdefault("YOLO_OFFLINE", "True")
@@ -138,19 +138,18 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
     stopped = _yolo(folder / "float.pt")
 
     def stop(trainer: Any) -> None:
-        trainer.stop = True
+        if trainer.epoch == 1:
+            raise InterruptedError("as if the power had failed")
 
-    stopped.add_callback("on_fit_epoch_end", stop)
-    with pytest.warns(UserWarning):
-        stopped.train(trainer=Trainer, **_options(folder, name="second", epochs=3))
+    stopped.add_callback("on_train_epoch_start", stop)
+    with pytest.raises(InterruptedError), pytest.warns(UserWarning):
+        stopped.train(trainer=Trainer, **_options(folder, name="second"))
     path = folder / "runs" / "second" / "weights" / "last.pt"
     checkpoint = torch.load(path, map_location="cpu", weights_only=False)
-    if checkpoint["epoch"] < 0:  # Ultralytics takes the optimizer out of a run that it takes for finished
-        pytest.skip("this Ultralytics ends a stopped run for good")
     ranges = {k: v for k, v in checkpoint["ema"].float().state_dict().items() if k.endswith("_amax")}
     yolo = _yolo(path)
     yolo.train(trainer=Trainer, resume=True)
-    assert yolo.trainer.start_epoch == checkpoint["epoch"] + 1
+    assert yolo.trainer.start_epoch == checkpoint["epoch"] + 1 == 1
     resumed = yolo.trainer.ema.ema.float().state_dict()
     assert ranges and all(torch.equal(resumed[k], v) for k, v in ranges.items())
 
@@ -163,7 +162,8 @@ def test_val_and_predict_run_and_the_export_is_as_planned(folder: Path, trained:
     assert fresh.check.worst < 2e-3 and fresh.noise == fresh.noise
     yolo.val(data=str(folder / "data.yaml"), imgsz=SIZE, device="cpu", plots=False, project=str(tmp_path), workers=0)
     yolo.predict(str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False)
-    assert yolo.model.is_fused() and _count(yolo.model) == len(list(quantizers_of(yolo.model)))
+    yolo.fuse(verbose=False)
+    assert yolo.model.is_fused() and _count(yolo.model) == 2 * len(plan.convolutions) + 2
     fused = qat.export(yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE))  # folded by Ultralytics
     assert fused.summary == fresh.summary
     ours = _yolo(tmp_path / "fresh.onnx")  # reads names, stride and task from the model
@@ -247,15 +247,14 @@ def test_branches_are_merged_first() -> None:
     from ultralytics.nn.modules import RepConv
     from ultralytics.nn.modules.block import RepVGGDW
 
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), RepConv(8, 8), RepVGGDW(8), nn.Conv2d(8, 8, 1))
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
     nets.randomise(model)
     x = torch.rand(1, 3, 24, 24)
     with torch.no_grad():
         wanted = model.eval()(x)
         plan = qat.prepare(copied := copy.deepcopy(model), x, report=None)
         assert plan.merged == ["1", "2"] and len(plan.convolutions) == 4
-        assert _count(model) == 0 and len(list(model.modules())) > len(list(copied.modules())) - 20
+        assert _count(model) == 0 and merge_branches(copied) == [] and mergeable(model)
         with qat.disabled(copied):
             torch.testing.assert_close(copied.eval()(x), wanted, rtol=1e-3, atol=1e-4)
     assert all(p.requires_grad for p in copied.parameters())
-    assert merge_branches(copied) == []
