@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 TOOL_VERSION = "0.1.0"
 
@@ -79,35 +79,39 @@ class Event:
             (``qdqtool.trt.trace`` lists them with their wording).
         subject: The first layer or tensor named.
         object: The second one, or an empty string.
+        case: For a simulated line the case of its pass, ``<pass>/<case>``: what shows that TensorRT does so.
     """
 
     pass_name: str
     kind: str
     subject: str
     object: str = ""
+    case: str = field(default="", compare=False)
 
     def as_json(self) -> Json:
-        return {"pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object}
+        return {
+            "pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object,
+            "case": self.case,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A pass looked at a node and did not fire.
 
+    Each reason is a class of its own (``qdqtool.trt.refusals``) with the nodes and values that decided; findings are
+    made from these.
+
     Attributes:
+        reason: A short code of the class, stable, that tests and explanations refer to.
         pass_name: The pass.
-        node: The layer looked at.
-        reason: A short code, stable, that advice and tests refer to.
-        details: What the reason needs to be told in words: names, numbers.
+        node: The ONNX node looked at.
     """
+
+    reason: ClassVar[str] = ""
 
     pass_name: str
     node: str
-    reason: str
-    details: tuple[tuple[str, Any], ...] = ()
-
-    def detail(self, key: str, default: Any = None) -> Any:
-        return dict(self.details).get(key, default)
 
 
 @dataclass(slots=True)
@@ -191,6 +195,7 @@ class ConvOutcome:
         fused: ONNX nodes, Q and DQ apart, that its layer absorbed (BatchNormalization, activation, Add, MaxPool).
         findings: Ids of the findings about it.
         evidence: How well the outcome is proven on the target.
+        cases: What it rests on: the cases (``<pass>/<case>``) of every pass that made its layer what it is.
     """
 
     index: int
@@ -204,6 +209,7 @@ class ConvOutcome:
     fused: list[str] = field(default_factory=list)
     findings: list[int] = field(default_factory=list)
     evidence: Evidence = Evidence.SEEN
+    cases: list[str] = field(default_factory=list)
 
     @property
     def is_int8(self) -> bool:
@@ -218,7 +224,7 @@ class ConvOutcome:
             "index": self.index, "name": self.name, "op": self.op, "weights": self.weights,
             "precision": str(self.precision), "inputs": [str(p) for p in self.inputs], "output": str(self.output),
             "layer": self.layer, "fused": list(self.fused), "findings": list(self.findings),
-            "evidence": str(self.evidence),
+            "evidence": str(self.evidence), "cases": list(self.cases),
         }
 
 
@@ -240,7 +246,8 @@ class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire.
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the number
+    of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo
@@ -253,6 +260,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -284,6 +292,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
+            "counts": dict(self.counts),
         }
 
 

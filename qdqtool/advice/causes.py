@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qdqtool import qdq
-from qdqtool.advice.flow import (
+from qdqtool.advice.report import names, number, scalar, size_text
+from qdqtool.graph import Node
+from qdqtool.onnxgraph.flow import (
     AVERAGES,
     CUTS,
     JOINS,
@@ -21,9 +23,7 @@ from qdqtool.advice.flow import (
     root,
     uses,
 )
-from qdqtool.advice.report import names, number, scalar, size_text
-from qdqtool.advice.view import WEIGHTED, View
-from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import WEIGHTED, View
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from qdqtool.advice import causes, conversions, inputs, refusals, static, structure
 from qdqtool.advice.report import Report
-from qdqtool.advice.view import View
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.view import View
 from qdqtool.types import ConvOutcome, Finding, Prediction, Refusal, Severity
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from qdqtool import qdq
 from qdqtool.advice import causes
 from qdqtool.advice.causes import Cause
-from qdqtool.advice.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
 from qdqtool.advice.report import Report, names, number, scalar
-from qdqtool.advice.view import WEIGHTED, View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.flow import AVERAGES, CUTS, JOINS, Root, is_sum, layer_of, no_pooling, root, uses
+from qdqtool.onnxgraph.view import WEIGHTED, View
 from qdqtool.types import ConvOutcome
 
 _CLONE = re.compile(r"(?:_clone_\d+)+$")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import numpy_helper
 
-from qdqtool.advice.view import View
 from qdqtool.graph import Model, Node, without_large_weights
 from qdqtool.insertion.presets import Head, find_head
+from qdqtool.onnxgraph.view import View
 
 
 def last_convolutions(view: View) -> list[Node]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qdqtool import qdq
-from qdqtool.advice.flow import commutes
 from qdqtool.advice.report import Report
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.flow import commutes
+from qdqtool.onnxgraph.view import View
 
 _HOPS = 40  # nodes looked at above a convolution for the DQ that does not reach it
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qdqtool.advice import static_head, static_quantizers, static_weights
 from qdqtool.advice.report import Report
-from qdqtool.advice.view import View
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.view import View
 from qdqtool.types import Finding
 
 INTEGER_OPS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QGemm")

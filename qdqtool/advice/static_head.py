@@ -8,8 +8,8 @@ from qdqtool import qdq
 from qdqtool.advice.heads import head_of, last_convolutions
 from qdqtool.advice.knowledge import STRONG
 from qdqtool.advice.report import Report, names
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import View
 
 _RESHAPES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Sigmoid")
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five

@@ -9,8 +9,8 @@ import onnx
 
 from qdqtool import qdq
 from qdqtool.advice.report import Report, number, scale_text
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams
 from qdqtool.types import Precision
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from qdqtool import qdq
 from qdqtool.advice.report import Report, names
-from qdqtool.advice.view import View, Weights
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import View, Weights
 from qdqtool.types import Precision
 
 _MULTI_INPUT = ("Add", "Sum")

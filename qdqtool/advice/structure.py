@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool import qdq
-from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
 from qdqtool.advice.report import Report, number, scalar
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of
+from qdqtool.onnxgraph.view import View
 
 
 def run(view: View, report: Report, quantized: set[int]) -> None:

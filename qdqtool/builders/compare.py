@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.builders.result import BuildResult, BuiltNode
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.rtx.predict import status_of
 from qdqtool.types import ConvOutcome, Precision, Prediction
 
 

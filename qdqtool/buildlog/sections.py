@@ -108,7 +108,7 @@ class Sections:
         event = self.trace.read(text)
         if event is not None:
             if self._keep(text):
-                self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line))
+                self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line))
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
             self._begin_again(parse=True)

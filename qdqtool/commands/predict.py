@@ -36,9 +36,9 @@ def command(
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.files import same_file
+    from qdqtool.prediction import predict
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.predict_text import render
-    from qdqtool.trt.predict import predict
     from qdqtool.trt.targets import DEFAULT_TARGET
 
     if output and same_file(output, model):

@@ -16,7 +16,7 @@ from qdqtool.builders.compare import Pair
 from qdqtool.builders.result import BuiltNode
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Verification
 from qdqtool.verification.rtx import of_pairs

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from qdqtool import qdq
 from qdqtool.advice.causes import quantizer_of
-from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
 from qdqtool.advice.heads import head_of, last_convolutions
 from qdqtool.advice.structure import both_sides, quantized_gate
-from qdqtool.advice.view import View
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of
+from qdqtool.onnxgraph.view import View
 
 
 def _dqs(view: View, q: Node) -> list[Node]:

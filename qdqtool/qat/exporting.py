@@ -19,6 +19,7 @@ from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.modelfile import save
+from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.amax import LEVELS, amax_of, scale_of
 from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
@@ -29,7 +30,6 @@ from qdqtool.qat.networks import exporting_heads, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
-from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 

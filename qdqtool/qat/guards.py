@@ -29,10 +29,11 @@ def protect() -> None:
 
 
 def count_quantizers(network: Any) -> int:
-    """How many quantizers of ours a network has."""
-    from qdqtool.qat.modules import quantizers_of
-
-    return sum(1 for _ in quantizers_of(network)) if isinstance(network, nn.Module) else 0
+    """How many places of a network have a quantizer of ours; of pickles and copies as well."""
+    if not isinstance(network, nn.Module):
+        return 0
+    places = ((m, getattr(m, "qdq_calls", None)) for m in network.modules())
+    return sum(len(calls) + (m.qdq_input is not None) + (m.qdq_weight is not None) for m, calls in places if calls is not None)
 
 
 def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:

@@ -28,9 +28,12 @@ class Target:
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
         residual_evidence: How well that is proven.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
+        constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        copies_dq: A DQ with several readers is copied for each operator that it can pass.
+        deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
     """
 
     name: str
@@ -45,9 +48,12 @@ class Target:
     residual_through_activation: bool = False
     residual_evidence: Evidence = Evidence.ASSUMED
     multiply_in_pointwise_name: bool = False
+    constants_first: bool = False
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    deconvolution_seen: bool = False
+    copies_dq: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -66,6 +72,7 @@ TARGETS: dict[str, Target] = {
             fuses_stem_pool=False,
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
+            deconvolution_seen=True,
         ),
         Target(
             "trt8.4",
@@ -77,14 +84,14 @@ TARGETS: dict[str, Target] = {
             "trt8.5",
             (8, 5),
             Evidence.SEEN,
-            "every rule seen in two complete build logs (8.5.2 and 8.5.10) and four published engines",
+            "every rule seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
             int8_weights=True,
         ),
         Target(
             "trt8.6",
             (8, 6),
-            Evidence.ASSUMED,
-            "rules as seen on 8.5; no complete 8.6 log was at hand",
+            Evidence.SEEN,
+            "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
             int8_weights=True,
         ),
         Target(
@@ -93,6 +100,7 @@ TARGETS: dict[str, Target] = {
             Evidence.ASSUMED,
             "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
@@ -104,10 +112,12 @@ TARGETS: dict[str, Target] = {
             "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was at hand",
             strongly_typed=True,
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
+            copies_dq=True,
         ),
         Target(
             "rtx1.7",
@@ -122,7 +132,7 @@ TARGETS: dict[str, Target] = {
     )
 }
 
-DEFAULT_TARGET = "trt8.5"  # the newest whose rules were seen in complete logs
+DEFAULT_TARGET = "trt8.5"  # seen in the most complete logs
 
 
 def target_named(name: str | Target) -> Target:

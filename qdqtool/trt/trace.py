@@ -30,6 +30,7 @@ CONVERT_TYPE = "Convert layer type"
 MERGING = "Merging layers"
 ELIMINATING_SLICE = "Eliminating slice"
 ELIMINATING_CONCAT = "Eliminating concatenation"
+REPLACING_SLICE = "Replacing slice"
 RETARGETING = "Retargeting"
 SQUEEZE = "SqueezePushDown kSQUEEZE_JOIN"
 COPY_STRIDING = "Generating copy because input does not support striding"
@@ -69,6 +70,7 @@ FORMATS: dict[str, Format] = {
     MERGING: Format("Merging layers: ", "", "", "none"),
     ELIMINATING_SLICE: Format("Eliminating slice ", " by retargeting ", "", "none"),
     ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
+    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
     RETARGETING: Format("Retargeting ", " to ", "", "none"),
     COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
     COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
@@ -83,10 +85,10 @@ _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 _BY_BEGINNING: tuple[tuple[str, str], ...] = tuple(
     (FORMATS[kind].before, kind)
     for kind in (REMOVING, SWAPPING, ELIMINATING_SLICE, ELIMINATING_CONCAT, ELIMINATING, SWAP_TYPE, CONVERT_TYPE,
-                 SQUEEZE, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+                 SQUEEZE, MERGING, REPLACING_SLICE, RETARGETING, COPY_STRIDING, COPY_STOMPING)
 )
 _FIRST_WORDS = ("Removing ", "Swapping ", "Eliminating ", "Swap the", "Convert layer", "-----------Squeeze",
-                "Merging layers: ", "Retargeting ", "Generating copy ")
+                "Merging layers: ", "Replacing slice ", "Retargeting ", "Generating copy ")
 
 
 def render(event: Event) -> str:

@@ -11,7 +11,7 @@ from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Mismatch, Precision, Prediction, Verification
 from qdqtool.verification.convolutions import compare_convolutions

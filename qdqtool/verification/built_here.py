@@ -6,7 +6,7 @@ import os
 
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Mismatch, Verification
 
@@ -29,7 +29,7 @@ def verify_with_builder(
     from qdqtool.builders import build
     from qdqtool.builders.compare import compare, status_agrees
     from qdqtool.builders.licence import tell_once
-    from qdqtool.trt.rtx.predict import status_of
+    from qdqtool.rtx.predict import status_of
     from qdqtool.verification import api
     from qdqtool.verification.rtx import of_pairs
 

@@ -17,8 +17,8 @@ from qdqtool.buildlog.to_onnx import graph_from_log
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
+from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
-from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Verification
 from qdqtool.verification.api import choose_target, compare

@@ -7,7 +7,7 @@ import re
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
-from qdqtool.trt.outcome import OPERATORS
+from qdqtool.operators import WEIGHTED
 
 _PLAIN = re.compile(r"[^A-Za-z0-9_/]")
 _ASIDE = ("TrainStation", "Constant", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
@@ -81,7 +81,7 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
 
     Models without a convolution are counted by all their nodes.
     """
-    wanted = [n for n in model.nodes if n.op in OPERATORS] or list(model.nodes)
+    wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
     said: set[str] = {n.name for n in build.parse.nodes}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
     known = frozenset(trt_name(n) for n in wanted)

@@ -5,7 +5,7 @@ import pytest
 
 from qdqtool.advice import advise
 from qdqtool.graph import Model
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.types import Severity
 from tests.trt.builder import Graph
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 
 DATA = Path(__file__).parent.parent / "data" / "evidence"
 CASES = sorted(p.parent.name for p in DATA.glob("*/model.onnx.gz"))

@@ -13,7 +13,7 @@ from qdqtool.builders.compare import compare, status_agrees, verify_rtx
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx
+from qdqtool.rtx.predict import predict_rtx
 from qdqtool.types import Precision
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.fuzz.net import Net

@@ -15,7 +15,7 @@ from qdqtool.builders.compare import compare, status_agrees
 from qdqtool.builders.names import log_names
 from qdqtool.builders.result import BuildResult
 from qdqtool.builders.run import build_with, read_layers
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.rtx.predict import predict_rtx, status_of
 
 TIMEOUT = 60.0
 SM = (86,)

@@ -13,7 +13,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification import api
 from qdqtool.verification.api import exit_code, verify

@@ -12,8 +12,8 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
+from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers, read_params
-from qdqtool.trt.predict import predict
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.from_log import _differing, _with_scales, verify_from_log
 from tests.buildlog.evidence import build_file

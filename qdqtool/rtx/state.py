@@ -67,7 +67,7 @@ class Float:
     """A tensor that is just float.
 
     Attributes:
-        reason: A code that :mod:`qdqtool.trt.rtx.reasons` words; empty where no quantizer stands upstream.
+        reason: A code that :mod:`qdqtool.rtx.reasons` words; empty where no quantizer stands upstream.
         node: The node at which the integers were lost.
         dq: The DQ behind it.
     """

@@ -3,8 +3,8 @@
 import numpy as np
 import onnx
 
-from qdqtool.fixing.editor import Editor
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.editor import Editor
 from tests.trt.builder import Graph
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.trt.rtx.record`: builds every experiment with TensorRT-RTX and writes the table of answers."""
+"""`python -m tests.rtx.record`: builds every experiment with TensorRT-RTX and writes the table of answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qdqtool.files import write_text
 from qdqtool.types import Precision
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
-from tests.trt.rtx.experiments import EXPERIMENTS, finish
-from tests.trt.rtx.experiments_scales import HALVES, SCALES
+from tests.rtx.experiments import EXPERIMENTS, finish
+from tests.rtx.experiments_scales import HALVES, SCALES
 
-TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
+TABLE = Path(__file__).parents[1] / "data" / "rtx" / "answers.json"
 SEEDS = range(300)
 
 

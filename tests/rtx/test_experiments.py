@@ -11,11 +11,11 @@ import pytest
 
 from qdqtool.builders.child import is_installed
 from qdqtool.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.rtx.predict import predict_rtx, status_of
 from qdqtool.types import Severity
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
-from tests.trt.rtx.record import SEEDS, TABLE, answer, models
+from tests.rtx.record import SEEDS, TABLE, answer, models
 
 
 @functools.cache

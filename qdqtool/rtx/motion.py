@@ -14,9 +14,9 @@ import numpy as np
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.trt.rtx.constants import Constants
-from qdqtool.trt.rtx.sharing import Sharing
-from qdqtool.trt.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
+from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.sharing import Sharing
+from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 
 # One data input, integers stay as they are (or are negated, or reordered), the scale stays.
 MOVES = frozenset({

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.graph import Model, Node
-from qdqtool.trt.rtx.state import Dequantized, Float, State
+from qdqtool.rtx.state import Dequantized, Float, State
 from qdqtool.types import Precision
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

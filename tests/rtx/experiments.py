@@ -1,6 +1,6 @@
 """Experiments with TensorRT-RTX: each is the smallest graph that decides one question, and its name says which.
 
-``python -m tests.trt.rtx.record`` builds them and writes the answers to ``tests/data/rtx/answers.json``; the tests hold
+``python -m tests.rtx.record`` builds them and writes the answers to ``tests/data/rtx/answers.json``; the tests hold
 the prediction against those answers, with or without the compiler.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from tests.fuzz.net import Net
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.operators import OPERATORS, Step, chain, ints
+from tests.rtx import operators as ops
+from tests.rtx.operators import OPERATORS, Step, chain, ints
 
 Outputs = str | tuple[str, ...]
 Make = Callable[[Net], Outputs]

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from tests.fuzz.net import Net
-from tests.trt.rtx import operators as ops
-from tests.trt.rtx.experiments import SHAPE, Make, Outputs, conv, quantized
-from tests.trt.rtx.operators import Step, chain, ints
+from tests.rtx import operators as ops
+from tests.rtx.experiments import SHAPE, Make, Outputs, conv, quantized
+from tests.rtx.operators import Step, chain, ints
 
 W = (8, 8, 3, 3)
 

@@ -10,12 +10,12 @@ import onnx
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import precision_of
-from qdqtool.trt.rtx import reasons
-from qdqtool.trt.rtx.constants import Constants
-from qdqtool.trt.rtx.motion import Motion
-from qdqtool.trt.rtx.operands import OPERATORS, Verdict, judge
-from qdqtool.trt.rtx.refusals import CRASH, half_shape1, refusals
-from qdqtool.trt.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
+from qdqtool.rtx import reasons
+from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.motion import Motion
+from qdqtool.rtx.operands import OPERATORS, Verdict, judge
+from qdqtool.rtx.refusals import CRASH, half_shape1, refusals
+from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 from qdqtool.types import ConvOutcome, Evidence, Finding, ModelInfo, Precision, Prediction, Severity
 
 DEFAULT_SM = (86,)

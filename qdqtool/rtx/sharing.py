@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.trt.rtx.constants import Constants
+from qdqtool.rtx.constants import Constants
 
 # A Q behind these is pulled up in front of them, whatever else reads them.
 _PULLED = frozenset({

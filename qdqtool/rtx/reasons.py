@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.graph import Node
-from qdqtool.trt.rtx.operands import Verdict
+from qdqtool.rtx.operands import Verdict
 from qdqtool.types import Evidence, Finding, Severity
 
 TARGET = "rtx1.7"

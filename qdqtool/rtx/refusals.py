@@ -14,9 +14,9 @@ import onnx
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.rtx.constants import Constants
-from qdqtool.trt.rtx.operands import judge
-from qdqtool.trt.rtx.state import WIDTH, Dequantized, State
+from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.operands import judge
+from qdqtool.rtx.state import WIDTH, Dequantized, State
 from qdqtool.types import Evidence, Finding, Precision, Severity
 
 TARGET = "rtx1.7"

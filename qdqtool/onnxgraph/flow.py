@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qdqtool import qdq
-from qdqtool.advice.view import View
 from qdqtool.graph import Node
-from qdqtool.trt.reductions import pooling_of
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import pooling_of
 
 ACTIVATIONS = (
     "Relu", "LeakyRelu", "Clip", "Elu", "Selu", "PRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Swish",

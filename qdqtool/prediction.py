@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
-from qdqtool.trt import importer, pipeline
-from qdqtool.trt.outcome import Outcome
+from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import ModelInfo, Prediction
+from qdqtool.types import Prediction
 
 
 def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *, advice: bool = True) -> Prediction:
@@ -34,7 +33,7 @@ def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *
     with _collector_paused():
         index = load(model)
         if chosen.is_rtx:
-            from qdqtool.trt.rtx.predict import predict_rtx
+            from qdqtool.rtx.predict import predict_rtx
 
             return predict_rtx(index, chosen.name)
         prediction = simulate(index, chosen)
@@ -55,21 +54,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def simulate(model: Model, target: Target) -> Prediction:
-    """Runs TensorRT's passes on a model; no findings yet."""
-    network = importer.build(model)
-    run = pipeline.run(network, target)
-    outcome = Outcome(model, network, target)
-    return Prediction(
-        model=ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
-        target=target.name,
-        convolutions=outcome.convolutions,
-        layers=outcome.layers,
-        trace=run.trace,
-        refusals=run.refusals,
-        conversions=len(outcome.conversion_nodes),
-        conversion_nodes=outcome.conversion_nodes,
-        target_evidence=f"{target.evidence}: {target.proof}",
-    )

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from qdqtool.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.rtx.predict import predict_rtx, status_of
 
-SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[4] / "shared"))
+SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[3] / "shared"))
 FOLDER = SHARED / "rtx"
 pytestmark = pytest.mark.skipif(not (FOLDER / "outcomes.json").exists(), reason="the shared patterns are not here")
 
