@@ -94,7 +94,7 @@ def _as_floats(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.dtype is not torch.uint8:
         return value
     warnings.warn(
-        "uint8 batches are divided by 255, as Ultralytics does; where the network wants something else, say it with fn=",
+        "uint8 batches are divided by 255, as Ultralytics does; where the network wants something else, use fn=",
         UserWarning, stacklevel=2,
     )  # fmt: skip
     return value.float() / 255

@@ -60,8 +60,8 @@ class Check:
         """One line."""
         noise = "unknown (it does not run in double precision)" if np.isnan(self.noise) else f"{self.noise:.1e}"
         return (
-            f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' standard "
-            f"deviation, the network's own noise is {noise}"
+            f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
+            f"standard deviation, the network's own noise is {noise}"
         )
 
 
@@ -148,7 +148,7 @@ def check_pieces(proto: onnx.ModelProto, call: Call, wanted: Reference, numbers:
     sorts = any(n.op in ("TopK", "NonMaxSuppression") for n in model.nodes)
     worst, worst_at = 0.0, ""
     expected = [(wanted.calls[n][0], wanted.calls[n][2]) for _, n in pairs]
-    expected += [(f"output '{o}'", t) for o, t in zip([o.name for o in proto.graph.output], wanted.outputs, strict=False)]
+    expected += [(f"output '{o.name}'", t) for o, t in zip(proto.graph.output, wanted.outputs, strict=False)]
     for (name, tensor), result in zip(expected, results, strict=True):
         apart = _apart(result, tensor.numpy())
         if apart > PIECE and sorts:  # equal scores come in any order
@@ -179,7 +179,8 @@ def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> li
             if node.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(f"'{q.name}' is read by '{node.name}', which is no DequantizeLinear")
             params = qdq.read_params(model, node)
-            if params.scale is None or params.scale.size != 1 or not np.allclose(params.scale, scale, rtol=1e-5, atol=0):
+            single = params.scale is not None and params.scale.size == 1
+            if not single or not np.allclose(params.scale, scale, rtol=1e-5, atol=0):
                 has = "no constant scale" if params.scale is None else f"the scale {np.ravel(params.scale)[0]:.6g}"
                 raise ModelError(f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}")
             if str(params.precision) != "INT8" or np.any(params.zero_point):

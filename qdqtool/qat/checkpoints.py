@@ -61,14 +61,15 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
         different = [k for k in ("activations", "weights") if mine[k] != saved["plan"][k]]
         if different:
             raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({', '.join(different)}: {len(saved['plan'][different[0]])}, "
-                f"here {len(mine[different[0]])}); restore it into the float network"
+                f"the checkpoint's plan has other quantizers ({', '.join(different)}: "
+                f"{len(saved['plan'][different[0]])}, here {len(mine[different[0]])}); restore it into the float network"
             )
     else:
         missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]
         merged = set(merge_branches(model)) if plan.merged else set()
         if merged != set(plan.merged) or (missing and not plan.merged):
-            raise QdqtoolError(f"the checkpoint is of another network: '{[*missing, *plan.merged][0]}' is not in this one")
+            absent = [*missing, *plan.merged][0]
+            raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
         insert(model, plan)
     _load(model, saved["state"])
     by_name = dict(model.named_modules())

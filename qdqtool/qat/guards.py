@@ -32,8 +32,8 @@ def count_quantizers(network: Any) -> int:
     """How many places of a network have a quantizer of ours; of pickles and copies as well."""
     if not isinstance(network, nn.Module):
         return 0
-    places = ((m, getattr(m, "qdq_calls", None)) for m in network.modules())
-    return sum(len(calls) + (m.qdq_input is not None) + (m.qdq_weight is not None) for m, calls in places if calls is not None)
+    quantizing: list[Any] = [m for m in network.modules() if hasattr(m, "qdq_calls")]
+    return sum(len(m.qdq_calls) + (m.qdq_input is not None) + (m.qdq_weight is not None) for m in quantizing)
 
 
 def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
@@ -65,5 +65,5 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
     if kind != "onnx" and count_quantizers(model):
         raise QdqtoolError(
             f"format='{kind}' loses or ignores the quantizers; write the Q/DQ model with "
-            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build from that (trtexec --onnx=model_qdq.onnx --int8 --fp16)"
+            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build that (trtexec --onnx=model_qdq.onnx --int8 --fp16)"
         )

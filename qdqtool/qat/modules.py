@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError

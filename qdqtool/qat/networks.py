@@ -1,4 +1,4 @@
-"""What users hand over: wrappers round a network, heads with an export mode, branches that merge into one convolution."""
+"""What users hand over: wrappers, heads with an export mode, branches that merge into one convolution."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refuse_wrapped(model: Any) -> None:
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise QdqtoolError("prepare the network before torch.compile, and compile it afterwards")
     if isinstance(model, torch.jit.ScriptModule):
-        raise QdqtoolError("a TorchScript module has no layers that could be replaced; prepare the network it came from")
+        raise QdqtoolError("a TorchScript module has no layers to replace; prepare the network it came from")
 
 
 @contextmanager

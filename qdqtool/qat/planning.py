@@ -118,8 +118,8 @@ class Plan:
         if self.unseen:
             shown = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
             lines.append(
-                f"  float     {len(self.unseen)} that did not run with this sample in evaluation mode ({shown}): branches "
-                "for training only, or experts that it does not reach; those need a sample that does"
+                f"  float     {len(self.unseen)} that did not run with this sample in evaluation mode ({shown}): "
+                "branches for training only, or experts that it does not reach; those need a sample that does"
             )
         return "\n".join(lines)
 
@@ -146,8 +146,8 @@ def plan(
 ) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
-    The float network, its head in export mode, is exported to ONNX in memory, :func:`qdqtool.insertion.placement.place` decides as for
-    :func:`qdqtool.insert`, and each decision is carried back to the module or call it belongs to.
+    The float network, its head in export mode, is exported to ONNX in memory,
+    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried back to the module or call it belongs to.
 
     Args:
         model: The float network, on any device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,9 +129,8 @@ def sensitivity(
     plan = plan_of(model)
     layers = plan.convolutions
     owned = {name: module for name, module in model.named_modules() if name in set(layers)}
-    calls = [] if metric else [
-        call_for(b, plan, model, fn) for _, b in zip(range(max_batches or 1 << 30), batches_of(data, plan), strict=False)
-    ]  # fmt: skip
+    given = () if metric else itertools.islice(batches_of(data, plan), max_batches)
+    calls = [call_for(batch, plan, model, fn) for batch in given]
     if not metric and not calls:
         raise DataError("no data: the iterable gave no batch")
     device = device_of(model)

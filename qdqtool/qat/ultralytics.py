@@ -11,10 +11,10 @@
 The trainer is Ultralytics' own: data, losses, EMA, checkpoints, resume and validation are theirs. Before the first step
 the network gets its quantizers and is calibrated on training images without augmentation.
 
-Importing this imports ``ultralytics``, which is under the AGPL-3.0. The classes made here are subclasses of its trainers
-and exist only in the process that imports both; qdqtool itself contains none of Ultralytics' code and does not depend on
-it. What you train and deploy with Ultralytics is under their licence to you (AGPL-3.0, or their commercial one), with
-this trainer as with theirs.
+Importing this imports ``ultralytics``, which is under the AGPL-3.0. The classes made here are subclasses of its
+trainers and exist only in the process that imports both; qdqtool itself contains none of Ultralytics' code and does not
+depend on it. What you train and deploy with Ultralytics is under their licence to you (AGPL-3.0, or their commercial
+one), with this trainer as with theirs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class QuantizedTraining:
     def _insert(self, network: nn.Module) -> None:
         norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
         if norms and all(not bool(m.num_batches_tracked) for m in norms):
-            LOGGER.warning("qdqtool: this network was never trained; quantization-aware training starts from a trained one")
+            LOGGER.warning("qdqtool: this network was never trained; start from a trained checkpoint")
         height, width = self._size(network)
         channels = self.data.get("channels", 3)
         o = self.options
@@ -168,7 +168,8 @@ def _made(base: type) -> type[Any]:
     """The quantized form of a trainer of Ultralytics', found again by pickles of this module."""
     name = f"Quantized{base.__name__}"
     if name not in globals():
-        globals()[name] = type(name, (QuantizedTraining, base), {"__module__": __name__, "__doc__": QuantizedTraining.__doc__})
+        described = {"__module__": __name__, "__doc__": QuantizedTraining.__doc__}
+        globals()[name] = type(name, (QuantizedTraining, base), described)
     made: type[Any] = globals()[name]
     return made
 

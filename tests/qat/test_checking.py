@@ -25,8 +25,7 @@ class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nets.conv(bias=False), nn.BatchNorm2d(16), nn.SiLU(), nets.conv(bias=False), nn.BatchNorm2d(16))
-            for _ in range(5)
+            nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.SiLU(), nets.conv(), nn.BatchNorm2d(16)) for _ in range(5)
         )
         self.last = nets.conv(16, 24)
 

@@ -41,7 +41,7 @@ def test_ranges_are_those_of_the_values(backend: str, method: str) -> None:
     with torch.no_grad():
         hidden = np.concatenate([torch.relu(nn.Conv2d.forward(_plain(model[0]), b)).numpy() for b in BATCHES])
     for index, values in ((0, inputs), (2, hidden)):
-        found = _amax(getattr(model[index], "_input_quantizer"))
+        found = _amax(model[index]._input_quantizer)
         if method == "max":
             assert found == pytest.approx(np.abs(values).max(), rel=1e-5)
         else:

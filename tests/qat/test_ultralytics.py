@@ -142,7 +142,7 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
             raise InterruptedError("as if the power had failed")
 
     stopped.add_callback("on_train_epoch_start", stop)
-    with pytest.raises(InterruptedError), pytest.warns(UserWarning):
+    with pytest.raises(InterruptedError), pytest.warns(UserWarning, match="calibrated with"):
         stopped.train(trainer=Trainer, **_options(folder, name="second"))
     path = folder / "runs" / "second" / "weights" / "last.pt"
     checkpoint = torch.load(path, map_location="cpu", weights_only=False)
@@ -205,7 +205,7 @@ def test_a_network_prepared_by_hand_is_trained_as_it_is(folder: Path) -> None:
 
     yolo = _yolo(folder / "float.pt")
     plan = qat.prepare(yolo, torch.zeros(1, 3, SIZE, SIZE), exclude=[r"^model\.0\."], report=None)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="calibrated with"):
         qat.calibrate(yolo, [{"img": torch.randint(0, 255, (2, 3, SIZE, SIZE), dtype=torch.uint8), "cls": []}])
     yolo.train(trainer=Trainer, **_options(folder, name="hand", epochs=1))
     kept = qat.preparation.plan_of(yolo.model)
@@ -233,7 +233,7 @@ def test_names_of_modelopt_are_left_alone(folder: Path) -> None:
             continue
         yolo = _yolo(folder / "float.pt")
         qat.prepare(yolo, torch.zeros(1, 3, SIZE, SIZE), backend=backend, report=None)
-        with pytest.warns(UserWarning):
+        with pytest.warns(UserWarning, match="calibrated with"):
             qat.calibrate(yolo, torch.rand(1, 3, SIZE, SIZE))
         assert not is_qat(yolo.model)
         with torch.no_grad(), exporting_heads(yolo.model):
