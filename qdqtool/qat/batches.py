@@ -35,7 +35,12 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         raise DataError(f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample")
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
         raise DataError(f"the data is a {type(data).__name__}; give something that yields batches, like a loader")
-    return data
+    return iter_of(data)
+
+
+def iter_of(data: Any) -> Iterable[Any]:
+    """``data``, typed."""
+    return data  # type: ignore[no-any-return]
 
 
 def length_of(data: Any) -> int | None:

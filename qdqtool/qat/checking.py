@@ -179,9 +179,9 @@ def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> li
             if node.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(f"'{q.name}' is read by '{node.name}', which is no DequantizeLinear")
             params = qdq.read_params(model, node)
-            single = params.scale is not None and params.scale.size == 1
-            if not single or not np.allclose(params.scale, scale, rtol=1e-5, atol=0):
-                has = "no constant scale" if params.scale is None else f"the scale {np.ravel(params.scale)[0]:.6g}"
+            found_scale = float("nan") if params.scale is None or params.scale.size != 1 else float(params.scale[0])
+            if not np.isclose(found_scale, scale, rtol=1e-5, atol=0):
+                has = "no constant scale" if np.isnan(found_scale) else f"the scale {found_scale:.6g}"
                 raise ModelError(f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}")
             if str(params.precision) != "INT8" or np.any(params.zero_point):
                 raise ModelError(f"'{node.name}' is not symmetric INT8, as quantizer '{name}' is")

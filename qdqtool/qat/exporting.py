@@ -227,7 +227,7 @@ def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProt
     for name, number in calls.items():
         same[tensors.get(name, name)].append(number)
     # The call that the pair itself stands for comes first.
-    numbers = {n: sorted(same[tensors.get(n, n)], key=lambda c, own=own: c != own) for n, own in calls.items()}
+    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
     return merge_pairs(proto), numbers
 
 

@@ -80,7 +80,7 @@ class QuantizedTraining:
     @classmethod
     def with_options(cls, **changes: Any) -> type[Any]:
         """The same trainer with other :class:`Options`, for example ``Trainer.with_options(target="trt10")``."""
-        listed = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
+        listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
         try:
             options = replace(cls.options, **listed)
         except TypeError as error:
