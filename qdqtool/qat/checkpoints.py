@@ -92,7 +92,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise QdqtoolError(f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan")
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
     for key, value in loaded.items():
         owner, _, name = key.rpartition(".")
         if name == "_amax" and key not in here:

@@ -11,10 +11,10 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.histogram import OCTAVES, top_of
 
-# A call with more values than this counts an evenly spread part of them; the smallest and largest are always exact.
-# A hundred images leave over ten million counted values for a tensor, whose ranges move by less than a histogram bin.
+# A call with more values than this counts an evenly spread part of them (a thirteenth or less); the smallest and
+# largest are always exact.
 COUNTED = 1 << 17
-# No layout repeats with such a step: widths and channels are products of 2, 3 and 5, and often 7 or 11.
+# No layout repeats with such a step: widths and channels are products of 2, 3, 5 and 7, and at times 11.
 _STEPS = (1, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113)
 
 
