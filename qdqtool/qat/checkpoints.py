@@ -61,8 +61,8 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
         different = [k for k in ("activations", "weights") if mine[k] != saved["plan"][k]]
         if different:
             raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({', '.join(different)}: {len(saved['plan'][different[0]])},"
-                f" here {len(mine[different[0]])}); restore it into the float network"
+                f"the checkpoint's plan has other quantizers ({different[0]}: {len(saved['plan'][different[0]])}, "
+                f"here {len(mine[different[0]])}); restore it into the float network"
             )
     else:
         missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]

@@ -147,8 +147,8 @@ def plan(
     """Decides where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,
-    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried back to
-    the module or call it belongs to.
+    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried
+    back to the module or call it belongs to.
 
     Args:
         model: The float network, on any device.

@@ -47,12 +47,12 @@ def test_other_networks_and_plans_are_told(tmp_path: Path) -> None:
     qat.prepare(other, SAMPLE, exclude=["layer1"], report=None)
     with pytest.raises(QdqtoolError, match=r"plan has other quantizers .* restore it into the float network"):
         qat.restore(other, saved)
-    with pytest.raises(QdqtoolError, match="it is of another (network or )?plan"):
+    with pytest.raises(QdqtoolError, match=r"it is of another (network or )?plan"):
         qat.restore(other, model.state_dict())
     with pytest.raises(QdqtoolError, match="says nothing of the plan"):
         qat.restore(ResNet18(10, nets.WIDTH), model.state_dict())
     wide = ResNet18(10, 2 * nets.WIDTH)
-    with pytest.raises(QdqtoolError, match="has in another shape 'conv1.weight'"):
+    with pytest.raises(QdqtoolError, match=r"has in another shape 'conv1\.weight'"):
         qat.restore(wide, saved)
     with pytest.raises(QdqtoolError, match="plan cannot be read"):
         qat.restore(ResNet18(10, nets.WIDTH), {**saved, "plan": {"activations": 3}})

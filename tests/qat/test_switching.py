@@ -50,7 +50,7 @@ def test_the_layer_that_costs_most_comes_first() -> None:
     model, wanted = _ready()
     model[2]._input_quantizer._amax.mul_(0.05)  # a range that clips nearly everything
     found = qat.sensitivity(model, [X])
-    assert [s.module for s in found][0] == "2" and found[0].loss > 5 * found[1].loss
+    assert found[0].module == "2" and found[0].loss > 5 * found[1].loss
     with torch.no_grad(), qat.disabled(model, r"^(0|4)\."):
         by_hand = float(((model(X) - wanted) ** 2).mean().sqrt() / wanted.std())
     assert found[0].loss == pytest.approx(by_hand, rel=1e-4)
