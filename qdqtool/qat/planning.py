@@ -200,7 +200,8 @@ def plan(
             break
         reasons.update(unreachable)
     if not placement.readers:
-        why = f"; {placement.skipped[0].node}: {placement.skipped[0].reason}" if placement.skipped else ""
+        first = placement.skipped[0] if placement.skipped else None
+        why = f"; {first.node}: {as_arguments(first.reason)}" if first is not None else ""
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
     decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
     call = as_call(sample)

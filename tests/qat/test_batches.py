@@ -85,10 +85,10 @@ def test_keyword_arguments() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nets.conv(), nets.conv()
+            self.a, self.b, self.c = nets.conv(), nets.conv(), nets.conv()
 
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            return self.a(left) + self.b(right)
+            return self.c(torch.relu(self.a(left)) * torch.relu(self.b(right)))
 
     model = Two()
     sample = {"left": IMAGES[:1], "right": IMAGES[1:2]}
