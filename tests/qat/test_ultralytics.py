@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from qdqtool.qat.modules import quantizers_of
 from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
 from tests.qat import nets
 
+os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "True")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 SIZE = 64
