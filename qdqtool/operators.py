@@ -188,8 +188,8 @@ def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = F
 # Weights --------------------------------------------------------------------------------------------------------
 
 _INT8_CONV = seen(
-    "int8-convolution", "A convolution with quantized input and weights computes in INT8.",
-    f"{YOLO}:5405", f"{RESNET}:2699", f"{BEV_ORIN}:488", f"{BEV_86}:5424",
+    "int8-convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
+    f"{YOLO}:5405", f"{RESNET}:2699", f"{YOLOV8}:191", f"{BEV_ORIN}:488", f"{BEV_86}:5424",
 )
 _INT8_DECONV = seen(
     "int8-deconvolution", "A ConvTranspose with quantized input and weights computes in INT8.",
@@ -220,14 +220,17 @@ _TABLE: tuple[Operator, ...] = (
     Operator("BatchNormalization", LayerKind.SCALE),
     # Activations
     _activation("Relu", "RELU", seen(
-        "activation-relu", "A quantized convolution takes the Relu behind it.",
-        f"{RESNET}:2470", f"{BEV_ORIN}:176", f"{BEV_86}:5112",
+        "activation-relu", "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
+        f"{YOLOV8}:161", f"{BEV_ORIN}:175", f"{BEV_86}:5111", "centernet-resnet34-qat-trt80",
+        "centerpoint-a100-trt823-fp16:1640",
     )),
     _activation("LeakyRelu", "LEAKY_RELU", seen(
-        "activation-leaky-relu", "A quantized convolution takes the LeakyRelu behind it as PWN.", f"{YOLO}:5365",
+        "activation-leaky-relu",
+        "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
+        f"{YOLO}:5365",
     )),
     _activation("Clip", "CLIP", seen(
-        "activation-clip", "A quantized convolution takes the Clip behind it as PWN.", MOBILENET,
+        "activation-clip", "A convolution, depthwise or not, takes the Clip behind it.", MOBILENET,
     )),
     _activation("Sigmoid", "SIGMOID", gate=True),
     _activation("HardSigmoid", "HARD_SIGMOID", gate=True),
@@ -277,7 +280,8 @@ _TABLE: tuple[Operator, ...] = (
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
-        "q-past-concat", "A Q behind a Concat goes to each of its inputs.", f"{YOLO}:5227", f"{YOLOV8}:167",
+        "q-past-concat", "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
+        f"{YOLO}:5227", f"{YOLOV8}:167",
         f"{BEV_ORIN}:321", f"{BEV_86}:5257",
     ))),
     Operator("Slice", LayerKind.SLICE, cuts=True, passage=QPassage(seen(
@@ -334,6 +338,27 @@ def of(node: Node | None) -> Operator:
     if node is None or node.domain not in DOMAINS:
         return _UNKNOWN
     return OPERATORS.get(node.op, _UNKNOWN)
+
+
+def weights_of(name: str) -> Weights:
+    """What is known of the weights of an operator that has some."""
+    found = OPERATORS[name].weights
+    assert found is not None, name
+    return found
+
+
+def passage_of(name: str) -> QPassage:
+    """How a Q passes an operator that it can pass."""
+    found = OPERATORS[name].passage
+    assert found is not None, name
+    return found
+
+
+def activation_of(name: str) -> Activation:
+    """What is known of an operator that is an activation."""
+    found = OPERATORS[name].activation
+    assert found is not None, name
+    return found
 
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:

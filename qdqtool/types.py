@@ -1,6 +1,6 @@
 """The data types that the rooms of qdqtool hand to each other.
 
-Nothing here imports onnx, numpy or any other part of qdqtool, so that importing it costs nothing.
+Nothing here imports onnx or numpy, so that importing it costs nothing.
 ``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
 """
 
@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+if TYPE_CHECKING:
+    from qdqtool.finding_codes import FindingCode
+
+from qdqtool.agreement import (
+    BuildFacts,
+    ConversionCounts,
+    ConvolutionCounts,
+    LayerCounts,
+    Mismatch,
+    TraceCounts,
+)
 
 TOOL_VERSION = "0.1.0"
 
@@ -95,7 +107,7 @@ class Event:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Refusal:
     """A pass looked at a node and did not fire.
 
@@ -113,6 +125,20 @@ class Refusal:
     pass_name: str
     node: str
 
+    # Stated once here: thirty classes that make their own take a tenth of a prediction's time to import.
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == cast(Refusal, other)._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
+        return f"{type(self).__name__}({told})"
+
 
 @dataclass(slots=True)
 class Finding:
@@ -120,10 +146,11 @@ class Finding:
 
     Attributes:
         convolutions: Names of the convolutions that it concerns.
+        automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
     """
 
-    code: str
+    code: FindingCode
     severity: Severity
     node: str
     message: str
@@ -133,12 +160,13 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
+    automatic: bool = False
 
     def as_json(self) -> Json:
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values,
+            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
         }
 
 
@@ -246,8 +274,8 @@ class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the number
-    of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
+    number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo
@@ -333,49 +361,42 @@ class SkippedNode:
 
 
 @dataclass(slots=True)
-class Mismatch:
-    """One place where prediction and build part.
+class Verification:
+    """A prediction held against a build.
 
-    ``kind`` is ``convolution``, ``layer``, ``trace``, ``conversion`` or ``flags``; ``line`` is the log's line number.
+    Attributes:
+        build: Which build.
+        convolutions: Convolution by convolution.
+        layers: Engine layers by name and types.
+        trace: Lines of the Q/DQ passes.
+        conversions: Q and DQ that stay in the engine.
+        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
+        mismatches: Everything that differs.
+        prediction: What was held against the build.
+        notes: What else the user should know.
     """
 
-    kind: str
-    name: str
-    predicted: Json
-    built: Json
-    why: str
-    line: int | None = None
-
-    def as_json(self) -> Json:
-        return {
-            "kind": self.kind, "name": self.name, "predicted": self.predicted, "built": self.built, "why": self.why,
-            "line": self.line,
-        }
-
-
-@dataclass(slots=True)
-class Verification:
-    """A prediction held against a build."""
-
-    build: Json
-    convolutions: Json
-    layers: Json
-    trace: Json
-    conversions: Json
+    build: BuildFacts
+    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
+    layers: LayerCounts = field(default_factory=LayerCounts)
+    trace: TraceCounts = field(default_factory=TraceCounts)
+    conversions: ConversionCounts = field(default_factory=ConversionCounts)
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
+    copies: TraceCounts = field(default_factory=TraceCounts)
 
     @property
     def complete(self) -> bool:
-        return bool(self.build.get("complete"))
+        return self.build.complete
 
     def as_json(self) -> Json:
         return {
             "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None, "build": self.build,
-            "convolutions": self.convolutions, "layers": self.layers, "trace": self.trace,
-            "conversions": self.conversions, "mismatches": [m.as_json() for m in self.mismatches],
+            "target": self.prediction.target if self.prediction else None, "build": self.build.as_json(),
+            "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
+            "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
+            "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
             "notes": list(self.notes),
         }

@@ -117,14 +117,12 @@ def reads_int8(layer: EngineLayer) -> bool:
 # The laws ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="findings are derived a second time, not made from the refusals")
 @thorough
 @given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
 def test_findings_are_of_the_refusals_class(model: onnx.ModelProto, target: str) -> None:
     assert disagreements(qdqtool.predict(model, target)) == []
 
 
-@pytest.mark.xfail(strict=True, reason="findings are derived a second time, not made from the layers")
 @thorough
 @given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
 def test_nothing_int8_is_called_float(model: onnx.ModelProto, target: str) -> None:
@@ -153,7 +151,6 @@ MOVES: dict[str, Callable[[Graph, str], str]] = {
     "linear Resize": lambda g, x: g.resize(x, "moved", "linear"),
     "Concat": lambda g, x: g.concat([x, x], "moved"),
 }
-WRONG_TODAY = ("zero Pad", "GlobalMaxPool", "Dropout")
 OPEN = ("reflecting Pad", "linear Resize")  # whether a Q passes them is said elsewhere; here findings agree either way
 
 
@@ -166,10 +163,7 @@ def forked(move: str, scales: tuple[float, float]) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-@pytest.mark.parametrize("move", [
-    pytest.param(m, marks=[pytest.mark.xfail(strict=True, reason="called float")] if m in WRONG_TODAY else [])
-    for m in MOVES
-])
+@pytest.mark.parametrize("move", MOVES)
 def test_two_scales_behind(move: str, target: str) -> None:
     model = forked(move, (0.1, 0.2))
     prediction = qdqtool.predict(model, target)

@@ -65,7 +65,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _code(text: str) -> str:
     if text.lower() in _SEVERITIES:
         return text.lower()
-    from qdqtool.advice import codes
+    from qdqtool.explain import codes
 
     found = codes.find(text)
     if found is None:

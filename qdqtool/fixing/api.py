@@ -10,8 +10,8 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from qdqtool.advice import codes
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool import qdq
-from qdqtool.advice.report import number
+from qdqtool.explain.report import number
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor

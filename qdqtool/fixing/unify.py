@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from qdqtool import qdq
-from qdqtool.advice.report import number, scalar
+from qdqtool.explain.report import number, scalar
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor

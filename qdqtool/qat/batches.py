@@ -31,16 +31,16 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         if data.ndim == plan.dimensions:
             return [data]
         if data.ndim == plan.dimensions + 1:
-            return data
+            return list(data)
         raise DataError(f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample")
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
         raise DataError(f"the data is a {type(data).__name__}; give something that yields batches, like a loader")
-    return iter_of(data)
+    return iterable(data)
 
 
-def iter_of(data: Any) -> Iterable[Any]:
-    """``data``, typed."""
-    return data  # type: ignore[no-any-return]
+def iterable(data: Iterable[Any]) -> Iterable[Any]:
+    """``data``: mypy takes what is no dict for anything."""
+    return data
 
 
 def length_of(data: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
 from qdqtool.rtx.operands import Verdict
 from qdqtool.types import Evidence, Finding, Severity
@@ -9,7 +10,7 @@ from qdqtool.types import Evidence, Finding, Severity
 TARGET = "rtx1.7"
 
 # reason: (code, severity, message, fix); {conv}, {node}, {op}, {dq} are filled in.
-_TEXTS: dict[str, tuple[str, Severity, str, str]] = {
+_TEXTS: dict[str, tuple[FindingCode, Severity, str, str]] = {
     "nothing": (
         "NOT-QUANTIZED", Severity.INFO, "{conv} has no Q/DQ on input or weights: it runs in float.",
         "Nothing, where it was left out on purpose; else quantize its input and weights."),
@@ -47,7 +48,7 @@ _TEXTS: dict[str, tuple[str, Severity, str, str]] = {
         "takes one scale for the whole tensor.", "Quantize the input with one scalar scale."),
     "input-shape1": (
         "SCALE-SHAPE1", Severity.WARNING, "{conv}: the scale of {dq} has shape [1], which TensorRT-RTX takes for "
-        "per-channel; the convolution runs in float.", "Give {dq} a scalar scale (shape []); 'qdqtool fix' does that."),
+        "per-channel; the convolution runs in float.", "Give {dq} a scalar scale (shape [])."),
     "weights-axis": (
         "W-AXIS", Severity.WARNING, "{conv}: the scales of its weights ({dq}) vary along another axis than the output "
         "channels (0).", "Quantize the weights along axis 0."),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import onnx
 
 from qdqtool import qdq
+from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Model, Node
 from qdqtool.qdq import QuantParams
 from qdqtool.rtx.constants import Constants
@@ -20,8 +22,8 @@ from qdqtool.rtx.state import WIDTH, Dequantized, State
 from qdqtool.types import Evidence, Finding, Precision, Severity
 
 TARGET = "rtx1.7"
-CRASH = "BUILD-CRASHES"
-REFUSED = "BUILD-FAILS"
+CRASH: Final = "BUILD-CRASHES"
+REFUSED: Final = "BUILD-FAILS"
 
 # What OnnxParser.supports_operator() of 1.7.1 answers no to, of all operators in ONNX 1.23.
 UNSUPPORTED = frozenset({
@@ -87,7 +89,7 @@ def _one_value(model: Model, node: Node) -> bool:
     return shape is not None and all(d == 1 for d in shape[2:])
 
 
-def _error(code: str, node: str, message: str, fix: str) -> Finding:
+def _error(code: FindingCode, node: str, message: str, fix: str) -> Finding:
     return Finding(code, Severity.ERROR, node, message, fix, Evidence.SEEN, target=TARGET)
 
 

@@ -14,7 +14,8 @@ from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import is_dq, is_q, read_params
-from qdqtool.trt.network import Layer, Network, Tensor, Weighted, Window
+from qdqtool.trt.layers import Layer, Tensor, Weighted, Window
+from qdqtool.trt.network import Network
 
 
 class Importer:
@@ -188,6 +189,9 @@ class Importer:
         inputs = [x, *parameters, *(self._input(i) for i in computed)]
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
         layer.quant = read_params(self.model, node)
+        above = x.producer
+        if above is not None and above.kind == LayerKind.QUANTIZE:
+            layer.pair = above.nodes[0]
         layer.computed_scale = bool(computed)
 
     def _convolution(self, node: Node) -> None:

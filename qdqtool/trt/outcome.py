@@ -7,7 +7,8 @@ from qdqtool.graph import Model, Node
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.importer import constant_behind
-from qdqtool.trt.network import Layer, Network, Tensor, float_precision
+from qdqtool.trt.layers import Layer, Tensor, float_precision
+from qdqtool.trt.network import Network
 from qdqtool.trt.rules import id_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision
@@ -76,6 +77,9 @@ class Outcome:
         order = list(network.in_order())
         for layer in order:
             self._settle(layer)
+        for layer in order:
+            if layer.int8 and layer.inputs:  # also where an operator of unknown types stands behind the Q
+                self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED)
         self.convolutions = [c for c in found if c is not None]

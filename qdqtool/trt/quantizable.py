@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer
+from qdqtool.trt.layers import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
+from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
     InputNotDequantized,
     NonzeroZeroPoint,
+    OutsideRules,
     ScaleComputed,
-    Step,
     TypesDiffer,
     WeightsAxis,
     WeightsNotConstant,
     WeightsNotDequantized,
 )
-from qdqtool.trt.surroundings import step_of
+from qdqtool.trt.surroundings import elements, step_of
 from qdqtool.types import Precision, Refusal
 
 _HOPS = 40  # layers looked at above a convolution for the DQ that does not reach it
@@ -38,10 +39,13 @@ def refusal_of(layer: Layer, by: str) -> Refusal | None:
     if data is None:
         return _no_dq(layer, by, node, weights is not None)
     if position is None or weights is None:
-        return WeightsNotDequantized(by, node, layer.weights.name, node_name(data))
+        return WeightsNotDequantized(by, node, layer.weights.name, node_name(data), elements(layer.data))
     for dq in (data, weights):
         if dq.computed_scale:
             return ScaleComputed(by, node, node_name(dq))
+    outside = next((dq for dq in (data, weights) if _precision(dq) == Precision.INT4), None)
+    if outside is not None:
+        return OutsideRules(by, node, node_name(outside), _precision(outside))
     kinds = [_kind(dq) for dq in (data, weights)]
     if None in kinds or kinds[0] != kinds[1]:
         types = (_precision(data), _precision(weights))
@@ -68,6 +72,7 @@ def _no_dq(layer: Layer, by: str, node: str, weights_quantized: bool) -> Refusal
     return InputNotDequantized(
         by, node, layer.data.source, node_name(producer) if producer else layer.data.name,
         (producer.op or producer.kind.value) if producer else "Input", weights_quantized, dq, blocker,
+        elements(layer.out),
     )
 
 
@@ -84,13 +89,20 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
             return node_name(above), blocker
         if above.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY):
             continue
-        if above.passage is None and blocker is None:
+        stands = above.passage is None or above.kind == LayerKind.CONCATENATION
+        if blocker is None and (stands or _shared_dq(above)):
             blocker = step_of(above)
         for source in above.inputs:
             if id(source) not in seen:
                 seen.add(id(source))
                 queue.append(source)
     return "", None
+
+
+def _shared_dq(layer: Layer) -> bool:
+    """Whether a DQ with other readers stands in front of a layer: it stays there."""
+    dq = dq_of(layer.data) if layer.inputs else None
+    return dq is not None and len(dq.out.consumers) > 1
 
 
 def _precision(dq: Layer) -> Precision:

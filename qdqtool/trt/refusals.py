@@ -7,89 +7,15 @@ is what the simulator saw.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
+from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
 from qdqtool.types import Precision, Refusal
-
-Scale = float | tuple[float, ...] | None
-"""One scale, one for each channel, or None where it is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An operator that lies between a tensor and its reader, or that a Q moved past.
-
-    Attributes:
-        node: The ONNX node.
-        op: Its operator.
-        part: For a Concat, which of its inputs the way leads through; -1 elsewhere.
-    """
-
-    node: str
-    op: str
-    part: int = -1
-
-
-class ReaderKind(StrEnum):
-    """A QuantizeLinear, a sum of two computed tensors, another operator, or an output of the network."""
-
-    Q = "q"
-    SUM = "sum"
-    OP = "op"
-    OUTPUT = "output"
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Who reads a tensor, looked for past the operators that a Q could pass.
-
-    Attributes:
-        kind: What it is.
-        node: The ONNX node; the tensor's name for a network output.
-        op: Its operator.
-        path: The operators on the way to it, and for a Q those that it moved up past, the nearest to the tensor first.
-        scale: A Q's scale.
-        feeds_weighted: Whether a convolution (or other layer with weights) lies behind it.
-    """
-
-    kind: ReaderKind
-    node: str
-    op: str
-    path: tuple[Step, ...] = ()
-    scale: Scale = None
-    feeds_weighted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What writes a tensor, looked for up past the operators that a Q could pass.
-
-    Attributes:
-        tensor: The tensor above the first of them.
-        node: The ONNX node that writes it; empty for a network input.
-        op: Its operator.
-        convolution: The convolution whose layer the node is a part of; empty where it is none.
-        path: The operators passed, the nearest to the tensor that was asked for first.
-        int8: Whether the layer computes in INT8.
-        quantizer: For a tensor that comes from a DQ: the Q's node in front of it, else the DQ's.
-        scale: The scale of that.
-    """
-
-    tensor: str
-    node: str
-    op: str
-    convolution: str = ""
-    path: tuple[Step, ...] = ()
-    int8: bool = False
-    quantizer: str = ""
-    scale: Scale = None
-
 
 # Inputs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class InputNotDequantized(Refusal):
     """The data input does not come from a DQ.
 
@@ -101,7 +27,6 @@ class InputNotDequantized(Refusal):
         dq: The nearest DQ above, which cannot come down; empty where there is none.
         blocker: The first operator between that a DQ cannot pass.
     """
-
     reason: ClassVar[str] = "input-not-dequantized"
 
     tensor: str
@@ -110,40 +35,38 @@ class InputNotDequantized(Refusal):
     weights_quantized: bool = False
     dq: str = ""
     blocker: Step | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightsNotDequantized(Refusal):
     """The weights do not come from a DQ, though the data does."""
-
     reason: ClassVar[str] = "weights-not-dequantized"
 
     weight: str
     dq: str = ""
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightsNotConstant(Refusal):
     """The weights are computed at run time."""
-
     reason: ClassVar[str] = "weights-not-constant"
 
     weight: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScaleComputed(Refusal):
     """A scale is computed at run time."""
-
     reason: ClassVar[str] = "scale-computed"
 
     quantizer: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TypesDiffer(Refusal):
     """Data and weights are quantized to types that cannot be multiplied."""
-
     reason: ClassVar[str] = "types"
 
     dq: str
@@ -151,30 +74,27 @@ class TypesDiffer(Refusal):
     types: tuple[Precision, Precision]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationPerChannel(Refusal):
     """The data input has one scale per channel."""
-
     reason: ClassVar[str] = "activation-per-channel"
 
     dq: str
     scales: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NonzeroZeroPoint(Refusal):
     """A zero point is not 0."""
-
     reason: ClassVar[str] = "zero-point"
 
     dq: str
     zero_point: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightsAxis(Refusal):
     """The weights are quantized along an axis that is not the outputs'."""
-
     reason: ClassVar[str] = "weights-axis"
 
     dq: str
@@ -182,10 +102,9 @@ class WeightsAxis(Refusal):
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightsShared(Refusal):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
-
     reason: ClassVar[str] = "weights-shared"
 
     weight: str
@@ -195,43 +114,44 @@ class WeightsShared(Refusal):
 # Outputs --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputNotQuantized(Refusal):
-    """No Q reads the result."""
+    """No Q reads the result.
 
+    Attributes:
+        activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
+    """
     reason: ClassVar[str] = "output-not-quantized"
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
+    activation: Step | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputDifferentScales(Refusal):
     """Several Qs with different scales read the result, and nothing else."""
-
     reason: ClassVar[str] = "output-different-scales"
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputManyConsumers(Refusal):
     """A Q and something that reads float read the result."""
-
     reason: ClassVar[str] = "output-many-consumers"
 
     tensor: str
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputScale(Refusal):
     """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
-
     reason: ClassVar[str] = "output-scale"
 
     quantizer: str
@@ -241,92 +161,110 @@ class OutputScale(Refusal):
 # Residual Adds --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ResidualFloat(Refusal):
-    """The Add's other input is float."""
+    """The Add's other input is float.
 
+    Attributes:
+        residual: What writes that input.
+        readers: Everything that reads the sum.
+        tensor: The ONNX tensor of that input.
+        quantizers: The Qs that read it.
+    """
     reason: ClassVar[str] = "residual-float"
 
     add: str
     residual: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
+    tensor: str = ""
+    quantizers: tuple[Reader, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ResidualBothQuantized(Refusal):
     """A Q stands between the convolution and the Add, whose other input is quantized as well."""
-
     reason: ClassVar[str] = "residual-both-quantized"
 
     add: str
     quantizer: str
+    scales: tuple[Scale, Scale] = (None, None)
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AddOutputNotQuantized(Refusal):
     """The residual is quantized, what reads the Add is not (or not alone)."""
-
     reason: ClassVar[str] = "add-output-not-quantized"
 
     add: str
     residual: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationBeforeAdd(Refusal):
     """An activation stands between the convolution and the Add."""
-
     reason: ClassVar[str] = "activation-before-add"
 
     add: str
     activation: str
     residual: Origin | None = None
-    elements: int | None = None
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ActivationJoined(Refusal):
+    """What follows the convolution is one pointwise kernel that reads other tensors as well.
+
+    Attributes:
+        pointwise: The kernel's ONNX nodes.
+        others: Where its other inputs come from.
+    """
+    reason: ClassVar[str] = "activation-joined"
+
+    pointwise: tuple[str, ...]
+    others: tuple[Origin, ...]
+    elements: Size | None = None
 
 
 # Folding --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BatchNormNotConstant(Refusal):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
-
     reason: ClassVar[str] = "batchnorm-not-constant"
 
     batchnorm: str
-    elements: int | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConvTransposeBatchNorm(Refusal):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
-
     reason: ClassVar[str] = "convtranspose-batchnorm"
 
     batchnorm: str
-    elements: int | None = None
+    elements: Size | None = None
 
 
 # Motion ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NotCommuting(Refusal):
     """A Q cannot move up past the operator."""
-
     reason: ClassVar[str] = "not-commuting"
 
     op: str
     quantizer: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ManyConsumers(Refusal):
     """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
-
     reason: ClassVar[str] = "many-consumers"
 
     op: str
@@ -334,19 +272,32 @@ class ManyConsumers(Refusal):
     readers: tuple[Reader, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConcatReadElsewhere(Refusal):
     """The Concat's result is read by something else than the Q."""
-
     reason: ClassVar[str] = "output-not-only-quantized"
 
     readers: tuple[Reader, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
+class ConcatScales(Refusal):
+    """The parts of a Concat are quantized with other scales than the Concat.
+
+    Attributes:
+        parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
+        behind: The scale of the Q that went to each of them.
+    """
+    reason: ClassVar[str] = "concat-scales"
+
+    parts: tuple[Scale, ...]
+    behind: Scale
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ScalesDiffer(Refusal):
     """Quantizers in a row, or on one tensor, have different scales."""
-
     reason: ClassVar[str] = "scales-differ"
 
     tensor: str
@@ -354,28 +305,72 @@ class ScalesDiffer(Refusal):
     scales: tuple[Scale, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PoolingOneSide(Refusal):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
         quantized_input: Whether the side is its input.
     """
-
     reason: ClassVar[str] = "pooling-one-side"
 
     quantized_input: bool
     origin: Origin
     readers: tuple[Reader, ...]
-    elements: int | None = None
+    elements: Size | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
+class ReduceNotPooling(Refusal):
+    """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
+
+    Attributes:
+        dq: The DQ in front of it; empty where there is none.
+        readers: Everything that reads its result.
+    """
+    reason: ClassVar[str] = "reduce-not-pooling"
+
+    dq: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InMyelin(Refusal):
+    """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
+
+    Attributes:
+        trigger: The operator that only Myelin runs.
+        data_quantized: Whether its data comes from a DQ.
+        weights_quantized: Whether its weights do.
+    """
+    reason: ClassVar[str] = "in-myelin"
+
+    trigger: Step
+    data_quantized: bool
+    weights_quantized: bool
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OutsideRules(Refusal):
+    """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
+    reason: ClassVar[str] = "outside-rules"
+
+    dq: str
+    precision: Precision
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Stays(Refusal):
     """Nothing absorbed a Q or DQ: it is a conversion of the engine.
 
     Attributes:
         name: The conversion's name in the engine (a copy in front of a Concat ends with ``_clone_<input>``).
+        convolutions: What has the converted tensor as its data.
+        pair: For a DQ the Q in front of it, for a conversion from INT8 to INT8 that of the first pair.
+        first_scale: For such a conversion the scale that it reads.
+        requantizes: Whether it is one.
+        precision: The quantized type.
         quantize: Whether it is a Q.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
@@ -386,7 +381,6 @@ class Stays(Refusal):
         blocked: What kept it from moving on.
         elements: Values converted each time; None where shapes are not known.
     """
-
     reason: ClassVar[str] = "stays"
 
     name: str
@@ -398,4 +392,9 @@ class Stays(Refusal):
     behind: tuple[Reader, ...]
     passed: tuple[Step, ...] = ()
     blocked: Refusal | None = None
-    elements: int | None = None
+    elements: Size | None = None
+    convolutions: tuple[str, ...] = ()
+    pair: str = ""
+    first_scale: Scale = None
+    requantizes: bool = False
+    precision: Precision = Precision.INT8

@@ -27,15 +27,15 @@ def cases() -> dict[str, Case]:
         for case in operators.cases_of(operator):
             found.setdefault(f"{operator.name}/{case.name}", case)
     found[f"Shuffle/{operators.INSERTED_SHUFFLE.case.name}"] = operators.INSERTED_SHUFFLE.case
-    return found
+    first: dict[Case, str] = {}
+    for name, case in found.items():
+        first.setdefault(case, name)  # a fact of an operator may be a pass's case as well
+    return {name: case for case, name in first.items()}
 
 
 @functools.cache
 def _ids() -> dict[Case, str]:
-    found: dict[Case, str] = {}
-    for name, case in cases().items():
-        found.setdefault(case, name)
-    return found
+    return {case: name for name, case in cases().items()}
 
 
 def id_of(case: Case) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
-from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Step
+from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
+from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 
 _LIMIT = 400  # tensors looked at from one
 
@@ -20,12 +22,14 @@ def scale_of(layer: Layer | None) -> Scale:
     return float(values[0]) if values.size == 1 else tuple(values.tolist())
 
 
-def elements(tensor: Tensor) -> int | None:
-    """Number of elements of a tensor, an unknown batch counted as 1; None where its shape is not known."""
+def elements(tensor: Tensor) -> Size | None:
+    """How large a tensor is; None where its shape is not known."""
     shape = tensor.shape
+    if shape is None and (reader := tensor.only_reader()) is not None and reader.kind == LayerKind.SHUFFLE:
+        shape = reader.out.shape  # behind a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
-    return math.prod(d or 1 for d in shape)
+    return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
 
 
 def step_of(layer: Layer, part: int = -1) -> Step:
@@ -47,8 +51,9 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
             found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
         for layer in current.consumers:
             if layer.kind == LayerKind.QUANTIZE and layer.data is current:
-                way = (*path, *reversed(layer.passed))
-                found.append(Reader(ReaderKind.Q, node_name(layer), layer.op, way, scale_of(layer)))
+                scale = scale_of(layer)
+                for name, passed in ((node_name(layer), layer.passed), *layer.merged):
+                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *reversed(passed)), scale))
             elif through and layer.passage is not None and len(visited) <= _LIMIT and _data_of(layer, current):
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
@@ -56,7 +61,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         visited.add(id(output))
                         queue.append((output, (*path, step_of(layer, part))))
             else:
-                found.append(_reader(layer, path))
+                found.append(_reader(layer, current, path))
     return tuple(found)
 
 
@@ -64,10 +69,62 @@ def _data_of(layer: Layer, tensor: Tensor) -> bool:
     return layer.kind == LayerKind.CONCATENATION or layer.data is tensor
 
 
-def _reader(layer: Layer, path: tuple[Step, ...]) -> Reader:
+def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
+    if layer.joined is not None and tensor is not layer.data:
+        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, feeds_weighted=_feeds_weighted(layer))
     sums = layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
     kind = ReaderKind.SUM if sums else ReaderKind.OP
-    return Reader(kind, node_name(layer), layer.op or layer.kind.value, path)
+    return Reader(kind, node_name(layer), layer.op or layer.kind.value, path, feeds_weighted=_feeds_weighted(layer))
+
+
+def _feeds_weighted(layer: Layer) -> bool:
+    """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
+    if layer.kind in WEIGHTED:
+        return any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs)
+    queue, seen = [layer], {layer.id}
+    for current in queue:
+        for reader in (r for t in current.outputs for r in t.consumers):
+            if reader.id in seen:
+                continue
+            if reader.kind in WEIGHTED and not _is_dfl(reader):
+                return True
+            seen.add(reader.id)
+            queue.append(reader)
+        if len(seen) > _LIMIT:
+            return True
+    return False
+
+
+def _is_dfl(layer: Layer) -> bool:
+    """YOLO's distribution focal loss: a convolution with weights [1, bins, 1, 1] behind a Softmax."""
+    dims = layer.weights.dims
+    if layer.kind != LayerKind.CONVOLUTION or not dims or dims[0] != 1 or any(d != 1 for d in dims[2:]):
+        return False
+    above = layer.data.producer
+    for _ in range(8):
+        if above is None or above.kind == LayerKind.SOFTMAX or not above.inputs:
+            break
+        above = above.data.producer
+    return above is not None and above.kind == LayerKind.SOFTMAX
+
+
+def output_refusal(layer: Layer, by: str) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
+    """Why a layer writes float, judged by everything that reads its result."""
+    node, tensor, size = node_name(layer), layer.out.source, elements(layer.out)
+    readers = readers_of(layer.out)
+    quantizers = [r for r in readers if r.kind == ReaderKind.Q]
+    if quantizers and len(quantizers) < len(readers):
+        return OutputManyConsumers(by, node, tensor, readers, size)
+    if differ(quantizers):
+        return OutputDifferentScales(by, node, tensor, readers, size)
+    return OutputNotQuantized(by, node, tensor, readers, size, layer.fusion.activation)
+
+
+def differ(quantizers: Sequence[Reader]) -> bool:
+    """Whether Qs have different scales; one that is not known differs from any other."""
+    return len(quantizers) > 1 and (
+        len({r.scale for r in quantizers}) > 1 or any(r.scale is None for r in quantizers)
+    )
 
 
 def _constant(tensor: Tensor) -> bool:
@@ -87,9 +144,23 @@ def origin_of(tensor: Tensor) -> Origin:
     convolution = next(iter(maker.nodes), "") if maker.kind in WEIGHTED else ""
     quantizer = ""
     if maker.kind in (LayerKind.DEQUANTIZE, LayerKind.QUANTIZE):
-        q = maker.data.producer
-        quantizer = node_name(q if q is not None and q.kind == LayerKind.QUANTIZE else maker)
+        quantizer = maker.pair or node_name(maker)
     return Origin(
-        tensor.source, node_name(maker), maker.op, convolution, tuple(path), maker.int8 or maker.int8_out, quantizer,
-        scale_of(maker) if quantizer else None,
+        tensor.source, node_name(maker), maker.op, convolution, tuple(path), maker.int8 or maker.int8_out,
+        maker.nodes[-1] if maker.nodes else "", quantizer, scale_of(maker) if quantizer else None,
     )
+
+
+def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
+    """The convolutions (and other layers with weights) whose data a tensor is, through DQs and what a Q could pass."""
+    found: dict[str, None] = {}
+    queue, visited = [tensor], {id(tensor)}
+    for current in queue:
+        for layer in current.consumers:
+            if layer.kind in WEIGHTED and layer.data is current:
+                found[node_name(layer)] = None
+            elif (layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE) and len(visited) <= _LIMIT:
+                new = [o for o in layer.outputs if id(o) not in visited]
+                visited.update(map(id, new))
+                queue.extend(new)
+    return tuple(found)

@@ -12,8 +12,8 @@ from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
-from tests.advice.test_causes import concat, residual, split
-from tests.advice.test_static import shared_model
+from tests.explain.test_causes import concat, residual, split
+from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
 

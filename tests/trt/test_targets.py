@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, target_named, target_of_version
+from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.trt.builder import Graph
 
@@ -145,8 +145,16 @@ def test_target_of_a_version(version: str, target: str) -> None:
 
 @pytest.mark.parametrize("version", ["7.2.3", "", "unknown", "x.y"])
 def test_no_target_for_it(version: str) -> None:
-    with pytest.raises(QdqtoolError, match="--target"):
+    with pytest.raises(VersionError, match=r"not a TensorRT version|older than 8\.0"):
         target_of_version(version)
+
+
+@pytest.mark.parametrize(("version", "lists_layers", "flags"), [
+    ("8.0.3", False, True), ("8.2.1", True, True), ("10.13.3", True, True), ("11.0", True, False), ("11", True, False),
+])
+def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
+    assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
+    assert trtexec_of_version("no version") is None
 
 
 def test_unknown_name_lists_the_known() -> None:

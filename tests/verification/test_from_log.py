@@ -56,10 +56,10 @@ def test_a_merge_decides_over_the_stem() -> None:
 )
 def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
     result = verify_from_log(build_file(case))
-    assert result.convolutions["total"] == total
-    assert result.convolutions["unknown"] == unknown
-    assert result.convolutions["agree"] == total - unknown
-    assert result.trace["agree"] == result.trace["built"] == result.trace["predicted"]
+    assert result.convolutions.total == total
+    assert result.convolutions.unknown == unknown
+    assert result.convolutions.agree == total - unknown
+    assert result.trace.agree == result.trace.built == result.trace.predicted
     assert result.mismatches == []
     assert exit_code(result) == 2
     assert exit_code(result, allow_partial=True) == 0

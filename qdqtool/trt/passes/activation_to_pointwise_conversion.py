@@ -8,7 +8,7 @@ from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import SWAP_TYPE
 
-LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5285")
+LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
 CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")
 OTHER = assumed(
     "other", "Every other activation that is left becomes a pointwise layer.",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from qdqtool.evidence import seen
-from qdqtool.operators import LayerKind
+from qdqtool.operators import LayerKind, activation_of
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import FUSING
 
-CONVOLUTION = seen(
-    "convolution", "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
-    "yolov8-orin-trt8412-excerpts:161", "bevfusion-camera-orin-trt8502:175",
-    "bevfusion-camera-rtx3080ti-trt8600:5111", "centernet-resnet34-qat-trt80", "centerpoint-a100-trt823-fp16:1640",
-)
+CONVOLUTION = activation_of("Relu").case
 DECONVOLUTION = seen(
     "deconvolution", "A deconvolution takes the Relu that alone reads it; logged as DeconvReluFusion.",
     "centerpoint-a100-trt823-fp16:1668",

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.evidence import Case, assumed, documented
+from qdqtool.operators import GATES, OPERATORS, LayerKind
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
-from qdqtool.trt.refusals import ActivationBeforeAdd
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.provenance import Step
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined
+from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.trt.trace import FUSING
+from qdqtool.types import Evidence
 
-LEAKY = seen(
-    "leaky-relu", "A convolution takes the LeakyRelu behind it, <Conv> + PWN(...), before Qs are absorbed.",
-    "yolo-resnet18-orin-trt8502:5365",
-)
-CLIP = seen("clip", "A convolution, depthwise or not, takes the Clip behind it.", "mobilenetv2-titanrtx-qat-residual")
 POINTWISE = documented(
-    "pointwise", "A convolution takes another pointwise function of its result (SiLU, GELU ...).",
+    "pointwise", "A convolution takes several pointwise functions of its result as one (SiLU, GELU written out ...).",
     "the fused name is seen with Q/DQ (NVIDIA/TensorRT issue 3385, 8.5.2), the INT8 output behind it is documented",
 )
 DEPTHWISE = assumed(
-    "depthwise", "A depthwise or grouped convolution takes SiLU.",
+    "depthwise", "A depthwise or grouped convolution takes an activation other than Relu, Clip and LeakyRelu.",
     "NVIDIA prefers its own depthwise kernel and may leave the pair apart (NVIDIA/TensorRT issue 3205)",
 )
 DECONVOLUTION = assumed("deconvolution", "A deconvolution takes a pointwise function of its result.",
@@ -29,13 +27,15 @@ WITH_ADD = documented(
     "joined-with-add", "An activation that was joined with a residual Add is not taken: the convolution writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
 )
-_SEEN = {"LeakyRelu": LEAKY, "Clip": CLIP}
+_SINGLE = {
+    op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"
+}
 
 
 class GenericConvActFusion(Pass):
     """Joins a convolution and a pointwise layer that reads nothing else."""
 
-    cases = (LEAKY, CLIP, POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
+    cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION):
@@ -46,24 +46,30 @@ class GenericConvActFusion(Pass):
                 self._refuse(layer, pointwise)
                 continue
             case = _case(layer, pointwise)
+            last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
+            gated = pointwise.op in ("Swish", "Silu") or (pointwise.op in GATES and len(pointwise.nodes) == 2)
             self.running(case, layer)
             self.fire(case, layer, FUSING, layer.name, pointwise.name)
             network.absorb_reader(layer, pointwise, f"{layer.name} + {pointwise.name}")
             layer.fusion.activated = True
             layer.fusion.pointwise = True
+            layer.fusion.activation = Step(last, "SiLU" if gated else pointwise.op)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
-        self.refuse(ActivationBeforeAdd(
-            self.name, node_name(layer), pointwise.nodes[-1] if pointwise.nodes else pointwise.name,
-            node_name(pointwise), elements=elements(layer.out),
-        ))
+        others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)
+        node, size = node_name(layer), elements(layer.out)
+        if pointwise.joined is None:
+            self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
+            return
+        activation, add = pointwise.joined
+        self.refuse(ActivationBeforeAdd(self.name, node, add, activation, others[0] if others else None, size))
         layer.rest_on(WITH_ADD)
 
 
 def _case(layer: Layer, pointwise: Layer) -> Case:
-    single = _SEEN.get(pointwise.op) if len(pointwise.nodes) == 1 else None
+    single = _SINGLE.get(pointwise.op) if len(pointwise.nodes) == 1 else None
     if layer.kind == LayerKind.DECONVOLUTION:
         return DECONVOLUTION
-    if single is not None:
-        return single
-    return DEPTHWISE if layer.weights.group > 1 else POINTWISE
+    if layer.weights.group > 1 and (single is None or single.evidence != Evidence.SEEN):
+        return DEPTHWISE
+    return single or POINTWISE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
@@ -68,7 +69,6 @@ class HorizontalMergeQNodes(Pass):
             names = tuple(map(node_name, kept))
             self.refuse(ScalesDiffer(self.name, names[0], tensor.source, names, scales))
 
-
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """One heading, then what is eliminated, then what is removed."""
         cases = [_case(survivor, q, network.relisted) for q in others]
@@ -78,6 +78,7 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.nodes.extend(q.nodes)
+            survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
             network.retarget(q.out, survivor.out)
             network.remove(q)
 

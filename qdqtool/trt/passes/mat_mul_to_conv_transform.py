@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.operators import INSERTED_SHUFFLE, LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.evidence import Case, assumed, documented
+from qdqtool.operators import INSERTED_SHUFFLE, LayerKind, weights_of
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of
 from qdqtool.trt.trace import CONVERT_TYPE
 
-GEMM = seen(
-    "gemm", "A Gemm with quantized constant weights becomes a 1x1 convolution, with reshapes around it.",
-    "resnet18-qat-rtx2000-trt8510:2531", "resnet18-a100-qat", "resnet18-a100-qat-residual",
-    "resnet18-a100-qat-residual-qgap",
-)
+GEMM = weights_of("Gemm").case
 MATMUL = assumed(
     "matmul", "A MatMul of a matrix with constant quantized weights becomes one as well; a batched one stays.",
     "as the Gemm; an engine that names such a MatMul as a MatrixMultiply layer would refute it",

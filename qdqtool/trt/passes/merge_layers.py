@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import MERGING
 
@@ -13,7 +14,7 @@ EQUAL = seen(
     "yolov8-orin-trt8412-excerpts:232", "centerpoint-a100-trt823-fp16:1747",
     source="different kernels stay apart (yolo-resnet18-orin-trt8502), and so do a convolution with Relu and one "
     "without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in INT8); TensorRT 8.0 does not merge quantized "
-    "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone, as "
+    "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone: "
     "no merged one was seen",
 )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from qdqtool import operators
 from qdqtool.evidence import assumed
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, dq_of
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
+from qdqtool.trt.network import Network
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.refusals import InMyelin
+from qdqtool.trt.surroundings import step_of
 
 TAIL = assumed(
     "tail", "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
@@ -55,9 +58,15 @@ class MyelinOptimization(Pass):
                         seen.add(other.id)
                         region.append(other)
             for member in region:
+                if member.kind in WEIGHTED:
+                    self._refuse(layer, member)
                 member.in_myelin = True
                 member.rest_on(TAIL if moves else CONSTANTS)
             network.relisted = network.relisted or moves
+
+    def _refuse(self, trigger: Layer, member: Layer) -> None:
+        quantized = [dq_of(t) is not None for t in member.inputs[:2]]
+        self.refuse(InMyelin(self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])))
 
     @staticmethod
     def _varying(network: Network) -> set[int]:

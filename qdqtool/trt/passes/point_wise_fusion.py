@@ -6,7 +6,8 @@ import math
 
 from qdqtool.evidence import Case, documented, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
 from qdqtool.trt.trace import FUSING
 
@@ -88,6 +89,8 @@ class PointWiseFusion(Pass):
         self.fire(case, layer, FUSING, layer.name, reader.name)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
         rank = reader.rank
+        if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
+            layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
         for tensor in list(dict.fromkeys(layer.inputs)):
@@ -123,6 +126,10 @@ def _fusable(layer: Layer) -> bool:
     if layer.kind == LayerKind.ELEMENTWISE:
         return not (layer.relu or _residual(layer) or all(map(dq_of, layer.inputs)))
     return layer.kind in (LayerKind.UNARY, LayerKind.POINTWISE)
+
+
+def _several(layer: Layer, reader: Layer) -> bool:
+    return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
 
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:

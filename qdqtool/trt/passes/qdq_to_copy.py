@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import Stays
-from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of
+from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize", "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
@@ -41,7 +43,15 @@ class QDQToCopy(Pass):
     def _stays(self, layer: Layer) -> Stays:
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
         return Stays(
-            self.name, node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source, scale_of(layer),
-            origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed, layer.blocked,
-            elements(tensor),
+            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
+            scale_of(layer), origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed,
+            layer.blocked,
+            elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
+            _precision(layer),
         )
+
+
+def _precision(layer: Layer) -> Precision:
+    """TensorRT reads uint8, and a type that is not known, as INT8."""
+    found = layer.quant.precision if layer.quant is not None else Precision.INT8
+    return Precision.INT8 if found in (Precision.UINT8, Precision.UNKNOWN) else found

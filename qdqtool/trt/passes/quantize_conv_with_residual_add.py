@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, documented, seen
+from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
+from qdqtool.trt.provenance import ReaderKind
 from qdqtool.trt.quantizable import refusal_of
-from qdqtool.trt.refusals import ActivationBeforeAdd, AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
-from qdqtool.trt.surroundings import elements, origin_of, readers_of
+from qdqtool.trt.refusals import (
+    ActivationBeforeAdd,
+    AddOutputNotQuantized,
+    OutputDifferentScales,
+    ResidualBothQuantized,
+    ResidualFloat,
+)
+from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
-from qdqtool.types import Evidence
 
 QUANTIZED = seen(
     "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
@@ -19,13 +26,10 @@ QUANTIZED = seen(
     "bevfusion-camera-rtx3080ti-trt8600:5264", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual",
     source="the residual's scale may differ from the output's",
 )
-ACTIVATED_DOCUMENTED = documented(
-    "activated-documented", "The same with an activation between convolution and Add, on targets that fuse it.",
-    "ModelOpt quantizes the residual branch only since 2025-10, so that Conv, activation and Add can fuse",
-)
 ACTIVATED = assumed(
     "activated", "What an activation between convolution and Add makes of the fusion.",
-    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6",
+    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt quantizes the residual "
+    "branch only since 2025-10, so that convolution, activation and Add can fuse on 10.x",
 )
 
 
@@ -39,7 +43,7 @@ class QuantizeConvWithResidualAdd(Pass):
     the target says that it fuses.
     """
 
-    cases = (QUANTIZED, ACTIVATED_DOCUMENTED, ACTIVATED)
+    cases = (QUANTIZED, ACTIVATED)
 
     def apply(self, network: Network) -> None:
         for conv in network.of_kind(LayerKind.CONVOLUTION):
@@ -56,25 +60,27 @@ class QuantizeConvWithResidualAdd(Pass):
             dq = dq_of(other)
             if dq is None:
                 readers = readers_of(add.out)
-                self.refuse(ResidualFloat(self.name, node, node_name(add), origin_of(other), readers, size))
+                quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
+                self.refuse(ResidualFloat(
+                    self.name, node, node_name(add), origin_of(other), readers, size, other.source, quantizers,
+                ))
                 continue
             q = only_q(add.out)
             if q is None:
                 readers = readers_of(add.out)
-                self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
+                if differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
+                    self.refuse(OutputDifferentScales(self.name, node, add.out.source, readers, size))
+                else:
+                    self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
                 continue
             self._fuse(network, conv, position, add, dq, q)
-
-    def _activated(self) -> Case:
-        documented_so = self.target.residual_evidence == Evidence.DOCUMENTED
-        return ACTIVATED_DOCUMENTED if documented_so else ACTIVATED
 
     def _add_behind(self, conv: Layer) -> Layer | None:
         reader = conv.out.only_reader()
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
-        if reader is None or reader.kind != LayerKind.ELEMENTWISE or reader.operation != "SUM":
+        if reader is None or reader.operation != "SUM":
             return None
         if conv.fusion.activated and not self.target.residual_through_activation:
             other = next((t for t in reader.inputs if t is not conv.out), None)
@@ -82,18 +88,23 @@ class QuantizeConvWithResidualAdd(Pass):
                 self.name, node_name(conv), node_name(reader), conv.nodes[-1],
                 origin_of(other) if other is not None else None, elements(conv.out),
             ))
-            conv.rest_on(self._activated())
+            conv.rest_on(ACTIVATED)
             return None
-        return reader if len(reader.inputs) == 2 else None
+        return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
 
     def _both(self, conv: Layer, q: Layer) -> None:
+        if conv.fusion.activated and not self.target.residual_through_activation:
+            return  # the Add stays apart: both pairs let it run in INT8
         dq = q.out.only_reader()
         add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
         if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
-            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q)))
+            other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
+            scales = (scale_of(q), scale_of(other))
+            size = elements(conv.out)
+            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q), scales, size))
 
     def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
-        case = self._activated() if conv.fusion.activated else QUANTIZED
+        case = ACTIVATED if conv.fusion.activated else QUANTIZED
         conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
         assert conv_dq is not None and weight_dq is not None
         self.running(case, conv)

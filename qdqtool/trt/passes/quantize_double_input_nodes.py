@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Network
+from qdqtool.operators import LayerKind, weights_of
+from qdqtool.trt.layers import WEIGHTED, Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import (
     Pass,
     absorb_q,
@@ -16,25 +17,16 @@ from qdqtool.trt.passes._infra import (
     weights_position,
 )
 from qdqtool.trt.quantizable import refusal_of
-from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized, OutputScale
-from qdqtool.trt.surroundings import elements, readers_of
+from qdqtool.trt.refusals import AddOutputNotQuantized, OutputDifferentScales, OutputScale, OutsideRules
+from qdqtool.trt.surroundings import origin_of, output_refusal
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
+from qdqtool.types import Precision
 
-CONVOLUTION = seen(
-    "convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
-    "yolo-resnet18-orin-trt8502:5405", "resnet18-qat-rtx2000-trt8510:2699", "yolov8-orin-trt8412-excerpts:194",
-    "bevfusion-camera-orin-trt8502:488", "bevfusion-camera-rtx3080ti-trt8600:5424",
-)
-DECONVOLUTION_80 = seen(
-    "deconvolution", "A ConvTranspose whose data and weights come from DQs runs in INT8.",
-    "centernet-resnet34-qat-trt80", source="3 of 3",
-)
+CONVOLUTION = weights_of("Conv").case
+DECONVOLUTION_80 = weights_of("ConvTranspose").case
+MATRIX = weights_of("MatMul").case
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
-)
-MATRIX = documented(
-    "matrix-multiply", "A MatMul of two dequantized tensors runs in INT8.",
-    "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322",
 )
 SUM = seen(
     "sum", "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
@@ -90,9 +82,7 @@ class QuantizeDoubleInputNodes(Pass):
         if not all(dq_of(t) for t in layer.inputs):
             return
         if only_q(layer.out) is None:
-            readers = readers_of(layer.out)
-            size = elements(layer.out)
-            self.refuse(OutputNotQuantized(self.name, node_name(layer), layer.out.source, readers, size))
+            self._pointwise_output(layer)
             return
         case = SUM if layer.op == "Add" and len(layer.nodes) == 1 else POINTWISE
         self._absorb(network, case, layer, tuple(range(len(layer.inputs))))
@@ -116,19 +106,23 @@ class QuantizeDoubleInputNodes(Pass):
         layer.int8 = True
         if dqs and dqs[0].quant is not None:
             layer.quantized_as = dqs[0].quant.precision
+            if layer.quantized_as == Precision.FP8:
+                self.refuse(OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as))
 
     def _explain_output(self, layer: Layer) -> None:
         if only_q(layer.out) is not None:
             return  # its scale: refused above
-        node, tensor, size = node_name(layer), layer.out.source, elements(layer.out)
-        qs = [r for r in layer.out.consumers if r.kind == LayerKind.QUANTIZE]
-        readers = readers_of(layer.out)
-        if not qs:
-            self.refuse(OutputNotQuantized(self.name, node, tensor, readers, size))
-            if any(r.op == "PRelu" for r in readers):
-                layer.rest_on(PRELU)
-        elif len(qs) == len(layer.out.consumers) and not layer.out.is_output:
-            self.refuse(OutputDifferentScales(self.name, node, tensor, readers, size))
+        refused = output_refusal(layer, self.name)
+        self.refuse(refused)
+        if isinstance(refused, OutputDifferentScales):
             layer.rest_on(DIFFERENT)
+        elif any(r.op == "PRelu" for r in refused.readers):
+            layer.rest_on(PRELU)
+
+    def _pointwise_output(self, layer: Layer) -> None:
+        refused = output_refusal(layer, self.name)
+        if layer.operation == "SUM" and not isinstance(refused, OutputDifferentScales):
+            node, other = node_name(layer), origin_of(layer.inputs[1])
+            self.refuse(AddOutputNotQuantized(self.name, node, node, other, refused.readers, refused.elements))
         else:
-            self.refuse(OutputManyConsumers(self.name, node, tensor, readers, size))
+            self.refuse(refused)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from qdqtool.evidence import documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operators import AVERAGES, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
-from qdqtool.trt.refusals import PoolingOneSide
+from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import REMOVING
 
 GLOBAL = seen(
     "global-average", "A global average pooling between a DQ and a Q runs in INT8.",
-    "resnet18-qat-rtx2000-trt8510:2791", "resnet18-a100-qat-residual-qgap", source="there is no fusing line",
+    "resnet18-qat-rtx2000-trt8510:2775", "resnet18-a100-qat-residual-qgap", source="there is no fusing line",
 )
 WINDOW = documented(
     "average-window", "An average pooling with a window alike.", "developer guide: pooling is quantizable",
@@ -28,6 +28,10 @@ class QuantizeSingleInputNodes(Pass):
     cases = (GLOBAL, WINDOW)
 
     def apply(self, network: Network) -> None:
+        for layer in network.of_kind(LayerKind.REDUCE):
+            if layer.op in AVERAGES:
+                dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
+                self.refuse(ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size))
         for layer in network.of_kind(LayerKind.POOLING):
             if layer.window is None or layer.window.type != "AVERAGE":
                 continue

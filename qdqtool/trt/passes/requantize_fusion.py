@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, documented
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, dq_of
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(
     "into-convolution", "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
@@ -38,10 +40,13 @@ class RequantizeFusion(Pass):
                 self._into(network, conv, dq, q)
                 continue
             source = dq.data
+            q.of = node_name(q)
             q.name = f"{dq.name} + {q.name}"
             q.nodes = [*dq.nodes, *q.nodes]
             network.set_input(q, 0, source)
             q.requantizes = True
+            q.pair, q.first_scale = dq.pair or node_name(dq), scale_of(dq)
+            q.passed = (*q.passed, *reversed(dq.passed))
             q.rest_on(CONVERSION)
             if not dq.out.consumers and not dq.out.is_output:
                 network.remove(dq)

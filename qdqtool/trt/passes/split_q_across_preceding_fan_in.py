@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 
-from qdqtool.evidence import Case, documented, seen
-from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, can_absorb, node_name, only_q
-from qdqtool.trt.refusals import ConcatReadElsewhere
-from qdqtool.trt.surroundings import readers_of, step_of
+from qdqtool.evidence import Case, documented
+from qdqtool.operators import LayerKind, passage_of
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
+from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.provenance import Scale
+from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales
+from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
 MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take
 
-CONCAT = seen(
-    "concat", "A Q that alone reads a Concat goes to each of its inputs as <Q>_clone_<i>; the Concat runs in INT8.",
-    "yolo-resnet18-orin-trt8502:5227", "yolov8-orin-trt8412-excerpts:167", "bevfusion-camera-orin-trt8502:321",
-    "bevfusion-camera-rtx3080ti-trt8600:5257",
-)
+CONCAT = passage_of("Concat").case
 NESTED = documented(
     "nested", "Concat behind Concat nests the suffix, _clone_1_clone_2.", "NVIDIA/TensorRT issue 2131 (8.4)",
 )
@@ -55,11 +53,23 @@ class SplitQAcrossPrecedingFanIn(Pass):
     def _refuse(self, concat: Layer) -> None:
         qs = [r for r in concat.out.consumers if r.kind == LayerKind.QUANTIZE]
         if not qs:
+            self._compare(concat)
             return
         refusal = ConcatReadElsewhere(self.name, node_name(concat), readers_of(concat.out))
         self.refuse(refusal)
         for q in qs:
             q.blocked = refusal
+
+    def _compare(self, concat: Layer) -> None:
+        """Says which scales the parts of a Concat that a Q went through had, where one differs."""
+        moved = [t.producer if t.producer and t.producer.kind == LayerKind.QUANTIZE else None for t in concat.inputs]
+        first = next((q for q in moved if q is not None and q.clone), None)
+        if first is None:
+            return
+        behind = scale_of(first)
+        parts = tuple(behind if q is None else _part_scale(q) for q in moved)
+        if any(p is not None and p != behind for p in parts):
+            self.refuse(ConcatScales(self.name, node_name(concat), parts, behind, elements(concat.out)))
 
     @staticmethod
     def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:
@@ -67,8 +77,20 @@ class SplitQAcrossPrecedingFanIn(Pass):
         clone = Layer(LayerKind.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
         clone.quant, clone.nodes, clone.clone = q.quant, list(q.nodes), True
         clone.rank = concat.rank.before(position)
-        clone.passed = (*q.passed, step_of(concat, position))
+        clone.passed, clone.merged = q.passed, q.merged
+        clone.moved_past(step_of(concat, position))
         clone.cases = {**q.cases, case: None}
         out = Tensor(f"{concat.name}_{source.name}_clone_{position}", source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)
+
+
+def _part_scale(q: Layer) -> Scale:
+    """The scale that the tensor under a Concat's Q has besides: of its DQ, or of another Q on it."""
+    dq = dq_of(q.data)
+    if dq is not None:
+        return scale_of(dq)
+    other = next((r for r in q.data.consumers if r.kind == LayerKind.QUANTIZE and r is not q), None)
+    if other is not None:
+        return scale_of(other)
+    return scale_of(q) if not q.clone or q.merged else None

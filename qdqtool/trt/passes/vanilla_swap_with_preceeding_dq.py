@@ -8,10 +8,11 @@ from dataclasses import replace
 from qdqtool.evidence import assumed, documented, seen
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.refusals import ManyConsumers
-from qdqtool.trt.surroundings import readers_of
+from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
 
 INSERTED = seen(
@@ -66,6 +67,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             self.fire(case, op, SWAPPING, dq.name, op.name)
             dq.rest_on(case)
             op.dq_passed = True
+            dq.moved_past(step_of(op))
             self._swap(network, dq, op)
             todo.append(dq)
 
@@ -81,6 +83,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             copy.quant, copy.computed_scale, copy.nodes, copy.rank = (
                 dq.quant, dq.computed_scale, list(dq.nodes), dq.rank.next()
             )
+            copy.pair, copy.passed = dq.pair, dq.passed
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])

@@ -51,7 +51,7 @@ def test_silu_joined_with_a_residual_is_refused() -> None:
     assert found.reasons == [("Conv", "activation-before-add")]
     (refusal,) = found.refusals
     assert isinstance(refusal, ActivationBeforeAdd)
-    assert (refusal.add, refusal.activation) == ("Add", "act.s")
+    assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
 
 def test_second_reader_and_relu_before() -> None:

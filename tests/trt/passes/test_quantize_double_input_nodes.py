@@ -197,4 +197,4 @@ def test_add_between_pairs_without_q_stays_float() -> None:
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
     assert found.rows == []
-    assert found.reasons == [("Add", "output-not-quantized")]
+    assert found.reasons == [("Add", "add-output-not-quantized")]
