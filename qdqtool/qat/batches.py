@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sized
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         raise DataError(f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample")
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
         raise DataError(f"the data is a {type(data).__name__}; give something that yields batches, like a loader")
-    return cast("Iterable[Any]", data)
+    return data
 
 
 def length_of(data: Any) -> int | None:
