@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qdqtool.evidence import Case
-from qdqtool.operators import LayerKind, QPassage
+from qdqtool.operator_facts import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
 from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Evidence, Precision, Refusal
