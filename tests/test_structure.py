@@ -49,7 +49,6 @@ _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
     "circle of modules: calibration.cache, calibration.statistics",
-    "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
 })
 
 
