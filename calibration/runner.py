@@ -20,6 +20,7 @@ from calibration.partial import check_tensors, external_folder, input_specs, met
 from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
 from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.files import check_output
 from qdqtool.graph import Model, external_location
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
@@ -32,6 +33,7 @@ def collect(
     tensors: Sequence[str],
     *,
     cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
     bins: int = DEFAULT_BINS,
     progress: bool = True,
     preprocess: Preprocess = YOLO_PREPROCESS,
@@ -49,6 +51,7 @@ def collect(
         tensors: Names of activations or graph inputs.
         cache: A file that keeps the statistics: saved every few seconds and at the end, resumed after an interruption,
             and reused when model, data and tensors are the same. ``notes`` of the result says what was done.
+        overwrite_cache: Whether a cache of another model or of other data is replaced instead of refused.
         bins: Resolution of the histograms, a power of two; see :class:`calibration.statistics.TensorStatistics`.
         progress: Draw a progress bar when stderr is a terminal.
         preprocess: How pictures become inputs.
@@ -64,7 +67,7 @@ def collect(
     check_tensors(loaded, names)
     dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
     dataset.forget()
-    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache))
+    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), overwrite_cache)
     statistics = job.run(progress)
     return _checked(statistics, names, loaded)
 
@@ -86,7 +89,10 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
 class _Job:
     """One call of collect: what the cache has already, the workers, and the saving."""
 
-    def __init__(self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None) -> None:
+    def __init__(
+        self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None, overwrite: bool
+    ) -> None:
+        self.overwrite = overwrite
         self.model = model
         self.dataset = dataset
         self.names = names
@@ -97,14 +103,12 @@ class _Job:
         self.before = Statistics({})  # from an interrupted pass
         self.kept = Statistics({})  # tensors that a finished pass had already
         self.done: set[int] = set()
+        self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
 
     def run(self, progress: bool) -> Statistics:
         wanted = self.names
         if self.cache is not None:
-            if self.cache.is_dir():
-                raise DataError(f"{self.cache}: is a folder; give a file name for the cache")
-            if not self.cache.parent.is_dir():
-                raise DataError(f"{self.cache}: the folder {self.cache.parent} does not exist; create it first")
+            check_output(self.cache)
             self.key = _model_key(self.model)
             finished = self._from_cache()
             if finished is not None:
@@ -131,9 +135,13 @@ class _Job:
             self.notes.append(f"{self.cache}: not reused, data from an iterator cannot be recognised again")
         if not self.cache.exists():
             return None
+        self.seen = _identity(self.cache)
         found = load_progress(self.cache)
         reason = self._mismatch(found)
         if reason:
+            of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
+            if not self.overwrite and not of_iterator:
+                raise DataError(f"{self.cache}: {reason}; give another name, or --overwrite-cache to replace it")
             self.notes.append(f"{self.cache}: not used, {reason}; calibrating again")
             return None
         missing = [n for n in self.names if n not in found.statistics]
@@ -163,6 +171,19 @@ class _Job:
         if any(p.bins != self.bins for p in found.statistics.values()):
             return "it has another number of bins"
         return ""
+
+    def _check_own(self, cache: Path) -> None:
+        """Another process may have written the cache since; one that is not of this calibration is not replaced.
+
+        Raises:
+            DataError: It is of another model or of other data.
+        """
+        now = _identity(cache)
+        if now is None or now == self.seen or self.overwrite:
+            return
+        reason = self._mismatch(load_progress(cache))
+        if reason:
+            raise DataError(f"{cache}: another process has written it, and {reason}; give another name")
 
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:
         computed = [n for n in wanted if n not in self.model.inputs]
@@ -211,7 +232,9 @@ class _Job:
                                 warnings=dataset.warnings, skipped=sorted(dataset.skipped), notes=self.notes)
         if self.cache is not None and everything.images:
             total = len(done) if finished else None
+            self._check_own(self.cache)
             save_progress(Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))), self.cache)
+            self.seen = _identity(self.cache)
         everything.tensors = {n: tensors[n] for n in self.names}
         return everything
 
@@ -275,6 +298,15 @@ class _Worker(threading.Thread):
             self.shared.finished.put(None)
         except BaseException as error:
             self.shared.finished.put(error)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells whether a file was replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _model_key(model: Model) -> str:

@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
-    ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
+    ("files", "patterns", "errors", "evidence", "types", "agreement", "assumption", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
@@ -50,7 +50,6 @@ _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
     "circle of modules: calibration.cache, calibration.statistics",
-    "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
 })
 
 

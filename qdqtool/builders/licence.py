@@ -32,7 +32,7 @@ def tell_once() -> bool:
     print(NOTICE, file=sys.stderr)
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        write_text(marker, "shown\n")
+        write_text(marker, "shown\n", at_once=True)
     except (OSError, QdqtoolError):
         return True
     return True

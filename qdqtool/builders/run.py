@@ -16,6 +16,7 @@ from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names, with_log_names
 from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
+from qdqtool.files import atomic_write
 from qdqtool.graph import Model
 
 DEFAULT_SM = (86,)
@@ -165,8 +166,6 @@ def _keep(work: Path, folder: Path, result: BuildResult) -> None:
 
 
 def _move(source: Path, target: Path) -> Path:
-    try:
-        shutil.move(source, target)
-    except OSError as error:
-        raise BuilderError(f"{target}: cannot be written: {error.strerror or error}") from error
+    with source.open("rb") as from_file, atomic_write(target) as to_file:
+        shutil.copyfileobj(from_file, to_file)
     return target

@@ -30,6 +30,7 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 @click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean.")
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
               help="Keep statistics there; resume and reuse them.")
+@click.option("--overwrite-cache", is_flag=True, help="Replace a cache of another model or of other images.")
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
@@ -52,8 +53,9 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
-    mean: str | None, std: str | None, calib_cache: str | None, calib_table: str | None, write_table: str | None,
-    head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
+    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
+    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...],
+    include: tuple[str, ...],
     exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
@@ -65,11 +67,10 @@ def command(
     if calib is not None and calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
     path = output or _default_output(model)
-    for written, option in ((path, "-o"), (write_table, "--write-table")):
-        if written is not None:
-            _check_folder(written, option, model)
-    _check_apart({"-o": path, "--write-table": write_table, "--calib-cache": calib_cache},
-                 {"MODEL": model, "--calib": calib, "--calib-table": calib_table})
+    from qdqtool.files import claim
+
+    for written, option in ((path, "-o"), (write_table, "--write-table"), (calib_cache, "--calib-cache")):
+        claim(written, option)
     methods = [_method(text) for text in method_for]
     sizes = _size(size)
     means, stds = _channels(mean, "--mean"), _channels(std, "--std")
@@ -96,6 +97,7 @@ def command(
         ),
         size=sizes,
         calib_cache=calib_cache,
+        overwrite_cache=overwrite_cache,
         calib_table=calib_table,
         target=target or DEFAULT_TARGET,
         head=head,
@@ -132,31 +134,6 @@ def _default_output(model: str) -> str:
     for ending in (".gz", ".onnx"):
         name = name.removesuffix(ending)
     return str(Path(model).with_name(f"{name}_qdq.onnx"))
-
-
-def _check_folder(path: str, option: str, model: str) -> None:
-    """Says before the work, not after it, that a result could not be written."""
-    from qdqtool.errors import QdqtoolError
-    from qdqtool.files import same_file
-
-    if not Path(path).parent.is_dir():
-        raise QdqtoolError(f"{option} {path}: the folder {Path(path).parent} does not exist; create it first")
-    if Path(path).is_dir():
-        raise QdqtoolError(f"{option} {path}: is a folder; give a file name")
-    if same_file(path, model):
-        raise QdqtoolError(f"{option} {path}: is the input; choose another name")
-
-
-def _check_apart(written: dict[str, str | None], read: dict[str, str | None]) -> None:
-    """No two options write one file, and none writes what another reads."""
-    from qdqtool.errors import QdqtoolError
-
-    taken = {Path(path).resolve(): option for option, path in read.items() if path is not None}
-    for option, path in written.items():
-        if path is not None:
-            other = taken.setdefault(Path(path).resolve(), option)
-            if other != option:
-                raise QdqtoolError(f"{option} {path}: is what {other} names; choose another name")
 
 
 def _method(text: str) -> tuple[str, str]:

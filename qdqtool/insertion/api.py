@@ -18,7 +18,7 @@ from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
-from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.result import Insertion, watched
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HIGH_PRECISIONS = ("fp32", "fp16")
 
 
+@watched
 def insert(
     model: ModelSource | Model,
     data: object = None,
@@ -43,6 +44,7 @@ def insert(
     preprocess: Preprocess | None = None,
     size: tuple[int, int] | None = None,
     calib_cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
     calib_table: str | os.PathLike[str] | None = None,
     target: str | Target = DEFAULT_TARGET,
     head: str = "box",
@@ -69,6 +71,7 @@ def insert(
         preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
         size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
         calib_cache: File to keep statistics in, so that another run needs no inference.
+        overwrite_cache: Whether a cache made for another model or from other data is replaced instead of refused.
         calib_table: A TensorRT calibration table to take the ranges from, instead of data.
         target: Which TensorRT to place for, see ``qdqtool predict --help``.
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution,
@@ -121,7 +124,7 @@ def insert(
     else:
         statistics, calibration = collect_for(
             _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
-            preprocess=preprocess, size=size, cache=calib_cache, progress=progress,
+            preprocess=preprocess, size=size, cache=calib_cache, overwrite_cache=overwrite_cache, progress=progress,
         )  # fmt: skip
         found = []
         for group in groups:

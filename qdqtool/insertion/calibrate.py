@@ -27,6 +27,7 @@ def collect_for(
     size: tuple[int, int] | None,
     cache: str | os.PathLike[str] | None,
     progress: bool,
+    overwrite_cache: bool = False,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 
@@ -40,7 +41,8 @@ def collect_for(
         raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     statistics = collect(
-        model, data, tensors, cache=cache, progress=progress, preprocess=preprocess or Preprocess(),
+        model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress,
+        preprocess=preprocess or Preprocess(),
         max_images=max_images, size=size,
     )  # fmt: skip
     report: Json = {

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 
+# What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
+_APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
+_APART_10 = (
+    "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ for the fused form "
+    "since 2025-10"
+)
+_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was at hand"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -26,6 +34,7 @@ class Target:
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
         quantize_suffix: What is appended to a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
+        residual_proof: Why that is taken to be so.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
         constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
@@ -49,6 +58,7 @@ class Target:
     keeps_relu_name: bool = False
     quantize_suffix: str = ""
     residual_through_activation: bool = False
+    residual_proof: str = _APART_8
     multiply_in_pointwise_name: bool = False
     constants_first: bool = False
     float16_scales: bool = False
@@ -102,6 +112,7 @@ TARGETS: dict[str, Target] = {
             (10, 0),
             Evidence.ASSUMED,
             "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
+            residual_proof=_APART_10,
             multiply_in_pointwise_name=True,
             constants_first=True,
             float16_scales=True,
@@ -120,6 +131,7 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
+            residual_proof=_FUSED_11,
             copies_dq=True,
         ),
         Target(
