@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {"arrayfiles", "budgets", "errors", "files", "patterns", "progress", "runtime", "text", "types"}
+FOR_CALIBRATION = {"arrayfiles", "budgets", "errors", "external", "files", "patterns", "progress", "runtime", "text", "types"}
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 
