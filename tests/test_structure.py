@@ -37,11 +37,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
-    ("files", "patterns", "errors", "evidence", "types", "agreement", "assumption", "finding_codes", "progress"),
+    ("arrayfiles", "external", "files", "functions", "modelnames", "packed", "process", "runtime"),
+    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {"files", "errors", "patterns", "progress", "types"}
+FOR_CALIBRATION = {"arrayfiles", "budgets", "errors", "external", "files", "patterns", "progress", "runtime", "text", "types"}
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 
