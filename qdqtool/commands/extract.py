@@ -83,9 +83,9 @@ def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> No
     Raises:
         QdqtoolError: It is, or its folder is not there.
     """
+    from qdqtool.external import all_tensors
     from qdqtool.files import same_file
     from qdqtool.graph import external_location
-    from qdqtool.modelfile import all_tensors
 
     external = {external_location(t) for t in all_tensors(model.proto.graph)} - {""}
     sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]

@@ -18,10 +18,10 @@ from google.protobuf.message import Message
 
 from qdqtool import operators
 from qdqtool.errors import ModelError
+from qdqtool.external import all_tensors
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.shown import Shown
 from qdqtool.graph import Model, external_location
-from qdqtool.modelfile import all_tensors
 from qdqtool.prediction import predict
 from qdqtool.types import Prediction
 
