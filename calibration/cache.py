@@ -22,7 +22,7 @@ from calibration.statistics import Statistics, TensorStatistics
 from qdqtool.errors import DataError
 from qdqtool.files import atomic_write, write_text
 
-FORMAT = "qdqtool/calibration/1"
+FORMAT = "qdqtool/calibration/2"
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _MAX_FILE = 1 << 31
@@ -34,7 +34,7 @@ class Progress:
     """How far a calibration has come.
 
     Attributes:
-        model: Identifies the model, without the tensors wanted of it.
+        model: Identifies the model, without the tensors wanted of it, and by which tensors positions were found.
         statistics: Over the samples done.
         done: Numbers of the samples done.
         total: Samples there are; None where that was not known.
@@ -63,7 +63,8 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     """
     statistics = progress.statistics
     names = list(statistics)
-    parts = [statistics[n] for n in names]
+    focused = [n for n in names if statistics[n].focus is not None]
+    parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
     header = {
@@ -78,6 +79,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "warnings": statistics.warnings,
         "skipped": [list(s) for s in statistics.skipped],
         "tensors": names,
+        "focused": focused,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
@@ -131,12 +133,12 @@ def _parse(archive: Mapping[str, npt.NDArray[Any]], path: str) -> Progress:
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
         raise DataError(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
     numbers, ranges, counts = archive["numbers"], archive["range"], archive["counts"]
-    names = header["tensors"]
+    names = [*header["tensors"], *header["focused"]]
     if counts.dtype != np.int64 or numbers.dtype != np.int64 or not len(names) == len(numbers) == len(ranges):
         raise ValueError("its arrays do not fit together")
     if len(counts) and counts.min() < 0:
         raise ValueError("negative counts")
-    tensors: dict[str, TensorStatistics] = {}
+    tensors: list[TensorStatistics] = []
     at = 0
     for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
                                                                        strict=True):
@@ -147,9 +149,12 @@ def _parse(archive: Mapping[str, npt.NDArray[Any]], path: str) -> Progress:
         in_order = not count or -math.inf < low <= high < math.inf
         if int(part.counter.counts.sum()) != count or nonfinite < 0 or not in_order:
             raise ValueError(f"the counts of tensor '{name}' do not add up")
-        tensors[name] = part
+        tensors.append(part)
+    by_name = dict(zip(header["tensors"], tensors, strict=False))
+    for name, part in zip(header["focused"], tensors[len(header["tensors"]) :], strict=True):
+        by_name[name].focus = part
     statistics = Statistics(
-        tensors,
+        by_name,
         images=int(header["images"]),
         fingerprint=str(header["fingerprint"]),
         warnings=map(str, header["warnings"]),

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from calibration.histogram import MIN_TOP, Floats, Histogram
 from calibration.statistics import TensorStatistics
 
-METHODS = ("max", "percentile", "mse", "entropy")
+METHODS = ("max", "percentile", "mse", "entropy", "focus")
 DEFAULT_PERCENTILE = 99.99
 INT8_LEVELS = 127
+FOCUS_WEIGHT = 0.9  # of the error where the network looks, against that of all values
 
 _SEARCH_BITS = 7  # bins to an octave while searching: 128, each at most 0.8 % of its value wide
 _SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
@@ -34,7 +35,9 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that ``percentile`` per
             cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least
             expected squared error. ``entropy``: the range with the least KL divergence between the histogram and its
-            128-level version, searched over 2048 bins as TensorRT's entropy calibrator does.
+            128-level version, searched over 2048 bins as TensorRT's entropy calibrator does. ``focus``: as ``mse``,
+            the error where the network looks counting :data:`FOCUS_WEIGHT`; the same as ``mse`` where that is not
+            known.
         percentile: From above 0 to 100.
 
     Returns:
@@ -52,8 +55,8 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
         return 1.0
     if method == "percentile":
         amax = _percentile(stats, percentile)
-    elif method == "mse":
-        amax = _least_error(stats)
+    elif method in ("mse", "focus"):
+        amax = _least_error(stats, focused=method == "focus")
     elif method == "entropy":
         amax = _least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
     else:
@@ -105,6 +108,17 @@ def squared_error(
     return errors if isinstance(amax, np.ndarray) and amax.ndim else float(errors[0])
 
 
+def focused_error(stats: TensorStatistics, amax: npt.NDArray[np.float64]) -> Floats:
+    """As :func:`squared_error`, the error where the network looks counting :data:`FOCUS_WEIGHT`.
+
+    The same as :func:`squared_error` where it is not known where the network looks.
+    """
+    errors = squared_error(stats, amax)
+    if stats.focus is None or not stats.focus.count:
+        return errors
+    return (1.0 - FOCUS_WEIGHT) * errors + FOCUS_WEIGHT * squared_error(stats.focus, amax)
+
+
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """The share of values whose magnitude is beyond a range, from 0 to 1; exact to within one bin."""
     if not stats.count or amax >= stats.absmax:
@@ -142,18 +156,26 @@ def _errors(histogram: Histogram, ranges: Floats, levels: int) -> Floats:
     return result
 
 
-def _least_error(stats: TensorStatistics) -> float:
-    histogram = stats.coarse(_SEARCH_BITS)
+def _least_error(stats: TensorStatistics, focused: bool) -> float:
+    """The range of least mean squared error; ``focused`` weighs it as :func:`focused_error` does."""
     absmax = stats.absmax
+    parts = [(stats.coarse(_SEARCH_BITS), 1.0)]
+    focus = stats.focus if focused else None
+    if focus is not None and focus.count:
+        share = stats.count / focus.count  # from sums to means
+        parts = [(parts[0][0], 1.0 - FOCUS_WEIGHT), (focus.coarse(_SEARCH_BITS), FOCUS_WEIGHT * share)]
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
-    best = _best_of(histogram, absmax * np.exp2(-steps))
+    best = _best_of(parts, absmax * np.exp2(-steps))
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
-    return _best_of(histogram, np.minimum(best * np.exp2(-around), absmax))
+    return _best_of(parts, np.minimum(best * np.exp2(-around), absmax))
 
 
-def _best_of(histogram: Histogram, ranges: Floats) -> float:
-    """The range of least error; of equals the first, which is the largest."""
-    return float(ranges[int(np.argmin(_errors(histogram, ranges, INT8_LEVELS)))])
+def _best_of(parts: list[tuple[Histogram, float]], ranges: Floats) -> float:
+    """The range of least error, summed over weighted histograms; of equals the first, which is the largest."""
+    total = np.zeros(len(ranges))
+    for histogram, weight in parts:
+        total += weight * _errors(histogram, ranges, INT8_LEVELS)
+    return float(ranges[int(np.argmin(total))])
 
 
 def _least_divergence(bins: Floats, absmax: float) -> float:

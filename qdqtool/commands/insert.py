@@ -15,7 +15,7 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
 @click.option("--target", default=None, help=f"{_TARGETS}. [default: trt8.5]")
-@click.option("--method", type=click.Choice(["mse", "percentile", "entropy", "max"]), default="mse", show_default=True,
+@click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus", show_default=True,
               help="How an activation's range is chosen.")
 @click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors.")
 @click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile.")

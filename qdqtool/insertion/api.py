@@ -110,7 +110,7 @@ def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    method: str = "mse",
+    method: str = "focus",
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
@@ -136,7 +136,7 @@ def insert(
         model: A float ONNX model; it is not changed.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
-        method: ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
+        method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
         method_for: Pairs of a regular expression on tensor names and the method for those tensors.
         percentile: For ``percentile``, in percent of the absolute values.
         max_images: Use at most so many samples, spread evenly.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.errors import DataError
 from qdqtool.graph import Model
+from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, positive
 from qdqtool.types import Json
@@ -34,19 +35,21 @@ def collect_for(
         ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import Preprocess, collect
+    from calibration import Focus, Preprocess, collect
 
     if data is None:
         raise DataError("no calibration data; give a folder of images (--calib) or a TensorRT table (--calib-table)")
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
+    scores = class_outputs(model)
     statistics = collect(
         model, data, tensors, cache=cache, progress=progress, preprocess=preprocess or Preprocess(),
-        max_images=max_images, size=size,
+        max_images=max_images, size=size, focus=Focus(scores) if scores else None,
     )  # fmt: skip
     report: Json = {
         "images": statistics.images,
         "data": str(data) if isinstance(data, str | os.PathLike) else "",
         "tensors": len(tensors),
+        "focus": list(scores),
         "fingerprint": statistics.fingerprint,
         "cache": os.fspath(cache) if cache is not None else None,
         "skipped": [{"file": name, "reason": reason} for name, reason in statistics.skipped],
