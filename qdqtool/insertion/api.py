@@ -13,6 +13,7 @@ import onnx
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets
+from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
@@ -247,6 +248,8 @@ def _float_model(
         warnings.append(f"{target.name} cannot read int8 weights; use --weights float for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     notes.extend(prepare(proto, opset=opset, path=loaded.path))
+    if leading := fold_leading(proto):
+        notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
     return proto, notes, warnings
 
 

@@ -106,9 +106,9 @@ def choose_scale(
 ) -> tuple[GroupScale, list[str]]:
     """Chooses one scale for a group from the statistics of its sources.
 
-    ``max`` takes the largest range and ``percentile`` and ``entropy`` work on the merged statistics. ``mse`` and ``focus``
-    take the range with the least total error, each source's error measured against its own size: a source with small values
-    counts as much as one with large values.
+    ``max`` takes the largest range and ``percentile`` and ``entropy`` work on the merged statistics. ``mse`` and
+    ``focus`` take the range with the least total error, each source's error measured against its own size: a source
+    with small values counts as much as one with large values.
 
     Returns:
         The scale, and warnings.
