@@ -45,6 +45,8 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Store weights as float with Q and DQ, or as int8 with DQ alone.")
 @click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
               help="Type of what stays float.")
+@click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
+              help="Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -53,7 +55,8 @@ def command(
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
     mean: str | None, std: str | None, calib_cache: str | None, calib_table: str | None, write_table: str | None,
     head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
-    exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
+    exclude_op: tuple[str, ...], weights: str, high_precision: str, input_type: str, no_predict: bool,
+    everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -105,6 +108,7 @@ def command(
         exclude_op=exclude_op,
         weights=weights,
         high_precision=high_precision,
+        input_type=input_type,
         predict=not no_predict,
         progress=True,
     )

@@ -15,6 +15,7 @@ from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
@@ -128,6 +129,7 @@ def insert(
     exclude_op: Sequence[str] = (),
     weights: str = "float",
     high_precision: str = "fp32",
+    input_type: str = "float",
     predict: bool = True,
     progress: bool = False,
 ) -> Insertion:
@@ -155,6 +157,8 @@ def insert(
         exclude_op: Operator types to leave float.
         weights: ``float`` keeps float weights with Q and DQ; ``int8`` stores int8 with DQ alone.
         high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16.
+        input_type: ``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see
+            :mod:`qdqtool.insertion.inputs`.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
 
@@ -175,6 +179,7 @@ def insert(
         if value not in choices:
             raise QdqtoolError(f"{option} {value}: choose one of {', '.join(choices)}")
     chosen = target_named(target)
+    check_input_type(input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
     proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
@@ -205,6 +210,8 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    if input_type != "float":
+        notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
     if high_precision == "fp16":
         halfprecision.to_half(proto)
     result = Insertion(
@@ -216,6 +223,10 @@ def insert(
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result
+
+
+def _scaling(preprocess: Preprocess | None) -> Scaling:
+    return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
 
 
 def _float_model(
