@@ -11,6 +11,7 @@ SPLITS.toml lists the splits; paths are relative to it. Models and images are th
     calibration = "photographs"         # folder of images, or an npy of inputs [n, 3, h, w]
     evaluation = "street"               # the same; other images, best from another source
     judge = true                        # false: settings were chosen while looking at this split
+    limit = 60                          # at most so many evaluation images, evenly spread (as --limit)
 
 How it is measured:
 
@@ -70,6 +71,7 @@ class Split:
     calibration: Path
     evaluation: Path
     judge: bool = True
+    limit: int | None = None
     images: tuple[int, int] = (0, 0)
     boxes: int = 0
     references: list[Detections] = field(default_factory=list)
@@ -94,7 +96,10 @@ class Result:
 def read_splits(path: Path) -> list[Split]:
     entries = tomllib.loads(path.read_text("utf-8"))["split"]
     files = ("model", "calibration", "evaluation")
-    return [Split(e["name"], *(path.parent / e[f] for f in files), judge=e.get("judge", True)) for e in entries]
+    return [
+        Split(e["name"], *(path.parent / e[f] for f in files), judge=e.get("judge", True), limit=e.get("limit"))
+        for e in entries
+    ]
 
 
 def main() -> int:
@@ -134,8 +139,9 @@ def measure(split: Split, methods: Sequence[str], peers: Sequence[str], options:
     """All methods on one split."""
     images = load_samples(split.model, split.evaluation)
     chosen = np.arange(len(images))
-    if options.limit and options.limit < len(images):
-        chosen = np.unique(np.linspace(0, len(images) - 1, options.limit).astype(int))
+    limit = options.limit or split.limit
+    if limit and limit < len(images):
+        chosen = np.unique(np.linspace(0, len(images) - 1, limit).astype(int))
     samples = [np.ascontiguousarray(images[i : i + 1]) for i in chosen]
     calibration = load_samples(split.model, split.calibration)
     floats = detect(split.model.read_bytes(), samples, options.work)
@@ -227,7 +233,9 @@ def key(split: Split, method: str = "") -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def ours(split: Split, method: str, calibration: npt.NDArray[np.float32], options: argparse.Namespace) -> tuple[bytes, int]:
+def ours(
+    split: Split, method: str, calibration: npt.NDArray[np.float32], options: argparse.Namespace
+) -> tuple[bytes, int]:
     """``method[+option=value...]``, for example ``focus+residual=none``."""
     import qdqtool
 
@@ -311,8 +319,8 @@ def detect(model: bytes, samples: Sequence[npt.NDArray[np.float32]], work: Path)
     if not path.exists():
         found = run_model(model, samples)
         with open(path.with_suffix(".part"), "wb") as file:
-            np.savez(file, boxes=np.concatenate([d.boxes for d in found]), scores=np.concatenate([d.scores for d in found]),
-                     classes=np.concatenate([d.classes for d in found]), counts=[len(d.scores) for d in found])  # fmt: skip
+            joined = {n: np.concatenate([getattr(d, n) for d in found]) for n in ("boxes", "scores", "classes")}
+            np.savez(file, counts=[len(d.scores) for d in found], **joined)
         path.with_suffix(".part").rename(path)
     with np.load(path, allow_pickle=False) as kept:
         ends = np.cumsum(kept["counts"])[:-1]

@@ -7,7 +7,7 @@ One pass collects everything that all methods need; see :func:`collect` and :dat
 """
 
 from calibration.cache import load_statistics, save_statistics
-from calibration.focus import Focus
+from calibration.focus import Focus, FocusMap
 from calibration.images import Dataset, InputSpec, Preprocess, open_data
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
 from calibration.runner import collect
@@ -17,6 +17,7 @@ __all__ = [
     "METHODS",
     "Dataset",
     "Focus",
+    "FocusMap",
     "InputSpec",
     "Preprocess",
     "Statistics",

@@ -16,6 +16,7 @@ from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
+from qdqtool.insertion.losses import Losses, candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
@@ -47,6 +48,7 @@ class Insertion:
         prediction: What TensorRT will make of it; None with ``predict=False``.
         source: Path of the float model; empty for one in memory.
         output: Where :meth:`save` wrote the model; empty before.
+        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
     """
 
     model: onnx.ModelProto
@@ -60,6 +62,7 @@ class Insertion:
     prediction: Prediction | None = None
     source: str = ""
     output: str = ""
+    losses: Losses | None = None
 
     @property
     def activations(self) -> list[QuantizedTensor]:
@@ -94,6 +97,7 @@ class Insertion:
             "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "losses": self.losses.as_json() if self.losses else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
 
@@ -130,6 +134,7 @@ def insert(
     weights: str = "float",
     high_precision: str = "fp32",
     input_type: str = "float",
+    losses: int = 0,
     predict: bool = True,
     progress: bool = False,
 ) -> Insertion:
@@ -159,6 +164,7 @@ def insert(
         high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16.
         input_type: ``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see
             :mod:`qdqtool.insertion.inputs`.
+        losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
 
@@ -193,6 +199,7 @@ def insert(
     groups = scale_groups(work, placement.readers, unify)
     methods = MethodChoice(method, tuple(method_for), percentile)
     methods.check([t for g in groups for t in g.tensors])
+    statistics = None
     if calib_table is not None:
         found, calibration = _from_table(groups, calib_table)
     else:
@@ -210,16 +217,26 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    measured = None
+    if losses and statistics is not None:
+        activations = [q for q in quantized if q.method != "weights-max"]
+        tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
+        measured = measure(
+            proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
+        )
     if input_type != "float":
         notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
     if high_precision == "fp16":
         halfprecision.to_half(proto)
     result = Insertion(
-        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source
-    )
+        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
+        losses=measured,
+    )  # fmt: skip
     if predict:
         try:
             result.prediction = _predict(proto, chosen)
+            if measured is not None:
+                result.losses = with_predictions(measured, proto, result.activations, result.prediction, chosen)
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result

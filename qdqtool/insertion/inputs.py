@@ -152,7 +152,7 @@ def _uint8(model: Model, name: str, scaling: Scaling) -> str:
     del graph.node[:]
     graph.node.extend([*nodes, *rest])
     _retype(model, name, TensorProto.UINT8)
-    folded_in = f"factor {scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
+    folded_in = f"{scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
     return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"
 
 
