@@ -111,6 +111,7 @@ def main() -> int:
     parser.add_argument("--onnxruntime", action="store_true", help="quantize_static, MinMax and Percentile")
     parser.add_argument("--only", metavar="REGEX", help="splits by name")
     parser.add_argument("--limit", type=int, help="at most so many evaluation images, evenly spread")
+    parser.add_argument("--threads", type=int, default=0, help="of onnxruntime while evaluating")
     parser.add_argument("--work", type=Path, default=Path("accuracy-work"))
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--readme", type=Path, help="write the table between its marks")
@@ -144,7 +145,7 @@ def measure(split: Split, methods: Sequence[str], peers: Sequence[str], options:
         chosen = np.unique(np.linspace(0, len(images) - 1, limit).astype(int))
     samples = [np.ascontiguousarray(images[i : i + 1]) for i in chosen]
     calibration = load_samples(split.model, split.calibration)
-    floats = detect(split.model.read_bytes(), samples, options.work)
+    floats = detect(split.model.read_bytes(), samples, options)
     split.references = [d.above(0.25) for d in floats]
     split.images, split.boxes = (len(calibration), len(samples)), sum(len(r.scores) for r in split.references)
     print(f"\n{split.name}: {len(calibration)} calibration and {len(samples)} evaluation images, {split.boxes} boxes"
@@ -158,7 +159,7 @@ def measure(split: Split, methods: Sequence[str], peers: Sequence[str], options:
             print(f"{method:<24} failed: {' '.join(str(error).split())[:90]}")
             continue
         seconds = time.perf_counter() - begin
-        found = detect(model, samples, options.work)
+        found = detect(model, samples, options)
         split.matches[method] = [match(r, f) for r, f in zip(split.references, found, strict=True)]
         mine = split.matches[method]
         result = Result(split.name, method, int8, mean(mine, True), mean(mine, False), seconds=round(seconds, 1))
@@ -310,14 +311,16 @@ def count_int8(model: bytes) -> int:
     return sum(n.op_type == "Conv" and n.input[0] in dequantized and n.input[1] in dequantized for n in graph.node)
 
 
-def detect(model: bytes, samples: Sequence[npt.NDArray[np.float32]], work: Path) -> list[Detections]:
+def detect(
+    model: bytes, samples: Sequence[npt.NDArray[np.float32]], options: argparse.Namespace
+) -> list[Detections]:
     """Detections of a model, from the folder where they were kept if it has them."""
     digest = hashlib.sha256(model)
     for sample in samples:
         digest.update(sample.tobytes())
-    path = work / f"{digest.hexdigest()[:24]}.detections.npz"
+    path = options.work / f"{digest.hexdigest()[:24]}.detections.npz"
     if not path.exists():
-        found = run_model(model, samples)
+        found = run_model(model, samples, options.threads)
         with open(path.with_suffix(".part"), "wb") as file:
             joined = {n: np.concatenate([getattr(d, n) for d in found]) for n in ("boxes", "scores", "classes")}
             np.savez(file, counts=[len(d.scores) for d in found], **joined)

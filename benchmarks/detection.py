@@ -149,7 +149,7 @@ def run_model(
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    return [decode(session.run(None, {name: x})[0]) for x in samples]
+    return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
 
 
 def load_samples(model: str | Path, data: str | Path) -> npt.NDArray[np.float32]:

@@ -9,12 +9,15 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from calibration.cache import Progress, load_progress, save_progress
 from calibration.dataset import Dataset, Looks, Task, file_digest
-from calibration.focus import Focus
+from calibration.focus import Focus, FocusMap
 from calibration.histogram import scratch_buffer
 from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
@@ -178,7 +181,8 @@ class _Job:
         session = open_session(self.model, computed, max(1, cores() // count)) if computed else None
         tasks = self.dataset.tasks(frozenset(self.done))
         shared = _Shared(tasks)
-        workers = [_Worker(shared, session, wanted, self.bins, self.focus) for _ in range(count)]
+        counters = max(1, cores() // count)
+        workers = [_Worker(shared, session, wanted, self.bins, self.focus, counters) for _ in range(count)]
         left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
         saved = time.monotonic()
         for worker in workers:
@@ -253,10 +257,11 @@ class _Worker(threading.Thread):
     """Loads samples, runs the session and adds to its own statistics, which are merged when they are wanted."""
 
     def __init__(
-        self, shared: _Shared, session: Any, names: Sequence[str], bins: int, focus: Focus | None
+        self, shared: _Shared, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int
     ) -> None:
         super().__init__(daemon=True)
         self.focus = focus
+        self.counters = counters
         self.shared = shared
         self.session = session
         self.tensors = {n: TensorStatistics(bins) for n in names}
@@ -266,30 +271,43 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            fetcher = None if self.session is None else Fetcher(self.session)
-            scratch = scratch_buffer()
-            while (task := self.shared.next()) is not None:
-                number, load_sample = task
-                loaded = load_sample()
-                if loaded is not None:
-                    sample, images = loaded
-                    outputs = {} if fetcher is None else fetcher.run(sample)
-                    looked_at = None if self.focus is None else self.focus.find(outputs)
-                    with self.lock:
-                        for name, part in self.tensors.items():
-                            array = outputs[name] if name in outputs else sample[name]
-                            part.add(array, scratch)
-                            if looked_at is not None:
-                                part.add_focus(looked_at.values(array), scratch)
-                        self.images += images
-                        self.done.add(number)
-                else:
-                    with self.lock:
-                        self.done.add(number)
-                self.shared.finished.put(number)
+            with ThreadPoolExecutor(self.counters, initializer=_prepare_thread) as pool:
+                self._samples(pool)
             self.shared.finished.put(None)
         except BaseException as error:
             self.shared.finished.put(error)
+
+    def _samples(self, pool: ThreadPoolExecutor) -> None:
+        fetcher = None if self.session is None else Fetcher(self.session)
+        while (task := self.shared.next()) is not None:
+            number, load_sample = task
+            loaded = load_sample()
+            if loaded is not None:
+                sample, images = loaded
+                arrays = {**sample, **(fetcher.run(sample) if fetcher else {})}
+                looked_at = None if self.focus is None else self.focus.find(arrays)
+                largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
+                with self.lock:
+                    list(pool.map(lambda n: self._count(n, arrays[n], looked_at), largest_first))  # noqa: B023
+                    self.images += images
+                    self.done.add(number)
+            else:
+                with self.lock:
+                    self.done.add(number)
+            self.shared.finished.put(number)
+
+    def _count(self, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
+        part = self.tensors[name]
+        part.add(array, _thread.scratch)
+        if looked_at is not None:
+            part.add_focus(looked_at.values(array), _thread.scratch)
+
+
+_thread = threading.local()
+
+
+def _prepare_thread() -> None:
+    _thread.scratch = scratch_buffer()
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:

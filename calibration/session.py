@@ -21,7 +21,7 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import save
 
 _MAX_WORKERS = 4
-_MAX_FETCHED_BYTES = 512 << 20  # what all workers together may hold of fetched tensors
+_MAX_FETCHED_BYTES = 64 << 20  # of fetched tensors that several workers may hold together
 _FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
@@ -83,6 +83,9 @@ def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
+    # Every tensor that is fetched is allocated by us; an arena would keep room for all of them a second time.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     if folder:
         options.add_session_config_entry(_FOLDER_KEY, folder)
     providers = ["CPUExecutionProvider"]

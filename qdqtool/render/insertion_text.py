@@ -87,11 +87,12 @@ def _losses(losses: Losses | None, width: int) -> list[str]:
         return []
     samples = f"{losses.samples} sample" + "s" * (losses.samples != 1)
     lines = ["", *wrap(
-        f"What limits accuracy: the head's outputs err by {losses.error:.1%} of their spread ({samples}); float would be",
+        f"What limits accuracy: the head's outputs err by {losses.error:.1%} of their spread ({samples}); "
+        "leaving one of these float would make that",
         2, width, "",
     )]  # fmt: skip
     for loss in losses.tensors:
-        less = f"error {losses.error * (1.0 - loss.gain):.1%}"
+        less = f"{losses.error * (1.0 - loss.gain):.1%}"
         price = ""
         if loss.convolutions is not None:
             conversions = "" if loss.conversions is None else f", {loss.conversions:+d} conversions"
