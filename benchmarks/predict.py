@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.demo.model import yolov8n
 from qdqtool.insertion.api import insert
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 
 PROCESS_SECONDS = 0.5
 LARGE_SECONDS = 20.0

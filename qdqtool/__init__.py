@@ -18,14 +18,14 @@ from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
     from qdqtool.insertion.api import Insertion, insert
-    from qdqtool.trt.predict import predict
+    from qdqtool.prediction import predict
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Verification
     from qdqtool.verification.api import verify
 
 _HOMES = {
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.api",
-    "predict": "qdqtool.trt.predict",
+    "predict": "qdqtool.prediction",
     "verify": "qdqtool.verification.api",
     "ConvOutcome": "qdqtool.types",
     "Finding": "qdqtool.types",

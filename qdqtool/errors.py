@@ -8,6 +8,10 @@ class QdqtoolError(Exception):
     """
 
 
+class VersionError(QdqtoolError):
+    """A TensorRT version that no target fits."""
+
+
 class ModelError(QdqtoolError):
     """An ONNX model that cannot be read, is damaged, or is not what the command needs."""
 

@@ -14,7 +14,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource
 from qdqtool.patterns import compile_pattern
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 

@@ -1,6 +1,6 @@
 """The data types that the rooms of qdqtool hand to each other.
 
-Nothing here imports onnx, numpy or any other part of qdqtool, so that importing it costs nothing.
+Nothing here imports onnx or numpy, so that importing it costs nothing.
 ``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
 """
 
@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from qdqtool.finding_codes import FindingCode
+
+from qdqtool.agreement import (
+    BuildFacts,
+    ConversionCounts,
+    ConvolutionCounts,
+    LayerCounts,
+    Mismatch,
+    TraceCounts,
+)
 
 TOOL_VERSION = "0.1.0"
 
@@ -79,35 +91,39 @@ class Event:
             (``qdqtool.trt.trace`` lists them with their wording).
         subject: The first layer or tensor named.
         object: The second one, or an empty string.
+        case: For a simulated line the case of its pass, ``<pass>/<case>``: what shows that TensorRT does so.
     """
 
     pass_name: str
     kind: str
     subject: str
     object: str = ""
+    case: str = field(default="", compare=False)
 
     def as_json(self) -> Json:
-        return {"pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object}
+        return {
+            "pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object,
+            "case": self.case,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A pass looked at a node and did not fire.
 
+    Each reason is a class of its own (``qdqtool.trt.refusals``) with the nodes and values that decided; findings are
+    made from these.
+
     Attributes:
+        reason: A short code of the class, stable, that tests and explanations refer to.
         pass_name: The pass.
-        node: The layer looked at.
-        reason: A short code, stable, that advice and tests refer to.
-        details: What the reason needs to be told in words: names, numbers.
+        node: The ONNX node looked at.
     """
+
+    reason: ClassVar[str] = ""
 
     pass_name: str
     node: str
-    reason: str
-    details: tuple[tuple[str, Any], ...] = ()
-
-    def detail(self, key: str, default: Any = None) -> Any:
-        return dict(self.details).get(key, default)
 
 
 @dataclass(slots=True)
@@ -116,10 +132,11 @@ class Finding:
 
     Attributes:
         convolutions: Names of the convolutions that it concerns.
+        automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
     """
 
-    code: str
+    code: FindingCode
     severity: Severity
     node: str
     message: str
@@ -129,12 +146,13 @@ class Finding:
     target: str = ""
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
+    automatic: bool = False
 
     def as_json(self) -> Json:
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
             "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values,
+            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
         }
 
 
@@ -191,6 +209,7 @@ class ConvOutcome:
         fused: ONNX nodes, Q and DQ apart, that its layer absorbed (BatchNormalization, activation, Add, MaxPool).
         findings: Ids of the findings about it.
         evidence: How well the outcome is proven on the target.
+        cases: What it rests on: the cases (``<pass>/<case>``) of every pass that made its layer what it is.
     """
 
     index: int
@@ -204,6 +223,7 @@ class ConvOutcome:
     fused: list[str] = field(default_factory=list)
     findings: list[int] = field(default_factory=list)
     evidence: Evidence = Evidence.SEEN
+    cases: list[str] = field(default_factory=list)
 
     @property
     def is_int8(self) -> bool:
@@ -218,7 +238,7 @@ class ConvOutcome:
             "index": self.index, "name": self.name, "op": self.op, "weights": self.weights,
             "precision": str(self.precision), "inputs": [str(p) for p in self.inputs], "output": str(self.output),
             "layer": self.layer, "fused": list(self.fused), "findings": list(self.findings),
-            "evidence": str(self.evidence),
+            "evidence": str(self.evidence), "cases": list(self.cases),
         }
 
 
@@ -240,7 +260,8 @@ class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire.
+    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
+    number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     """
 
     model: ModelInfo
@@ -253,6 +274,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -284,6 +306,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
+            "counts": dict(self.counts),
         }
 
 
@@ -324,49 +347,42 @@ class SkippedNode:
 
 
 @dataclass(slots=True)
-class Mismatch:
-    """One place where prediction and build part.
+class Verification:
+    """A prediction held against a build.
 
-    ``kind`` is ``convolution``, ``layer``, ``trace``, ``conversion`` or ``flags``; ``line`` is the log's line number.
+    Attributes:
+        build: Which build.
+        convolutions: Convolution by convolution.
+        layers: Engine layers by name and types.
+        trace: Lines of the Q/DQ passes.
+        conversions: Q and DQ that stay in the engine.
+        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
+        mismatches: Everything that differs.
+        prediction: What was held against the build.
+        notes: What else the user should know.
     """
 
-    kind: str
-    name: str
-    predicted: Json
-    built: Json
-    why: str
-    line: int | None = None
-
-    def as_json(self) -> Json:
-        return {
-            "kind": self.kind, "name": self.name, "predicted": self.predicted, "built": self.built, "why": self.why,
-            "line": self.line,
-        }
-
-
-@dataclass(slots=True)
-class Verification:
-    """A prediction held against a build."""
-
-    build: Json
-    convolutions: Json
-    layers: Json
-    trace: Json
-    conversions: Json
+    build: BuildFacts
+    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
+    layers: LayerCounts = field(default_factory=LayerCounts)
+    trace: TraceCounts = field(default_factory=TraceCounts)
+    conversions: ConversionCounts = field(default_factory=ConversionCounts)
+    copies: TraceCounts = field(default_factory=TraceCounts)
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        return bool(self.build.get("complete"))
+        return self.build.complete
 
     def as_json(self) -> Json:
         return {
             "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None, "build": self.build,
-            "convolutions": self.convolutions, "layers": self.layers, "trace": self.trace,
-            "conversions": self.conversions, "mismatches": [m.as_json() for m in self.mismatches],
+            "target": self.prediction.target if self.prediction else None, "build": self.build.as_json(),
+            "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
+            "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
+            "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
             "notes": list(self.notes),
         }

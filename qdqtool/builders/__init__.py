@@ -1,4 +1,4 @@
-"""Real builds: hands a model to a TensorRT on this machine and says what it made of every convolution.
+"""Real builds: hands a model to a TensorRT on this machine and reads what it printed.
 
 :func:`build` is the only entry; ``tensorrt-rtx`` needs no GPU, ``tensorrt`` and ``trtexec`` do.
 """
@@ -35,7 +35,7 @@ def build(
     Args:
         model: Path of an ONNX model; it is not changed.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        output: Folder for ``build.log``, ``layers.json`` and the engine; made when missing. None keeps nothing on disk.
+        output: Folder for ``build.log`` and the engine; made when missing. None keeps nothing on disk.
         sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only; default 86).
         timeout: Seconds after which the build is stopped.
         keep_engine: Whether to write ``engine.plan`` into ``output``.
@@ -53,7 +53,7 @@ def build(
     if timeout <= 0:
         raise BuilderError(f"time limit {timeout:g} s is not positive")
     if sm and builder != "tensorrt-rtx":
-        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
+        raise BuilderError(f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine")
     for capability in sm or ():
         if capability not in RTX_TARGETS:
             raise BuilderError(

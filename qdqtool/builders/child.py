@@ -21,7 +21,7 @@ WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
     "tensorrt_rtx":
         "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
-    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or use --builder tensorrt-rtx",
+    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with tensorrt-rtx",
 }
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from qdqtool import modelfile
 from qdqtool.builders import trtexec
 from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names, with_log_names
-from qdqtool.builders.plan import built_nodes, inspector_json
 from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.files import write_text
 from qdqtool.graph import Model
 
 DEFAULT_SM = (86,)
@@ -54,9 +50,9 @@ def _run(
         work = Path(temporary)
         names = log_names(model)
         result = compiled(with_log_names(model, names, work), work)
-        read_layers(model, names, work, result)
+        read_log(model, names, work, result)
         if folder is not None:
-            _keep(model, names, work, folder, result)
+            _keep(work, folder, result)
     return result
 
 
@@ -139,10 +135,11 @@ def _with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, sha
     return result
 
 
-def read_layers(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
-    """Reads the log (and the layer JSON, where there is one) and fills in ``build`` and ``nodes``."""
+def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
+    """Reads the log (and the layer JSON, where there is one) and fills in ``build``, ``model`` and ``names``."""
     from qdqtool.buildlog.read import read_build
 
+    result.model, result.names = model, names
     sources = [p for p in (work / "build.log", work / "inspector.json") if p.exists() and p.stat().st_size]
     try:
         result.build = read_build(*map(str, sources)) if sources else None
@@ -156,26 +153,13 @@ def read_layers(model: Model, names: dict[int, str], work: Path, result: BuildRe
         build.tensorrt = result.version
     if result.builder == "tensorrt-rtx":
         build.is_rtx = True
-    back = {names[n.index]: n.name for n in model.nodes if names[n.index] != n.name}
-    if result.status == "built":
-        result.nodes = built_nodes(model, build.layers, names)
-    if back:
-        for layer in build.layers:
-            layer.onnx_names = [back.get(n, n) for n in layer.onnx_names]
 
 
-def _keep(model: Model, names: dict[int, str], work: Path, folder: Path, result: BuildResult) -> None:
+def _keep(work: Path, folder: Path, result: BuildResult) -> None:
     """Moves what is to be kept into the user's folder."""
     log = work / "build.log"
     if log.exists():
         result.log_path = _move(log, folder / "build.log")
-    if result.build is not None and result.status == "built":
-        result.layers_path = folder / "layers.json"
-        back = {names[n.index]: n.name for n in model.nodes}
-        table: dict[str, Any] = {"builder": result.builder, "version": result.version}
-        table |= inspector_json(result.build.layers, result.build.bindings, back)
-        table["nodes"] = [n.as_json() for n in result.nodes]
-        write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     if (work / "engine.plan").exists():
         result.engine_path = _move(work / "engine.plan", folder / "engine.plan")
 

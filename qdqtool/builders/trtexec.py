@@ -38,7 +38,7 @@ def find() -> str:
     found = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
     if found is None:
         raise BuilderError(
-            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or use --builder tensorrt-rtx")
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx")
     return found
 
 

@@ -19,6 +19,8 @@ CUDA lazy loading
 TF32 is
 Successfully created plugin
 Loading supplied plugin library
+Note: The application clock rates
+Loading standard plugins
 Start parsing network model
 Finish parsing network model
 Finished parsing network model
@@ -51,6 +53,9 @@ Your ONNX model has been generated
 """
 _OPTIMIZER = """
 Applying generic optimizations
+Generating copy for
+Fusing convolution weights from
+After scale fusion
 Applying ScaleNodes fusions
 Trying to split Reshape
 FP32 and INT8 precisions have been specified
@@ -87,6 +92,7 @@ _RUNNING = """
 Allocated activation device memory
 Deserialization required
 Setting persistentCacheLimit
+Setting a default quantization params
 Timing trace has
 Warmup completed
 Starting inference
@@ -115,10 +121,24 @@ _BEGINNINGS = tuple(
     if line.strip()
 )
 
+_TELLING = (
+    *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
+    "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
+    "Graph construction and",
+    "Graph optimization time", "Formats and tactics selection", "Total Host Persistent", "Total Device Persistent",
+    "Total Scratch Memory", "Total Activation Memory", "Total Weights Memory", "Max Scratch Memory",
+    "Loaded engine size", "[MemUsage", "[BlockAssignment]",
+)
+
 
 def is_chatter(text: str) -> bool:
     """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
     return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or _is_note(text)
+
+
+def is_telling(text: str) -> bool:
+    """Whether a line of chatter could be nobody's but TensorRT's: most beginnings of three words or more are."""
+    return text.startswith(_TELLING)
 
 
 def _is_note(text: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.types import Precision
 
 ENGINE = "engine listing"
@@ -25,7 +26,7 @@ def judge(build: Build) -> None:
     build.version_hint = _version_hint(build)
     missing = [m for m in build.missing if m.startswith(DAMAGE)]
     listing_cut = any(m.startswith(ENGINE) for m in missing)
-    is_log = build.source in ("trtexec-log", "log")
+    is_log = build.source.is_log
     cut = any(not m.startswith(CUT_PROFILE) for m in missing)
     if is_log:
         if not build.parse.nodes:
@@ -59,7 +60,7 @@ def judge(build: Build) -> None:
             if hole:
                 missing.append(hole)
                 cut = True
-    if build.source == "trtexec-log" and build.command and build.passed is None:
+    if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         missing.append(END)
     build.missing = missing
     build.complete = bool(build.layers) and not build.names_only and not cut
@@ -83,7 +84,8 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> str:
     orphan = next((t for t in read if t not in written and t not in entering), None)
     if orphan is not None:
         return f"{ENGINE} (a layer is missing: {read[orphan][:80]} reads {orphan[:80]}, which none writes)"
-    ends = build.bindings if build.listing == "layer-json" else []  # in a log, other programs may print among them
+    # In a log, other programs may print among the bindings.
+    ends = build.bindings if build.listing == Listing.LAYER_JSON else []
     idle = next((name for name in ends if name not in written and name not in read), None)
     return "" if idle is None else f"{ENGINE} (a layer is missing: none reads or writes the binding {idle[:80]})"
 
@@ -105,7 +107,7 @@ def _ended(build: Build) -> bool:
 
 def _expected_layers(build: Build) -> int | None:
     """Layers that the listing must have; unknown for listings that open up Myelin's nodes."""
-    if build.source not in ("trtexec-log", "log") or build.listing == "layer-json":
+    if not build.source.is_log or build.listing == Listing.LAYER_JSON:
         return None
     after = build.milestone("After reformat layers")
     if after is None and build.milestones:
@@ -142,7 +144,7 @@ def _version_hint(build: Build) -> str | None:
         return "11"
     if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
         return "10"
-    if build.listing == "engine-lines":
+    if build.listing == Listing.ENGINE_LINES:
         if any(t.vector > 1 for layer in layers for t in (*layer.inputs, *layer.outputs)):
             return "8.5"
         if layers and all(layer.tactic.startswith("0x") for layer in layers if layer.tactic):

@@ -10,17 +10,19 @@ import json
 import re
 from typing import Any
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog.complete import CUT_LISTING, CUT_PROFILE
 from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_ROW_BEGINS = '{ "name" : "'
 _ROW = re.compile(
-    r'\{ "name" : "(.*)", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
     r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
@@ -39,7 +41,7 @@ def read_json(data: bytes, name: str) -> Build:
     """
     text = data.decode("utf-8", "replace")
     content, whole = _load(text, name)
-    build = Build(source="layer-json")
+    build = Build(source=BuildSource.LAYER_JSON)
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -48,7 +50,7 @@ def read_json(data: bytes, name: str) -> Build:
         _builder(build, content)
         _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
     elif isinstance(content, list) and _is_profile(content):
-        build.source = "profile-json"
+        build.source = BuildSource.PROFILE_JSON
         _profile(build, content)
     elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
                                            for x in content):
@@ -57,7 +59,7 @@ def read_json(data: bytes, name: str) -> Build:
         raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        cut = CUT_PROFILE if build.source == "profile-json" else CUT_LISTING
+        cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
         build.missing.append(f"{cut}the end of {name})")
     return build
 
@@ -89,11 +91,9 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    rows = [_ROW.search(line[:20_000]) for line in text.splitlines() if '"timeMs"' in line]
-    found = [m for m in rows if m]
-    if found:
-        keys = ("name", "timeMs", "averageMs", "medianMs", "percentage")
-        return [{"count": 0}, *(dict(zip(keys, (m[1], *map(_float, m.groups()[1:])), strict=True)) for m in found)]
+    rows = [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]
+    if rows:
+        return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
     if start < 0:
@@ -112,6 +112,18 @@ def _salvage(text: str) -> Any:
     return {"Layers": items} if items else None
 
 
+def _row(line: str) -> dict[str, Any] | None:
+    """One whole row of a profile, its name as it stands (TensorRT does not escape it)."""
+    start = line.find(_ROW_BEGINS)
+    name_ends = line.rfind('", "timeMs" : ')
+    found = _ROW.match(line, name_ends) if 0 <= start < name_ends else None
+    if found is None:
+        return None
+    name = line[start + len(_ROW_BEGINS) : name_ends]
+    keys = ("timeMs", "averageMs", "medianMs", "percentage")
+    return {"name": name, **dict(zip(keys, map(_float, found.groups()), strict=True))}
+
+
 def _float(text: str | None) -> float | None:
     return None if text is None else number(text)
 
@@ -128,7 +140,7 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             raise BuildLogError(
                 f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
             )
-    build.listing = "layer-json"
+    build.listing = Listing.LAYER_JSON
 
 
 def _bindings(build: Build, listed: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import prefix
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import TunedLayer
@@ -16,15 +17,22 @@ from qdqtool.buildlog.sections import Sections
 from qdqtool.buildlog.types import Build
 
 _TIMING = re.compile(
-    rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,24}\] ){0,5}(?:VERBOSE: )?"
-    rb"(?:(?P<tactic>Tactic(?: Name)?: )|(?P<fastest>Fastest Tactic: )|(?P<runner>-{13,15} Timing Runner: )"
+    rb"(?:\x1b\[[0-9;]{0,9}m|\[[^\]]{1,40}+\] ){0,5}+(?:VERBOSE: (?:\[TRT\]: )?|TensorRT VERBOSE:? )?+"
+    rb"(?:(?P<tactic>Tactic(?: Name)?: |Tactic -?\d)|(?P<fastest>Fastest Tactic: )|(?P<runner>-{13,15} Timing Runner: )"
     rb"|(?P<reformat>\*{15} Autotuning Reformat: )|(?P<format>\*{15} Autotuning )|(?P<cost>={15} Computing )"
     rb"|(?P<chose>>{13,15} Chose Runner Type: )|(?P<average>Average on \d)"
     rb"|(?P<skip>(?:\w+ has no valid tactics for|Skipping \w+: No valid tactics|Skipping tactic))"
-    rb"|(?P<other>Setting workspace to |Block size \d|Optimizer Reformat|Deleting timing cache|"
+    rb"|(?P<other>Setting workspace to |Block size \d|Fast skip Tactic|Optimizer Reformat|Deleting timing cache|"
     rb"Skipped printing|Iteration:|\d+ tactics? |Splitting [A-Z]))"
 )
 _SET_TACTIC = b" Set Tactic Name: "
+_COMPLETED = b" profiling completed in "  # 8.6 and later: NAME (RUNNER[0x8]) profiling completed in ...
+_CACHED = b" got cached result: "  # 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
+_SKIPPING = re.compile(rb"(?:Skipping (?P<new>\w{1,80}): No valid tactics(?: for (?P<layer>.{0,4000}))?"
+                       rb"|(?P<old>\w{1,80}) has no valid tactics)")
+_MAX_REFUSED = 300
+_MAX_REASONS = 100
+_MAX_UNEXPLAINED = 100_000
 _MAX_TUNED = 50_000
 _MAX_NAME = 4000
 
@@ -37,20 +45,34 @@ class LogReader:
     """
 
     def __init__(self) -> None:
-        self.build = Build(source="log")
+        self.build = Build(source=BuildSource.LOG)
         self.sections = Sections(self.build)
         self._tuned: TunedLayer | None = None
         self._stamp = b""
         self._now: int | None = None
+        self._deaf = False
+
+    def skip_blank(self, lines: int) -> None:
+        """Counts blank lines that were passed over in front of the log."""
+        self.build.lines.total += lines
+        self.build.lines.blank += lines
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes the next lines, without their line ends."""
         counts = self.build.lines
         timing = _TIMING.match
         number = counts.total
-        tactics = self.build.tactics
+        tactics, sections = self.build.tactics, self.sections
+        blank = 0
+        if self._deaf:
+            return
         for line in lines:
             number += 1
+            if not line or (len(line) < 3 and not line.strip()):
+                blank += 1
+                if sections.block:
+                    sections.end_paragraph()
+                continue
             match = timing(line)
             if match is not None:
                 counts.timing += 1
@@ -67,10 +89,24 @@ class LogReader:
                     self._timing(kind or "", line, match.end())
             elif _SET_TACTIC in line:
                 counts.timing += 1
+            elif _COMPLETED in line or _CACHED in line:
+                counts.timing += 1
+                self._result(prefix.split(prefix.clean(line))[2])
             else:
                 counts.total = number
                 self._line(line, number)
+                if counts.unexplained > _MAX_UNEXPLAINED:
+                    self._stop(number)
+                    break
         counts.total = number
+        counts.blank += blank
+
+    def _stop(self, number: int) -> None:
+        """No log has so many lines that TensorRT does not write: the rest is not read."""
+        self._deaf = True
+        what = f"everything beyond line {number}"
+        self.build.missing.append(what)
+        self.build.notes.append(f"{what} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""
@@ -82,12 +118,59 @@ class LogReader:
         line = prefix.clean(line)
         for _ in range(8):  # a stamped line that another thread printed into this one is read on its own
             level, _stamp, message = prefix.split(line)
+            if level and prefix.is_marked(line):
+                self.build.lines.marked += 1
             message, rest = prefix.interleaved(message)
+            match = _TIMING.match(message)
+            if match is not None:  # behind a stamp that the expression for whole lines does not know
+                self._behind_stamp(match, message)
+                if not rest:
+                    return
+                line = rest
+                continue
             text = message.decode("utf-8", "replace")
             self.sections.read(level, text.rstrip() if level or not text.startswith(" ") else text, number)
             if not rest:
                 return
             line = rest
+
+    def _behind_stamp(self, match: re.Match[bytes], message: bytes) -> None:
+        self.build.lines.timing += 1
+        if match.lastgroup == "tactic":
+            self.build.tactics.timed += 1
+            if self._tuned is not None:
+                self._tuned.tactics += 1
+        else:
+            self._timing(match.lastgroup or "", message, match.end())
+
+    def _result(self, message: bytes) -> None:
+        """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or cached."""
+        tactics = self.build.tactics
+        cached = message.rfind(_CACHED)
+        if cached >= 0:
+            tactics.cached += 1
+            cut = message.rfind(b" [", 0, cached)
+            name = message[: cut if cut > 0 else cached][:_MAX_NAME].decode("utf-8", "replace")
+            pieces = message[cached + len(_CACHED) :].split(b", ")
+            tuned = self._tuned_layer(tactics.layers, name)
+            tuned.runner = pieces[0].decode("utf-8", "replace")[:80]
+            time = number(pieces[-1].removesuffix(b" ms"))
+        else:
+            head = message[: message.rfind(_COMPLETED)][:_MAX_NAME]
+            cut = head.rfind(b" (")
+            name = (head[:cut] if cut > 0 else head).decode("utf-8", "replace")
+            tuned = tactics.layers.get(name) or tactics.reformats.get(name) or self._tuned_layer(tactics.layers, name)
+            time = number(message[message.rfind(b" ") + 1 :])
+        if time is not None and (tuned.best_ms is None or time < tuned.best_ms):
+            tuned.best_ms = time
+
+    def _tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
+        tuned = table.get(name)
+        if tuned is None:
+            tuned = TunedLayer(name)
+            if len(table) < _MAX_TUNED:
+                table[name] = tuned
+        return tuned
 
     def _timing(self, kind: str, line: bytes, end: int) -> None:
         tactics = self.build.tactics
@@ -111,6 +194,38 @@ class LogReader:
                 self._tuned.runner = runner
         elif kind == "skip":
             tactics.skipped += 1
+            self._refused(line)
+        elif kind == "cost":
+            self._costed(line, end)
+        elif kind == "other" and prefix.is_marked(line):
+            self.build.lines.marked += 1
+
+    def _refused(self, line: bytes) -> None:
+        """Which runner has no tactic for which layer; a line that names no layer speaks of the one being timed."""
+        refused, reasons = self.build.tactics.refused, self.build.tactics.reasons
+        cut = line.find(b" due to ", 0, 400)
+        if cut >= 0:
+            reason = line[cut + len(b" due to ") :][:300].decode("utf-8", "replace").strip()
+            if reason in reasons or len(reasons) < _MAX_REASONS:
+                reasons[reason] += 1
+            return
+        match = _SKIPPING.search(line, 0, _MAX_NAME + 200)
+        if match is None or len(refused) >= _MAX_REFUSED:
+            return
+        runner = (match["new"] or match["old"]).decode("utf-8", "replace")
+        layer = (match["layer"] or b"").decode("utf-8", "replace").strip()
+        refused[runner, layer or (self._tuned.name if self._tuned else "")] += 1
+
+    def _costed(self, line: bytes, end: int) -> None:
+        """``=============== Computing costs for NAME`` (the name is missing before 8.6)."""
+        rest = line[end : end + _MAX_NAME]
+        costed = self.build.tactics.costed
+        if rest.startswith(b"costs for ") and len(costed) < _MAX_TUNED:
+            name = rest[len(b"costs for ") :].decode("utf-8", "replace").strip()
+            if name:
+                costed.add(name)
+                return
+        self.build.lines.marked += 1
 
     def _start_runner(self, line: bytes, end: int) -> None:
         text = line[end : end + _MAX_NAME].rstrip(b"\r -")
@@ -120,12 +235,7 @@ class LogReader:
         table = tactics.layers
         if name.startswith("Optimizer Reformat("):
             name, table = name[len("Optimizer Reformat(") :].removesuffix(")"), tactics.reformats
-        tuned = table.get(name)
-        if tuned is None:
-            tuned = TunedLayer(name)
-            if len(table) < _MAX_TUNED:
-                table[name] = tuned
-        self._switch(tuned, line)
+        self._switch(self._tuned_layer(table, name), line)
 
     def _switch(self, tuned: TunedLayer | None, line: bytes) -> None:
         """Books the time since the last switch on the layer that was being tuned."""

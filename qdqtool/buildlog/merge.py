@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog.complete import DAMAGE, judge
 from qdqtool.buildlog.records import ParseSection
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
 
 
@@ -16,8 +17,9 @@ def merge(build: Build, other: Build) -> None:
     """
     _check_same(build, other)
     if (
-        build.source in ("profile-json", "layer-json", "layer-info") and other.source in ("trtexec-log", "log")
-    ) or build.source == "profile-json":
+        build.source in (BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
+        and other.source.is_log
+    ) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
     for key in (
@@ -53,7 +55,7 @@ def merge(build: Build, other: Build) -> None:
         build.memory = other.memory
     build.messages.extend(other.messages)
     build.notes.extend(other.notes)
-    for key in ("total", "timing", "blank", "unexplained"):
+    for key in ("total", "timing", "marked", "blank", "unexplained"):
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
     build.layers, second, build.listing = _listing(build, other)
     build.second_layers = [*second, *build.second_layers, *other.second_layers]
@@ -61,7 +63,7 @@ def merge(build: Build, other: Build) -> None:
     judge(build)
 
 
-def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], list[BuiltLayer], str]:
+def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], list[BuiltLayer], Listing]:
     """The richer listing, with the line numbers of the other; the other."""
     if _wealth(other.layers) > _wealth(build.layers):
         rich, poor, kind = other.layers, build.layers, other.listing

@@ -16,7 +16,7 @@ _REFORMAT = re.compile(r"Reformatting CopyNode for (Input|Output) Tensor (\d+) t
 _NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", re.DOTALL)
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
 _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
-_CLONE = re.compile(r"(?:_clone_\d+)+$")
+_CLONE = "_clone_"
 _SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
 _MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
@@ -61,15 +61,26 @@ class FusedName:
 
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
-    stripped = _CLONE.sub("", component) if "_clone_" in component else component
+    stripped = component[: _clones_begin(component)] if _CLONE in component else component
     stripped = stripped.removesuffix(_SCALE_NODE)
-    return _CLONE.sub("", stripped) if "_clone_" in stripped else stripped
+    return stripped[: _clones_begin(stripped)] if _CLONE in stripped else stripped
 
 
 def clone_suffix(component: str) -> str:
     """The ``_clone_...`` suffix of a component, an empty string where it has none."""
-    match = _CLONE.search(component) if "_clone_" in component else None
-    return match.group() if match else ""
+    return component[_clones_begin(component) :] if _CLONE in component else ""
+
+
+def _clones_begin(name: str) -> int:
+    """Where the ``_clone_1_clone_2`` at the end of a name begins; its length where it has none. Reads from the end."""
+    end = len(name)
+    while True:
+        digits = end
+        while digits > 0 and name[digits - 1].isdecimal():
+            digits -= 1
+        if digits == end or not name.endswith(_CLONE, 0, digits):
+            return end
+        end = digits - len(_CLONE)
 
 
 def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:

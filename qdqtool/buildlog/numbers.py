@@ -72,6 +72,11 @@ def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     return bool(values)
 
 
+def is_profile_head(text: str) -> bool:
+    """Whether a line is the head of the profile table, in the spelling to 8.5 or from 8.6 on."""
+    return "Layer" in text and ("Time (ms)" in text or "Time(ms)" in text) and "Avg" in text
+
+
 def read_profile_row(build: Build, text: str) -> bool:
     """Takes a row of the profile table, name first (to 8.5) or last (from 8.6); False when it is none.
 
@@ -84,7 +89,7 @@ def read_profile_row(build: Build, text: str) -> bool:
     if "Time(ms)" in text and "Layer" in text:
         columns.update(order="last", median="yes" if "Median" in text else "")
         return True
-    if not columns:
+    if not columns and not _guess_columns(columns, text):
         return False
     count = 4 if columns["median"] else 3
     pieces = text.rsplit(None, count) if columns["order"] == "first" else text.split(None, count)
@@ -101,6 +106,17 @@ def read_profile_row(build: Build, text: str) -> bool:
     elif len(build.profile_rows) < _MAX_ROWS:
         build.profile_rows.append(ProfileRow(name, total, average, median, rest[-1]))
     return True
+
+
+def _guess_columns(columns: dict[str, str], text: str) -> bool:
+    """The columns of a row without a head: three or four numbers behind the name, or in front of it."""
+    for count in (4, 3):
+        for order, pieces in (("first", text.rsplit(None, count)), ("last", text.split(None, count))):
+            numbers = pieces[1:] if order == "first" else pieces[:-1]
+            if len(pieces) == count + 1 and all("." in p and number(p) is not None for p in numbers):
+                columns.update(order=order, median="yes" if count == 4 else "")
+                return True
+    return False
 
 
 def number(text: str | bytes) -> float | None:

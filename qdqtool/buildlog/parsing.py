@@ -8,7 +8,7 @@ from collections.abc import Callable
 from qdqtool.buildlog.records import MAX_DIMENSION, ParsedNode, ParsedTensor, ParseSection, Shape
 
 _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
-_INPUT = re.compile(r"Adding network input: (.*) with dtype: (\w+), dimensions: \((.*)\)")
+_INPUT = "Adding network input: "
 _MARKED = re.compile(r"Marking (.*) as output: (.*)")
 _LAYER = re.compile(r"Registering layer: (.*) for ONNX node: (.*)")
 _KERNEL = re.compile(r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})")
@@ -85,11 +85,10 @@ class ParseReader:
                 section.layers[match[1]] = match[2]
             return match is not None or text.startswith(("Registering tensor: ", "Registering layer: "))
         if first == "Adding":
-            match = _INPUT.fullmatch(text)
-            if match and keep(text):
-                dtype = _DTYPES.get(match[2].lower(), match[2].upper())
-                section.inputs.append(ParsedTensor(match[1], _shape(match[3]), dtype))
-            return match is not None
+            found = _network_input(text)
+            if found and keep(text):
+                section.inputs.append(found)
+            return found is not None
         if first == "Marking":
             match = _MARKED.fullmatch(text)
             if match and keep(text):
@@ -171,6 +170,17 @@ def _tensors(body: str) -> list[ParsedTensor | None]:
         dims, _, dtype = rest.rpartition(")[")
         tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")))
     return tensors
+
+
+def _network_input(text: str) -> ParsedTensor | None:
+    """``Adding network input: NAME with dtype: float32, dimensions: (1, 3, 8, 8)``"""
+    if not text.startswith(_INPUT) or not text.endswith(")"):
+        return None
+    head, cut, dims = text[len(_INPUT) : -1].rpartition(", dimensions: (")
+    name, joint, dtype = head.rpartition(" with dtype: ")
+    if not cut or not joint or not dtype.isidentifier():
+        return None
+    return ParsedTensor(name, _shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
 
 
 def _shape(text: str) -> Shape:

@@ -4,7 +4,9 @@
 ``[11/04/2022-10:11:12] [TRT] [V] message``   Python API, 8.0 and later
 ``[TensorRT] VERBOSE: message``, ``TensorRT VERBOSE message``   Python API, 7 and earlier
 ``[V] [TRT] message``, ``[V] message``   polygraphy, and logs whose stamps were cut off
-``[2022-12-30 12:38:57 VERBOSE] message``   onnxruntime's TensorRT provider
+``[2022-12-30 12:38:57 VERBOSE] message``   onnxruntime's TensorRT provider, behind its own stamp or alone
+``VERBOSE: [TRT]: message``   DeepStream; ``DEBUG: [Torch-TensorRT ...] - message``   Torch-TensorRT
+``[TRT]  message``   jetson-inference and others that print no level
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ _PREFIX = re.compile(
     rb"|\[TRT\] \[(?P<trt>[VIWEF])\]"
     rb"|(?:\[TensorRT\] |TensorRT |\[TRT\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
     rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?P<ort>VERBOSE|INFO|WARNING|ERROR)\]"
+    rb"|(?P<stream>VERBOSE|DEBUG|INFO|WARNING|ERROR): \[(?:TRT|Torch-TensorRT[^\]]{0,60})\](?: -|:)?"
+    rb"|\[TRT\] {1,20}"
     rb") ?"
 )
-_SECOND = re.compile(_STAMP + rb" \[(?:[VIWEF]|TRT)\]")
-_COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
-_NO_COLOUR = 0x1B
+_SECOND = re.compile(
+    _STAMP + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+)
+_COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\))")
 
 
 def clean(line: bytes) -> bytes:
@@ -44,9 +49,16 @@ def split(line: bytes) -> tuple[str, bytes, bytes]:
         match = _PREFIX.match(line, inner.start()) if inner else None
         if match is None:
             return "", b"", line
-    level = match["level"] or match["python"] or match["bare"] or match["trt"] or match["word"] or match["ort"] or b"V"
-    letter = chr(level[0])
-    return "E" if letter == "F" or level == b"INTERNAL_ERROR" else letter, match["stamp"] or b"", line[match.end() :]
+    level = match["level"] or match["python"] or match["bare"] or match["trt"] or match["word"] or match["ort"]
+    level = level or match["stream"] or b"V"
+    letter = "E" if level in (b"F", b"INTERNAL_ERROR") else "V" if level == b"DEBUG" else chr(level[0])
+    return letter, match["stamp"] or b"", line[match.end() :]
+
+
+def is_marked(line: bytes) -> bool:
+    """Whether the beginning of a line says that TensorRT, or a tool that logs for it, wrote it."""
+    head = line[:160]
+    return b"[TRT]" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
 def interleaved(message: bytes) -> tuple[bytes, bytes]:

@@ -46,17 +46,21 @@ def read_build(*given: LogSource) -> Build:
 def _read(one: LogSource) -> Build:
     name = sources.name_of(one)
     with sources.blocks(one) as blocks:
-        head = b""
+        head, skipped = b"", 0
         for block in blocks:
             head += block
-            if len(head) >= 4096:
+            if len(head) >= 4096 and head.strip():
                 break
+            if len(head) > sources.BLOCK:  # nothing but blank so far
+                skipped += head.count(b"\n")
+                head = b""
         if not head.strip():
             raise BuildLogError(f"{name}: is empty")
         if _looks_like_json(head):
             build = read_json(_whole(head, blocks, name), name)
         else:
             reader = LogReader()
+            reader.skip_blank(skipped)
             for lines in sources.lines_of(_chained(head, blocks)):
                 reader.feed(lines)
             build = reader.finish()
@@ -100,7 +104,10 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
         or build.profile_rows
         or build.options
         or build.gpu
-        or build.tactics.timed
+        or build.tactics.anything
+        or build.lines.marked
+        or build.reformats
+        or build.headings
         or build.messages
         or build.tensorrt
         or build.placement

@@ -119,6 +119,10 @@ class Tactics:
         combinations: Format combinations tried.
         reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
         skipped: Runners without a valid tactic.
+        cached: Layers whose timing came from the cache.
+        costed: Layers whose costs were computed, where the line names them (8.6 and later).
+        reasons: Why tactics were passed over (``Skipping tactic ... due to``) to how often; the first hundred wordings.
+        refused: (runner, layer) without a valid tactic to how often; the first few hundred.
         chosen: Runner type to how often it was chosen.
         layers: By name; optional reformats apart.
         reformats: The builder's trial reformats (``Optimizer Reformat``), by name.
@@ -128,15 +132,26 @@ class Tactics:
     combinations: int = 0
     reformat_timings: int = 0
     skipped: int = 0
+    cached: int = 0
+    costed: set[str] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     chosen: Counter[str] = field(default_factory=Counter)
     layers: dict[str, TunedLayer] = field(default_factory=dict)
     reformats: dict[str, TunedLayer] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forgets everything: another build begins."""
-        self.timed = self.combinations = self.reformat_timings = self.skipped = 0
-        for kept in (self.chosen, self.layers, self.reformats):
+        self.timed = self.combinations = self.reformat_timings = self.skipped = self.cached = 0
+        for kept in (self.chosen, self.layers, self.reformats, self.costed, self.reasons,
+                     self.refused):
             kept.clear()
+
+    @property
+    def anything(self) -> bool:
+        """Whether any line of the autotuner was read."""
+        return bool(self.timed or self.combinations or self.reformat_timings or self.skipped or self.cached
+                    or self.costed or self.chosen or self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +193,14 @@ class Memory:
 
 @dataclass(slots=True)
 class LineCounts:
-    """How the lines of the files were understood. Timing lines are those that the autotuner and the timer repeat."""
+    """How the lines of the files were understood. Timing lines are those that the autotuner and the timer repeat.
+
+    ``marked`` are lines that say themselves that TensorRT wrote them, but for most timing lines.
+    """
 
     total: int = 0
     timing: int = 0
+    marked: int = 0
     blank: int = 0
     unexplained: int = 0
     samples: list[tuple[int, str]] = field(default_factory=list)

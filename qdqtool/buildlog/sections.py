@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
-from qdqtool.buildlog.chatter import is_chatter
+from qdqtool.buildlog.chatter import is_chatter, is_telling
 from qdqtool.buildlog.complete import judge
-from qdqtool.buildlog.numbers import number, read_memory, read_metric, read_profile_row
+from qdqtool.buildlog.messages import Messages
+from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
-from qdqtool.buildlog.records import AddedReformat, Message, Milestone, ParseSection
-from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
+from qdqtool.buildlog.records import AddedReformat, Milestone, ParseSection
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing, LogEvent
 from qdqtool.trt.trace import TraceReader
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -20,11 +22,9 @@ _BANNER = re.compile(
 )
 _BLOCK = re.compile(r"=== (.{1,60}?) ===")
 _PLACED = re.compile(r"\[(Gpu|Dla|DLA)Layer\] (?:([A-Z_]+): )?(.*)")
-_ADDED = re.compile(r"Adding reformat layer: (.*) \((.*)\) from (\S+) to (\S+)")
+_ADDED = "Adding reformat layer: "
+_LONG_STRIDED = " long-strided"
 _SECONDS = re.compile(r"(.{3,60}?)(?: completed in| in|:) ([\d.e+-]{1,20}) sec(?:onds|\.)?\.?")
-_EXCEPTION = re.compile(
-    r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|Segmentation)"
-)
 _OPTION = re.compile(
     r"(?:Max batch|Precision|Input\(s\)s? format|Output\(s\)s? format|Batch|Calibration|Sparsity): ?[\w+: ]{0,60}"
 )
@@ -33,7 +33,6 @@ _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
-_MAX_MESSAGES = 2000
 
 
 class Sections:
@@ -47,8 +46,7 @@ class Sections:
         self._records = 0
         self._characters = 0
         self._full = False
-        self._messages: dict[tuple[str, str], Message] = {}
-        self._last: Message | None = None
+        self._messages = Messages(build, self._keep)
         self._lines_listing: list[BuiltLayer] = []
         self._listed: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
@@ -81,20 +79,30 @@ class Sections:
                 self.block = ""
             return
         if level in ("W", "E"):
-            self._message(level, text, line)
-        elif not (self._understood(level, text, line) or self._indented(level, text, line)) and not self._continued(
-            level, text, line
+            self._messages.add(level, text, line)
+        elif not (
+            self._understood(level, text, line)
+            or self._indented(level, text, line)
+            or (not level and self._messages.continued(text, line))
         ):
             counts = self.build.lines
             counts.unexplained += 1
             if len(counts.samples) < 50:
                 counts.samples.append((line, text[:200]))
-        if level:
-            self._last = self._last if level in ("W", "E") else None
+        if level not in ("", "W", "E"):
+            self._messages.end()
+
+    def end_paragraph(self) -> None:
+        """An empty line without a stamp ends the lists that are printed without stamps."""
+        if self.block in ("bindings", "io", "metadata"):
+            self.block = ""
 
     def _understood(self, level: str, text: str, line: int) -> bool:
         if self.block and self._in_block(level, text, line):
             return True
+        if level == "I" and is_profile_head(text):  # an excerpt without the heading of its block
+            self.block = "profile"
+            return read_profile_row(self.build, text)
         if text.startswith("Layer("):
             layer = layer_lines.parse_engine_line(text, line)
             again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
@@ -104,17 +112,21 @@ class Sections:
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
         if handler is not None and handler(text, line):
+            self.build.lines.marked += not level and is_telling(text)
             return True
         event = self.trace.read(text)
         if event is not None:
             if self._keep(text):
-                self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line))
+                self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line))
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
             self._begin_again(parse=True)
         if self.parse.read(text, line, self._keep):
             return True
-        return self._by_form(text, line) or is_chatter(text)
+        if not (self._by_form(text, line) or is_chatter(text)):
+            return False
+        self.build.lines.marked += not level and is_telling(text)
+        return True
 
     def _indented(self, level: str, text: str, line: int) -> bool:
         """Polygraphy indents what belongs to a step of its own."""
@@ -138,7 +150,13 @@ class Sections:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        return self._timed(text, line)
+        return self._timed(text, line) or self._profile_row(text)
+
+    def _profile_row(self, text: str) -> bool:
+        """A row of the profile in an excerpt without its heading: indented, a name and at least three numbers."""
+        if not text.startswith("   ") or self.build.layers or self.build.milestones:
+            return False
+        return read_profile_row(self.build, text)
 
     def _in_block(self, level: str, text: str, line: int) -> bool:
         """Whether the line belongs to the block that is open; a line that does not closes the block."""
@@ -209,7 +227,7 @@ class Sections:
         if match is None:
             return False
         build = self.build
-        build.source = "trtexec-log"
+        build.source = BuildSource.TRTEXEC_LOG
         if match[1] in ("PASSED", "FAILED"):
             build.passed = match[1] == "PASSED"
         elif build.milestones:
@@ -324,35 +342,16 @@ class Sections:
         return True
 
     def _added(self, text: str, line: int) -> bool:
-        match = _ADDED.fullmatch(text)
-        if match is None:
+        """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""
+        if not text.startswith(_ADDED):
+            return False
+        edge, cut, formats = text[len(_ADDED) :].removesuffix(_LONG_STRIDED).rpartition(") from ")
+        name, opened, tensor = edge.rpartition(" (")
+        source, joint, target = formats.partition(" to ")
+        if not (cut and opened and joint) or " " in source or " " in target:
             return False
         if self._keep(text):
-            self.build.reformats.append(AddedReformat(match[1], match[2], match[3], match[4], line))
-        return True
-
-    def _message(self, level: str, text: str, line: int) -> None:
-        key = (level, text[:500])
-        found = self._messages.get(key)
-        if found is None:
-            found = Message(level, text[:2000], line, 0)
-            if len(self._messages) < _MAX_MESSAGES and self._keep(text[:2000]):
-                self._messages[key] = found
-                self.build.messages.append(found)
-        found.count += 1
-        self._last = found
-
-    def _continued(self, level: str, text: str, line: int) -> bool:
-        """An unstamped line after a warning or error belongs to it; an exception is an error of its own."""
-        if level:
-            return False
-        if _EXCEPTION.match(text):
-            self._message("E", text, line)
-            return True
-        if self._last is None:
-            return False
-        if len(self._last.text) < 2000:
-            self._last.text += "\n" + text[:500]
+            self.build.reformats.append(AddedReformat(name, tensor, source, target, line))
         return True
 
     def _keep(self, text: str) -> bool:
@@ -374,13 +373,13 @@ class Sections:
         """Puts the listings in place and judges what is missing."""
         build = self.build
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
-            build.layers, build.listing = self._info_listing, "layer-info"
+            build.layers, build.listing = self._info_listing, Listing.LAYER_INFO
             build.second_layers = self._lines_listing
         elif self._lines_listing:
-            build.layers, build.listing = self._lines_listing, "engine-lines"
+            build.layers, build.listing = self._lines_listing, Listing.ENGINE_LINES
             build.second_layers = self._info_listing
-        if not build.trace and not build.parse.nodes and build.listing == "layer-info" and not build.milestones:
-            build.source = "layer-info" if build.source == "log" else build.source
+        if not build.trace and not build.parse.nodes and build.listing == Listing.LAYER_INFO and not build.milestones:
+            build.source = BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
         judge(build)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from qdqtool.buildlog.errors_table import lookup
+from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.rerun import rerun_commands
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.errors import BuildLogError
@@ -23,10 +22,12 @@ def summarize(build: Build) -> Json:
         "tool": TOOL_VERSION,
         "build": build.as_json(),
         "title": build.title,
+        "read": what_was_read(build),
         "passed": build.passed,
         "gpu": dict(build.gpu),
         "command": build.command or None,
         "precision": sorted(build.precision_flags),
+        "implicit_int8": implicit_int8(build),
         "float_remainder_fp32": _fp32_remainder(build),
         "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
                   "opset": build.parse.opset or None, "producer": build.parse.producer or None,
@@ -43,12 +44,57 @@ def summarize(build: Build) -> Json:
         "memory": _memory(build),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
-        "messages": [_message(m.level, m.text, m.line, m.count) for m in build.messages],
+        "messages": [
+            {"level": "error" if m.level == "E" else "warning", "text": m.text, "line": m.line, "count": m.count}
+            for m in build.messages
+        ],
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
         "lines": {"total": build.lines.total, "timing": build.lines.timing, "unexplained": build.lines.unexplained},
     }
+
+
+def what_was_read(build: Build) -> list[str]:
+    """What of a build the files hold, in words; for an excerpt this is the answer to what it is."""
+    tactics, parse = build.tactics, build.parse
+    counted = (
+        (len(parse.nodes), "node of the parse section"),
+        (len(parse.initializers), "initializer of the parse section"),
+        (len(build.trace), "optimizer line"),
+        (len(build.headings), "heading of the optimizer"),
+        (len(build.placement), "layer placed on a device"),
+        (len(build.milestones), "layer count of the optimizer"),
+        (tactics.timed, "tactic timed"),
+        (tactics.combinations, "format combination tried"),
+        (tactics.reformat_timings, "reformat costed"),
+        (len(tactics.layers) + len(tactics.reformats), "layer or reformat tuned"),
+        (tactics.chosen.total(), "kernel chosen"),
+        (len(tactics.costed), "layer whose costs were computed"),
+        (tactics.cached, "timing from the cache"),
+        (tactics.skipped, "kernel or kind of kernels passed over"),
+        (len(build.reformats), "reformat added"),
+        (len(build.layers), "engine layer"),
+        (len(build.profile_rows), "profile row"),
+        (len(build.performance), "line of the performance summary"),
+        (sum(m.count for m in build.warnings), "warning"),
+        (sum(m.count for m in build.errors), "error"),
+    )
+    told = [_plural(count, what) for count, what in counted if count]
+    lines = build.lines
+    if not told and lines.total > lines.blank:
+        known = lines.total - lines.blank - lines.unexplained
+        told.append(f"{_plural(known, 'line')} of TensorRT with nothing to keep" if known else
+                    f"{_plural(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
+    return told
+
+
+def _plural(count: int, what: str) -> str:
+    noun, space, rest = what.partition(" ")
+    if count != 1 and noun in ("tactic", "node", "initializer", "reformat", "layer", "timing", "kernel", "warning",
+                               "error", "line"):
+        return f"{count} {noun}s{space}{rest}"
+    return f"{count} {what}s" if count != 1 else f"{count} {what}"
 
 
 def passes(build: Build) -> list[Json]:
@@ -82,7 +128,7 @@ def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
     if len(found) != 1:
         listed = ", ".join(sorted(n for n in found or names if n)) or "none: the log has no optimizer lines"
         problem = "more than one" if found else "no such"
-        raise BuildLogError(f"--pass {name}: {problem} pass in this log; it has {listed}")
+        raise BuildLogError(f"{name}: {problem} pass in this log; it has {listed}")
     return [(e.line, trace.render(e.event)) for e in build.trace if e.pass_name == found[0]]
 
 
@@ -134,6 +180,13 @@ def _tuning(build: Build) -> Json:
         "combinations": tactics.combinations,
         "reformats": tactics.reformat_timings,
         "without_tactics": tactics.skipped,
+        "cached": tactics.cached,
+        "costed": len(tactics.costed),
+        "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
+        "refused": [
+            {"runner": runner, "layer": layer, "count": count}
+            for (runner, layer), count in tactics.refused.most_common(SLOWEST)
+        ],
         "layers": len(tactics.layers),
         "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),
@@ -171,18 +224,4 @@ def _profile(build: Build) -> Json | None:
         "slowest": [
             {"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows
         ],
-    }
-
-
-def _message(level: str, text: str, line: int, count: int) -> dict[str, Any]:
-    known = lookup(text)
-    return {
-        "level": "error" if level == "E" else "warning",
-        "text": text,
-        "line": line,
-        "count": count,
-        "known": known.id if known else None,
-        "severity": known.severity if known else None,
-        "cause": known.cause if known else None,
-        "fix": known.fix if known else None,
     }

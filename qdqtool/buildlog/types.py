@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from qdqtool.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import FusedName, parts
 from qdqtool.buildlog.records import (
     AddedReformat,
@@ -24,11 +26,25 @@ from qdqtool.buildlog.records import (
 from qdqtool.types import Event, Precision, TensorPrecision
 
 REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
-CONVERSION = "conversion"
-REFORMAT = "reformat"
-CONVOLUTION = "convolution"
-OTHER = "other"
 _MAX_ELEMENTS = 1 << 50
+
+
+class LayerKind(StrEnum):
+    """What an engine layer does: change the data type only, the layout only, convolve, or something else."""
+
+    CONVERSION = "conversion"
+    REFORMAT = "reformat"
+    CONVOLUTION = "convolution"
+    OTHER = "other"
+
+
+class Listing(StrEnum):
+    """Where an engine listing came from."""
+
+    NONE = ""
+    ENGINE_LINES = "engine-lines"
+    LAYER_INFO = "layer-info"
+    LAYER_JSON = "layer-json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +162,21 @@ class BuiltLayer:
         return fused.kind == "layer" and len(fused.components) == 1 and "uantizeLinear" in fused.components[0]
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> LayerKind:
         """``conversion`` (changes the data type only), ``reformat`` (the layout only), ``convolution`` or ``other``."""
         if self.is_qdq:
-            return CONVERSION
+            return LayerKind.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and self.fused().is_copy):
             pair = (self.input_precision, self.output_precision)
             changed = Precision.UNKNOWN not in pair and pair[0] != pair[1]
-            return CONVERSION if changed else REFORMAT
-        return CONVOLUTION if self.is_convolution else OTHER
+            return LayerKind.CONVERSION if changed else LayerKind.REFORMAT
+        return LayerKind.CONVOLUTION if self.is_convolution else LayerKind.OTHER
 
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "type": self.type,
-            "kind": self.kind,
+            "kind": str(self.kind),
             "inputs": [t.as_json() for t in self.inputs],
             "outputs": [t.as_json() for t in self.outputs],
             "tactic": self.tactic,
@@ -210,7 +226,7 @@ class Build:
         names_only: Whether the listing has layer names and nothing else.
     """
 
-    source: str = ""
+    source: BuildSource = BuildSource.NONE
     files: list[str] = field(default_factory=list)
     tensorrt: str | None = None
     version_hint: str | None = None
@@ -229,7 +245,7 @@ class Build:
     placement: list[tuple[str, str, str]] = field(default_factory=list)
     layers: list[BuiltLayer] = field(default_factory=list)
     second_layers: list[BuiltLayer] = field(default_factory=list)
-    listing: str = ""
+    listing: Listing = Listing.NONE
     bindings: list[str] = field(default_factory=list)
     profile_rows: list[ProfileRow] = field(default_factory=list)
     profile_total_ms: float | None = None
@@ -289,12 +305,19 @@ class Build:
     @property
     def conversions(self) -> list[BuiltLayer]:
         """Layers that change a data type: Q and DQ that stayed, and reformats between types."""
-        return [layer for layer in self.layers if layer.kind == CONVERSION]
+        return [layer for layer in self.layers if layer.kind == LayerKind.CONVERSION]
 
     @property
     def layout_reformats(self) -> list[BuiltLayer]:
         """Layers that change a memory layout and nothing else."""
-        return [layer for layer in self.layers if layer.kind == REFORMAT]
+        return [layer for layer in self.layers if layer.kind == LayerKind.REFORMAT]
+
+    @property
+    def facts(self) -> BuildFacts:
+        """Which build it is, for a verification."""
+        return BuildFacts(
+            self.source, tuple(self.files), self.tensorrt, self.device, self.complete, tuple(self.missing)
+        )
 
     def layer(self, name: str) -> BuiltLayer:
         """The engine layer of that name.
@@ -313,11 +336,4 @@ class Build:
 
     def as_json(self) -> dict[str, Any]:
         """The ``build`` object of a verification."""
-        return {
-            "source": self.source,
-            "files": list(self.files),
-            "tensorrt": self.tensorrt,
-            "device": self.device,
-            "complete": self.complete,
-            "missing": list(self.missing),
-        }
+        return self.facts.as_json()

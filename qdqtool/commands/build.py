@@ -9,7 +9,7 @@ import click
 from qdqtool.errors import BuilderError
 
 if TYPE_CHECKING:
-    from qdqtool.builders.result import BuildResult
+    from qdqtool.verification.build_model import BuiltModel
 
 
 @click.command()
@@ -31,16 +31,18 @@ def command(
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
-    from qdqtool import builders
+    from qdqtool.verification.build_model import build_model
 
+    if sm and builder != "tensorrt-rtx":
+        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed
         from qdqtool.builders.licence import tell_once
 
         if is_installed("tensorrt_rtx"):
             tell_once()
-    result = builders.build(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
-                            dict(_shapes(s) for s in shapes))
+    result = build_model(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
+                         dict(_shapes(s) for s in shapes))
     if form == "json":
         import json
 
@@ -68,7 +70,7 @@ def _shapes(text: str) -> tuple[str, list[list[int]]]:
     return name, shapes * 3 if len(shapes) == 1 else shapes
 
 
-def _text(result: BuildResult, model: str) -> str:
+def _text(result: BuiltModel, model: str) -> str:
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
     head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
@@ -86,6 +88,6 @@ def _text(result: BuildResult, model: str) -> str:
     return "\n".join([*lines, *_files(result)])
 
 
-def _files(result: BuildResult) -> list[str]:
+def _files(result: BuiltModel) -> list[str]:
     paths = (("log", result.log_path), ("layers", result.layers_path), ("engine", result.engine_path))
     return [f"{what}: {path}" for what, path in paths if path is not None]

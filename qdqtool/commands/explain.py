@@ -17,7 +17,7 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
 
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold.
     """
-    from qdqtool.advice import codes
+    from qdqtool.explain import codes
     from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text
     from qdqtool.render.output import emit, terminal_width, to_json
 
@@ -33,7 +33,7 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
     if entry is not None:
         emit(to_json(code_json(entry)) if form == "json" else code_text(entry, width), output)
         return 0
-    from qdqtool.buildlog.errors_table import lookup
+    from qdqtool.explain.errors import lookup
 
     known = lookup(text)
     if known is None:

@@ -24,7 +24,8 @@ def command(
     """
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
-    from qdqtool.errors import QdqtoolError
+    from qdqtool.errors import BuildLogError, QdqtoolError
+    from qdqtool.explain.errors import annotate
     from qdqtool.files import same_file
     from qdqtool.render.log_text import pass_lines, render
     from qdqtool.render.output import emit, terminal_width, to_json
@@ -34,8 +35,8 @@ def command(
             raise QdqtoolError(f"{target}: is one of the files read; choose another output name")
     build = read_build(*files)
     if to_onnx:
-        from qdqtool.buildlog.to_onnx import graph_from_log
         from qdqtool.modelfile import save
+        from qdqtool.reconstruct.to_onnx import graph_from_log
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)
@@ -44,11 +45,14 @@ def command(
         emit(to_json(rows) if form == "json" else text + "".join(f"  {line}\n" for line in unknown), output)
         return 0
     if pass_name is not None:
-        rows_of_pass = lines_of_pass(build, pass_name)
+        try:
+            rows_of_pass = lines_of_pass(build, pass_name)
+        except BuildLogError as error:
+            raise BuildLogError(f"--pass {error}") from None
         listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
         emit(to_json(listed) if form == "json" else pass_lines(rows_of_pass), output)
         return 0
-    facts = summarize(build)
+    facts = annotate(summarize(build))
     width = 100 if output else terminal_width()
     emit(to_json(facts) if form == "json" else render(facts, width, everything=everything), output)
     return 0

@@ -36,9 +36,9 @@ def command(
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.files import same_file
+    from qdqtool.prediction import predict
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.predict_text import render
-    from qdqtool.trt.predict import predict
     from qdqtool.trt.targets import DEFAULT_TARGET
 
     if output and same_file(output, model):
@@ -65,7 +65,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _code(text: str) -> str:
     if text.lower() in _SEVERITIES:
         return text.lower()
-    from qdqtool.advice import codes
+    from qdqtool.explain import codes
 
     found = codes.find(text)
     if found is None:

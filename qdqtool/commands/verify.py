@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.errors import QdqtoolError, VersionError
+
 if TYPE_CHECKING:
     from qdqtool.types import Verification
 
@@ -43,7 +45,10 @@ def command(
     from qdqtool.render.verify_text import render_verification
     from qdqtool.verification.api import exit_code
 
-    result = _run(files, target, builder, sm, from_log)
+    try:
+        result = _run(files, target, builder, sm, from_log)
+    except VersionError as error:
+        raise QdqtoolError(f"{error}; give --target") from None
     emit(to_json(result.as_json()) if form == "json" else render_verification(result, terminal_width()), output)
     return exit_code(result, allow_partial)
 

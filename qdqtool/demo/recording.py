@@ -12,13 +12,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qdqtool.builders.compare import Pair
-from qdqtool.builders.result import BuiltNode
+from qdqtool.agreement import BuildFacts, BuildSource
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Verification
+from qdqtool.verification.pairs import Pair
+from qdqtool.verification.products import BuiltNode
 from qdqtool.verification.rtx import of_pairs
 
 RECORDING = Path(__file__).with_name("recorded_build.json")
@@ -57,9 +58,8 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
             conv.index, conv.name, conv.op, Precision(row["precision"]), output=Precision(row["output"])
         )  # fmt: skip
         pairs.append(Pair(conv, node))
-    result = of_pairs(prediction, pairs, {
-        "source": "a recording of an earlier build", "files": [RECORDING.name], "tensorrt": recorded["tensorrt"],
-        "device": None, "complete": True, "missing": [],
-    })  # fmt: skip
+    result = of_pairs(prediction, pairs, BuildFacts(
+        BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True,
+    ))  # fmt: skip
     result.notes.append("the build was made when this demo was written, not on this machine")
     return result

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from qdqtool.buildlog.records import Shape
-from qdqtool.buildlog.types import BuiltTensor
+from qdqtool.buildlog.types import BuiltTensor, LayerKind
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals
 from qdqtool.types import Json
 
@@ -38,7 +38,7 @@ class Pair:
             if cost is None:
                 return None
             return {
-                "index": cost.index, "name": cost.name, "type": cost.layer.type, "kind": cost.layer.kind,
+                "index": cost.index, "name": cost.name, "type": cost.layer.type, "kind": str(cost.layer.kind),
                 "inputs": [str(t.precision) for t in cost.layer.inputs],
                 "outputs": [str(t.precision) for t in cost.layer.outputs], "ms": cost.ms,
             }
@@ -157,7 +157,7 @@ def _align(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCos
 
 def _works(row: LayerCost) -> bool:
     """Whether a layer computes something: those that move data only have no counterpart."""
-    return row.layer.kind not in ("conversion", "reformat") and row.layer.type != "NoOp"
+    return row.layer.kind not in (LayerKind.CONVERSION, LayerKind.REFORMAT) and row.layer.type != "NoOp"
 
 
 def _likeness(one: LayerCost, two: LayerCost) -> int:

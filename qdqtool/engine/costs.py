@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
-from qdqtool.buildlog.types import CONVERSION, REFORMAT, Build, BuiltLayer, BuiltTensor
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
 from qdqtool.types import Json, Precision
 
 _WIDTH = {
@@ -78,7 +79,7 @@ class LayerCost:
     def as_json(self) -> Json:
         layer = self.layer
         return {
-            "index": self.index, "name": layer.name, "type": layer.type, "kind": layer.kind,
+            "index": self.index, "name": layer.name, "type": layer.type, "kind": str(layer.kind),
             "precision": str(self.precision), "inputs": [t.as_json() for t in layer.inputs],
             "outputs": [t.as_json() for t in layer.outputs], "macs": self.macs, "input_bytes": self.input_bytes,
             "weight_bytes": self.weight_bytes, "output_bytes": self.output_bytes, "bytes": self.total_bytes,
@@ -122,6 +123,11 @@ class EngineReport:
     unmatched: list[str] = field(default_factory=list)
 
     @property
+    def implicit_int8(self) -> bool:
+        """Whether its INT8 comes from a calibration table."""
+        return implicit_int8(self.build)
+
+    @property
     def timed(self) -> bool:
         return any(row.ms is not None for row in self.rows)
 
@@ -133,7 +139,8 @@ class EngineReport:
         """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
         table: dict[str, Totals] = {}
         for row in self.rows:
-            value = {"precision": str(row.precision), "type": row.layer.type or "unknown", "kind": row.layer.kind}[key]
+            kind = row.layer.type or "unknown"
+            value = {"precision": str(row.precision), "type": kind, "kind": str(row.layer.kind)}[key]
             table.setdefault(value, Totals()).add(row)
         return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
 
@@ -157,6 +164,7 @@ class EngineReport:
             "type")},
             "layers": [row.as_json() for row in self.rows],
             "unmatched": list(self.unmatched),
+            "implicit_int8": self.implicit_int8,
         }
 
 
@@ -291,4 +299,4 @@ def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
 
 def is_overhead(cost: LayerCost) -> bool:
     """Whether the layer computes nothing: a conversion or a reformat."""
-    return cost.layer.kind in (CONVERSION, REFORMAT)
+    return cost.layer.kind in (LayerKind.CONVERSION, LayerKind.REFORMAT)

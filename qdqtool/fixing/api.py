@@ -10,16 +10,16 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from qdqtool.advice import codes
-from qdqtool.advice.view import View
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load_full
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
+from qdqtool.prediction import predict
 from qdqtool.qdq import is_quantized
-from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 

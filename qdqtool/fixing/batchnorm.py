@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.advice.view import View
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.site import Site
 from qdqtool.fixing.weights import evaluate
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
 
 _Array = npt.NDArray[Any]
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool import qdq
-from qdqtool.advice.view import View
 from qdqtool.errors import DataError
-from qdqtool.fixing.editor import Editor
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
 
 Arrays = dict[str, npt.NDArray[Any]]
 _DYNAMIC = {0: 1}  # an unknown batch

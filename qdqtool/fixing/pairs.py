@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qdqtool import qdq
-from qdqtool.advice.causes import quantizer_of
-from qdqtool.advice.flow import ACTIVATIONS, boundary, is_sum, layer_of
-from qdqtool.advice.heads import head_of, last_convolutions
-from qdqtool.advice.structure import both_sides, quantized_gate
-from qdqtool.advice.view import View
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
+from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.structure import both_sides, quantized_gate
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of, uses
+from qdqtool.onnxgraph.view import View
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
     return [n for n in view.model.readers(q.output) if qdq.is_dq(n)]
+
+
+def _quantizer_of(view: View, tensor: str) -> Node | None:
+    """A per-tensor Q that already reads a tensor."""
+    for use in uses(view, tensor):
+        if use.kind == "q" and use.node is not None and not use.path and not view.params(use.node).per_channel:
+            return use.node
+    return None
 
 
 def inside_activations(view: View, target: str) -> list[Site]:
@@ -97,7 +104,7 @@ def residuals(view: View, target: str) -> list[Site]:
         for position, tensor in enumerate(add.inputs):
             if alone[position] or qdq.source_of_dq(view.model, tensor) is not None:
                 continue
-            q = quantizer_of(view, tensor)
+            q = _quantizer_of(view, tensor)
             if q is None or not _dqs(view, q):
                 known = False
             else:

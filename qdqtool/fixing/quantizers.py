@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool import qdq
-from qdqtool.advice.report import number
-from qdqtool.advice.view import View
-from qdqtool.fixing.editor import Editor
+from qdqtool.explain.report import number
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams
 from qdqtool.types import Precision
 

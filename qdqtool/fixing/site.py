@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qdqtool.fixing.editor import Editor
+from qdqtool.onnxgraph.editor import Editor
 
 
 @dataclass(frozen=True)

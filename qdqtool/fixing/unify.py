@@ -7,12 +7,12 @@ from collections import defaultdict
 import numpy as np
 
 from qdqtool import qdq
-from qdqtool.advice.flow import CUTS, JOINS, commutes
-from qdqtool.advice.report import number, scalar
-from qdqtool.advice.view import View
-from qdqtool.fixing.editor import Editor
+from qdqtool.explain.report import number, scalar
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.flow import CUTS, JOINS, commutes
+from qdqtool.onnxgraph.view import View
 from qdqtool.types import Precision
 
 CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")

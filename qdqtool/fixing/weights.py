@@ -11,12 +11,12 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from qdqtool import qdq
-from qdqtool.advice.view import View, Weights
-from qdqtool.fixing.editor import Editor
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.insertion.structure import weight_axis
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View, Weights
 from qdqtool.types import Precision
 
 _Array = npt.NDArray[Any]

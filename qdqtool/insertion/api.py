@@ -314,7 +314,7 @@ def _from_table(groups: Sequence[ScaleGroup], path: str | os.PathLike[str]) -> t
 
 
 def _predict(proto: onnx.ModelProto, target: Target) -> Prediction:
-    from qdqtool.trt.predict import predict
+    from qdqtool.prediction import predict
 
     return predict(proto, target=target)
 

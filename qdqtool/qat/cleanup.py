@@ -9,8 +9,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qdqtool import qdq
-from qdqtool.fixing.editor import Editor
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.editor import Editor
 
 _FOLDED = ("Identity", "Cast", "Transpose")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.modelfile import save
+from qdqtool.prediction import predict
 from qdqtool.qat.backends import amax_of
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
@@ -23,7 +24,6 @@ from qdqtool.qat.modules import ExportQuantizer, quantizers_of
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import as_arguments, evaluating, export_proto
-from qdqtool.trt.predict import predict
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.engine.compare import Comparison, Pair
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals
 from qdqtool.engine.graph import describe, title_of
@@ -15,7 +16,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
     """The layers (the first twenty unless ``everything``) and totals by kind, precision and type."""
     rows = report.sorted_rows(sort)
     shown = rows if everything else rows[:_LISTED]
-    lines = [_headline(report), ""]
+    lines = [_headline(report), *(wrap(IMPLICIT, 2, width, "") if report.implicit_int8 else []), ""]
     lines += wrap("MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0, width)
     lines += [f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer"]
     for row in shown:

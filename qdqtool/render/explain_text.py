@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.advice.knowledge import ALL_TARGETS, Code
+from qdqtool.explain.knowledge import ALL_TARGETS, Code
 from qdqtool.render.output import wrap
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.errors_table import KnownError
+    from qdqtool.explain.errors import KnownError
 
 
 def code_text(entry: Code, width: int) -> str:
@@ -61,7 +61,8 @@ def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
     lines = wrap(f"{known.title} ({known.severity})", 2, width, "")
     for heading, text in (
-        ("Cause", known.cause), ("Fix", known.fix), ("Versions", known.versions), ("Source", known.source),
+        ("Cause", known.cause), ("Fix", known.fix), ("Fixed in", known.fixed), ("Not known", known.unknown),
+        ("Versions", known.versions), ("Source", known.source),
     ):
         if text:
             lines += ["", heading, *wrap(text, 2, width)]

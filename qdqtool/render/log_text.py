@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.render.output import wrap
 from qdqtool.types import Json
 
@@ -44,6 +45,8 @@ def _head(facts: Json, width: int) -> list[str]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
         lines += wrap(", ".join(names) + hint, 12, width, "precisions  ")
+    if facts["implicit_int8"]:
+        lines += wrap(IMPLICIT, 12, width, "INT8        ")
     model = facts["model"]
     if model["file"]:
         extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",
@@ -52,6 +55,8 @@ def _head(facts: Json, width: int) -> list[str]:
     if facts["command"]:
         lines += wrap(facts["command"], 12, width, "command     ")
     lines += wrap(f"{build['source']}: {', '.join(build['files'])}", 12, width, "read        ")
+    if facts["read"] and not build["complete"]:
+        lines += wrap(", ".join(facts["read"]), 12, width, "holds       ")
     if build["missing"]:
         lines += wrap(", ".join(build["missing"]), 12, width, "missing     ")
     return lines
@@ -129,7 +134,7 @@ def _merged(facts: Json, limit: int, width: int) -> list[str]:
 def _tuning(facts: Json, width: int) -> list[str]:
     tuning = facts["tuning"]
     if not tuning["tactics"]:
-        return []
+        return _passed_over(tuning, width)
     chosen = ", ".join(f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6])
     lines = wrap(
         f"{count(tuning['tactics'], 'tactic')} timed for {count(tuning['layers'], 'layer')}, "
@@ -149,6 +154,21 @@ def _tuning(facts: Json, width: int) -> list[str]:
     for row in tuning["slowest_reformats"][:1]:
         lines.append(f"  slowest reformat tried: {row['best_ms']:g} ms  {short(row['name'], width - 38)}")
     return lines
+
+
+def _passed_over(tuning: Json, width: int) -> list[str]:
+    """For excerpts without a timed tactic: which kernels were passed over, for which layer and why."""
+    lines: list[str] = []
+    for row in tuning["refused"]:
+        layer = f" for {row['layer']}" if row["layer"] else ""
+        lines += wrap(f"{row['runner']} has no tactic{layer}{_times(row['count'])}", 12, width, "Tuning      ")
+    for row in tuning["reasons"]:
+        lines += wrap(f"passed over: {row['reason']}{_times(row['count'])}", 12, width, "Tuning      ")
+    return lines
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
 
 
 def _memory(facts: Json) -> list[str]:
@@ -202,7 +222,7 @@ def _rest(facts: Json, width: int) -> list[str]:
         times = f" ({message['count']} times)" if message["count"] > 1 else ""
         first = message["text"].splitlines()[0] if message["text"] else ""
         lines += wrap(f"line {message['line']}: {first[:500]}{times}", 2, width, f"{message['level'].upper():<7} ")
-        if message["cause"] and message["known"] not in explained:
+        if message.get("cause") and message["known"] not in explained:
             explained.add(message["known"])
             lines += wrap(message["cause"], 10, width, "  cause   ")
             lines += wrap(message["fix"], 10, width, "  fix     ")

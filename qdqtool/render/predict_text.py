@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from qdqtool.advice import codes
+from qdqtool.explain.report import title_of
 from qdqtool.render.output import wrap
+from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
 _SHOWN = 3  # findings of one code told in full, unless everything is asked for
@@ -18,13 +19,21 @@ _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 def verdict(prediction: Prediction) -> str:
     """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
     s = prediction.summary()
-    count = _count(s["convolutions"], "convolution")
+    count = _outside(prediction) + _count(s["convolutions"], "convolution")
     if not s["convolutions"]:
         return f"{count}: nothing to run in INT8"
     if s["conversions"] is None:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
     return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}"
+
+
+def _outside(prediction: Prediction) -> str:
+    """What has to be known before the numbers: they do not speak of FP8 and INT4."""
+    types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
+    if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
+        return ""
+    return f"{' and '.join(types) or 'FP8'} Q/DQ is outside the rules of this prediction, and counted as float; "
 
 
 def render(
@@ -104,8 +113,7 @@ def _by_code(findings: Iterable[Finding]) -> list[Finding]:
 
 def _group(same: list[Finding], width: int, everything: bool) -> list[str]:
     head = same[0]
-    entry = codes.find(head.code)
-    title = entry.title if entry is not None else ""
+    title = title_of(head.code)
     concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
     facts = [_count(len(same), "place")] if len(same) > 1 else []
     if len(concerned) > 1:
@@ -123,6 +131,8 @@ def _group(same: list[Finding], width: int, everything: bool) -> list[str]:
         lines += wrap(f"and {len(rest)} more: {_names([f.node for f in rest])}", 4, width)
     if len(fixes) == 1 and head.fix:
         lines += wrap(head.fix, 4, width, "  > ")
+    if head.automatic:
+        lines += wrap(f"qdqtool fix --only {head.code} tries that.", 4, width, "  > ")
     return lines
 
 
@@ -141,8 +151,7 @@ def _note(same: list[Finding], width: int) -> list[str]:
     head = same[0]
     if len(same) == 1:
         return wrap(f"{head.code}: {head.message}", 4, width, "  - ")
-    entry = codes.find(head.code)
-    title = entry.title if entry is not None else head.message
+    title = title_of(head.code)
     return wrap(f"{head.code}: {title}: {_names([f.node for f in same])}", 4, width, "  - ")
 
 

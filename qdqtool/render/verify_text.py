@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
-from qdqtool.types import Mismatch, Verification
+from qdqtool.types import Verification
 
 _KINDS = {
-    "convolution": "Convolutions",
-    "conversion": "Conversions",
-    "layer": "Engine layers",
-    "trace": "Pass lines",
-    "build": "Build",
+    MismatchKind.CONVOLUTION: "Convolutions",
+    MismatchKind.CONVERSION: "Conversions",
+    MismatchKind.LAYER: "Engine layers",
+    MismatchKind.TRACE: "Pass lines",
+    MismatchKind.COPY: "Slices, concatenations and copies",
+    MismatchKind.BUILD: "Build",
 }
 _SHOWN = 10
 
@@ -18,14 +20,22 @@ _SHOWN = 10
 def verdict(result: Verification) -> str:
     """Agreement in one line."""
     conv, trace, conversions = result.convolutions, result.trace, result.conversions
-    parts = [f"{conv['agree']} of {conv['total']} convolutions agree"]
-    if conv["unknown"]:
-        parts[0] += f", {conv['unknown']} unknown"
-    if conversions["built"] is not None and conversions["predicted"] is not None:
-        parts.append(f"{conversions['predicted']} conversions predicted, {conversions['built']} built")
-    if trace["built"]:
-        parts.append(f"{trace['agree']} of {trace['built']} pass lines agree ({trace['predicted']} predicted)")
+    parts = [f"{conv.agree} of {conv.total} convolutions agree"]
+    if conv.unknown:
+        parts[0] += f", {conv.unknown} unknown"
+    if conversions.built is not None and conversions.predicted is not None:
+        parts.append(f"{conversions.predicted} conversions predicted, {conversions.built} built")
+    if trace.built:
+        parts.append(f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)")
     return "; ".join(parts)
+
+
+def _lines(what: str, counts: TraceCounts) -> str:
+    """How many lines agree, and how many of them in the log's order; empty where the build has none."""
+    if not counts.built:
+        return ""
+    order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
+    return f"{what}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
 
 
 def render_verification(result: Verification, width: int = 80) -> str:
@@ -34,19 +44,21 @@ def render_verification(result: Verification, width: int = 80) -> str:
     build = result.build
     target = result.prediction.target if result.prediction else ""
     product = "TensorRT-RTX" if target.startswith("rtx") else "TensorRT"
-    version = f"{product} {build['tensorrt']}" if build.get("tensorrt") else f"{product}, version not told"
-    device = f" on {build['device']}" if build.get("device") else ""
-    lines += wrap(f"Build: {version}{device} ({build['source']}); predicted for {target}.", 2, width, first="")
+    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not told"
+    device = f" on {build.device}" if build.device else ""
+    lines += wrap(f"Build: {version}{device} ({build.source}); predicted for {target}.", 2, width, first="")
     if result.prediction is not None:
         lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")
-    if not result.complete or build.get("missing"):
-        missing = ", ".join(build.get("missing") or ["not told"])
+    if not result.complete or build.missing:
+        missing = ", ".join(build.missing or ["not told"])
         word = "Incomplete build" if not result.complete else "Not in the files given"
         lines += wrap(f"{word}: {missing}.", 2, width, first="")
     layers = result.layers
-    if layers["total"]:
-        text = f"Engine layers: {layers['agree']} of {layers['total']} have the predicted name and types."
+    if layers.total:
+        text = f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
         lines += wrap(text, 2, width, first="")
+    for text in (_lines("Pass lines", result.trace), _lines("Slice, concatenation and copy lines", result.copies)):
+        lines += wrap(text, 2, width, first="") if text else []
     for note in result.notes:
         lines += wrap(f"Note: {note}.", 2, width, first="")
     for kind, title in _KINDS.items():
@@ -57,7 +69,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
                 lines += _mismatch(mismatch, width)
             if len(found) > _SHOWN:
                 lines.append(f"  ... and {len(found) - _SHOWN} more (all in --format json)")
-    unknown = result.convolutions.get("unknown_names") or []
+    unknown = result.convolutions.unknown_names
     if unknown:
         lines += ["", "Not told by the build:"]
         lines += [f"  {name}" for name in unknown[:_SHOWN]]

@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
+from qdqtool import operators
 from qdqtool.graph import Model, Node
+from qdqtool.operators import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
-from qdqtool.trt import network as net
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.network import Layer, Network, Tensor, float_precision
-from qdqtool.trt.passes._infra import evidence_of
-from qdqtool.trt.passes.myelin import in_myelin
+from qdqtool.trt.rules import id_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision
 
-OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_PASS_THROUGH = (net.PADDING, net.SHUFFLE, net.SLICE, net.CONCATENATION, net.RESIZE, net.IDENTITY)
+_PASS_THROUGH = (
+    LayerKind.PADDING, LayerKind.SHUFFLE, LayerKind.SLICE, LayerKind.CONCATENATION, LayerKind.RESIZE,
+    LayerKind.IDENTITY,
+)
 _TYPES = {
-    net.CONVOLUTION: "Convolution",
-    net.DECONVOLUTION: "Deconvolution",
-    net.MATRIX_MULTIPLY: "MatrixMultiply",
-    net.SCALE: "Scale",
-    net.ACTIVATION: "Activation",
-    net.ELEMENTWISE: "ElementWise",
-    net.UNARY: "Unary",
-    net.POINTWISE: "PointWise",
-    net.POOLING: "Pooling",
-    net.REDUCE: "Reduce",
-    net.PADDING: "Padding",
-    net.SHUFFLE: "Shuffle",
-    net.SLICE: "Slice",
-    net.CONCATENATION: "Concatenation",
-    net.RESIZE: "Resize",
-    net.SOFTMAX: "Softmax",
-    net.IDENTITY: "Identity",
-    net.COPY: "Conversion",
-    net.CONSTANT: "Constant",
+    LayerKind.CONVOLUTION: "Convolution",
+    LayerKind.DECONVOLUTION: "Deconvolution",
+    LayerKind.MATRIX_MULTIPLY: "MatrixMultiply",
+    LayerKind.SCALE: "Scale",
+    LayerKind.ACTIVATION: "Activation",
+    LayerKind.ELEMENTWISE: "ElementWise",
+    LayerKind.UNARY: "Unary",
+    LayerKind.POINTWISE: "PointWise",
+    LayerKind.POOLING: "Pooling",
+    LayerKind.REDUCE: "Reduce",
+    LayerKind.PADDING: "Padding",
+    LayerKind.SHUFFLE: "Shuffle",
+    LayerKind.SLICE: "Slice",
+    LayerKind.CONCATENATION: "Concatenation",
+    LayerKind.RESIZE: "Resize",
+    LayerKind.SOFTMAX: "Softmax",
+    LayerKind.IDENTITY: "Identity",
+    LayerKind.COPY: "Conversion",
+    LayerKind.CONSTANT: "Constant",
 }
 
 
 def _integer(layer: Layer) -> Precision:
     """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
-    found = layer.attrs.get("quantized_as", Precision.INT8)
+    found = layer.quantized_as
     return found if found in (Precision.FP8, Precision.INT4) else Precision.INT8
+
+
+def _type(layer: Layer) -> str:
+    """The type that the engine lists; a shuffle that keeps the order of the values moves nothing."""
+    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
+        return "NoOp"
+    return "Reformat" if layer.copied else _TYPES.get(layer.kind, layer.op or "Other")
+
+
+def _is_max_pool(layer: Layer) -> bool:
+    return layer.kind == LayerKind.POOLING and layer.window is not None and layer.window.type == "MAX"
 
 
 class Outcome:
@@ -63,8 +76,11 @@ class Outcome:
         order = list(network.in_order())
         for layer in order:
             self._settle(layer)
+        for layer in order:
+            if layer.int8 and layer.inputs:  # also where an operator of unknown types stands behind the Q
+                self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
-        found = (self._convolution(n) for n in model.nodes if n.op in OPERATORS)
+        found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED)
         self.convolutions = [c for c in found if c is not None]
 
     # Precisions -----------------------------------------------------------------------------------------------
@@ -84,11 +100,11 @@ class Outcome:
         if layer.int8_out:
             return _integer(layer)
         plain = float_precision(tensor.elem_type, self._target.strongly_typed)
-        if layer.kind == net.COPY:
-            if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.attrs.get("requantize")):
+        if layer.kind == LayerKind.COPY:
+            if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
                 return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
             return plain
-        if layer.kind in _PASS_THROUGH or (layer.kind == net.POOLING and layer.attrs.get("pooling") == "MAX"):
+        if layer.kind in _PASS_THROUGH or _is_max_pool(layer):
             found = {self.precision(t) for t in layer.inputs}
             return Precision.INT8 if found == {Precision.INT8} else plain
         return plain
@@ -98,23 +114,24 @@ class Outcome:
     def _engine(self, order: list[Layer]) -> None:
         merged: dict[str, EngineLayer] = {}
         for layer in order:
-            if layer.kind == net.CONSTANT or in_myelin(layer) or layer.attrs.get("no_op"):
+            if layer.kind == LayerKind.CONSTANT or layer.in_myelin:
                 continue
-            if layer.kind == net.COPY:
+            if layer.kind == LayerKind.COPY:
                 self.conversion_nodes.append(layer.name)
-            for name, tensor in layer.attrs.get("copies", ()):
+            for name, tensor in layer.copies:
                 written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
                 self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
-            if layer.attrs.get("eliminated"):
+            if layer.eliminated:
                 continue
             inputs = [self._edge(t) for t in layer.inputs]
             outputs = [self._edge(t) for t in layer.outputs]
-            group = layer.attrs.get("merged")
+            group = layer.fusion.merged if layer.kind == LayerKind.CONVOLUTION else ""
             if group in merged:
                 merged[group].outputs.extend(outputs)
                 merged[group].nodes.extend(layer.nodes)
                 continue
-            kind = "ConvActPool" if layer.attrs.get("pooled") else _TYPES.get(layer.kind, layer.op or "Other")
+            pooled = layer.kind == LayerKind.CONVOLUTION and layer.fusion.pooled
+            kind = "ConvActPool" if pooled else _type(layer)
             entry = EngineLayer(group or layer.name, kind, inputs, outputs, list(layer.nodes))
             self.layers.append(entry)
             if group:
@@ -132,7 +149,7 @@ class Outcome:
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs:
             return None  # dead: nothing reads it; or computed from constants alone
-        if in_myelin(layer):
+        if layer.in_myelin:
             return self._outside(node, constant)
         data = self.precision(layer.data)
         compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
@@ -147,9 +164,10 @@ class Outcome:
             precision=compute,
             inputs=inputs,
             output=self.precision(layer.out),
-            layer=layer.attrs.get("merged") or layer.name,
+            layer=layer.fusion.merged or layer.name,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
             evidence=self._evidence(layer),
+            cases=[id_of(case) for case in layer.cases],
         )
 
     def _outside(self, node: Node, constant: bool) -> ConvOutcome:
@@ -160,11 +178,11 @@ class Outcome:
         )
 
     def _evidence(self, layer: Layer) -> Evidence:
-        found = evidence_of(layer)
+        found = layer.evidence
         for tensor in layer.inputs:
             producer = tensor.producer
-            if producer is not None and producer.kind == net.COPY:
-                found = found.weaker(evidence_of(producer))
+            if producer is not None and producer.kind == LayerKind.COPY:
+                found = found.weaker(producer.evidence)
         return found.weaker(self._target.evidence)
 
     def _node(self, name: str) -> Node | None:

@@ -9,7 +9,6 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
-from qdqtool.trt.passes.cancel_dq_then_q import CancelDQThenQ
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from qdqtool.trt.passes.const_cast_fold import ConstCastFold
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
@@ -20,8 +19,9 @@ from qdqtool.trt.passes.const_weights_quantize_fusion import ConstWeightsQuantiz
 from qdqtool.trt.passes.constant_fold_dangling_qdq import ConstantFoldDanglingQDQ
 from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion
 from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
-from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion
-from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion
+from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion
+from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
+from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
@@ -53,33 +53,51 @@ from qdqtool.types import Event, Refusal
 
 @dataclass(frozen=True)
 class Loop:
-    """Passes that run again, in order, until none of them changes anything."""
+    """Passes that run until none of them changes anything; behind a later one that did, the first begins again.
+
+    So stand the lines of the complete logs: Qs move and merge until nothing is left to do, then Concats are split, then
+    DQ and Q cancel.
+    """
 
     passes: Sequence[type[Pass]]
 
 
+class Order:
+    """Not a pass: the layers are ranked anew, where passes have moved many."""
+
+
+Stage = type[Pass] | Loop | type[Order]
+
+
 GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
 INITIALIZERS = (ConstCastFold, ConstQDQInitializersFusion, MyelinOptimization, ConstShuffleFusion)
-MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, CancelDQThenQ)
-QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
+MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, DqQFusion)
+QUANTIZATION: tuple[Stage, ...] = (
     EltReluFusion,
     ScaleActivationFusion,
     ReduceToPoolingFusion,
     ConstWeightsQuantizeFusion,
     ConvReluFusion,
+    DeconvReluFusion,
     MatMulToConvTransform,
     VanillaSwapWithPreceedingDQ,
     ConstCastFold,
     ConstShuffleFusion,
+    ConstEltFusion,
     Loop(MOTION),
+    Order,
     ShuffleShuffleFusion,
     ShuffleErasure,
     SqueezePushDownJoin,
+    ShuffleShuffleFusion,
+    ShuffleErasure,
     ConvReluFusion,
+    DeconvReluFusion,
     ConstShuffleFusion,
     ConstEltFusion,
     PointWiseFusion,
     ConvScaleFusion,
+    DeconvScaleFusion,
     QConvScaleFusion,
     ActivationToPointwiseConversion,
     GenericConvActFusion,
@@ -93,7 +111,11 @@ QUANTIZATION: tuple[type[Pass] | Loop, ...] = (
 )
 EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
-PIPELINE: tuple[type[Pass] | Loop, ...] = (*GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING)
+PIPELINE: tuple[Stage, ...] = (*GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING)
+
+
+COUNTED: dict[type[Pass], str] = {MyelinOptimization: "After Myelin optimization"}
+"""The number of layers behind a pass, where TensorRT logs it."""
 
 
 class PassError(QdqtoolError):
@@ -121,8 +143,12 @@ def run(network: Network, target: Target) -> Run:
     for stage in PIPELINE:
         if isinstance(stage, Loop):
             _loop(stage, network, target, result, done)
-        else:
+        elif issubclass(stage, Pass):
             result.refusals.extend(_one(stage(target), network, result, done))
+            if stage in COUNTED:
+                network.counts[COUNTED[stage]] = len(network.layers)
+        else:
+            network.order()
     return result
 
 
@@ -141,10 +167,17 @@ def _loop(loop: Loop, network: Network, target: Target, result: Run, done: list[
     steps = [kind(target) for kind in loop.passes]
     network.focus = None
     while True:
-        before = len(result.trace)
         network.touched = {}
-        refusals = [r for step in steps for r in _one(step, network, result, done)]
-        if len(result.trace) > before:
+        refusals: list[Refusal] = []
+        changed = False
+        for step in steps:
+            before = len(result.trace)
+            refusals += _one(step, network, result, done)
+            fired = len(result.trace) > before
+            changed = changed or fired
+            if fired and step is not steps[0]:
+                break
+        if changed:
             network.focus = network.touched
         elif network.focus is not None:
             network.focus = None  # nothing more to do near the last edits: one look at the whole

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 
 
@@ -16,7 +16,7 @@ class Target:
     """One TensorRT version (or range of versions that behave alike).
 
     Attributes:
-        name: What ``--target`` takes.
+        name: What users call it.
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
         proof: The same in a sentence, shown with every prediction.
@@ -26,11 +26,17 @@ class Target:
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
         quantize_suffix: What is appended to a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
-        residual_evidence: How well that is proven.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
+        constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        copies_dq: A DQ with several readers is copied for each operator that it can pass.
+        deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
+        transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
+            channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
+            the kernels and no support per output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1,
+            issue 1699 computes wrongly), and newer toolkits write axis 1 with no build at hand that shows it.
     """
 
     name: str
@@ -43,11 +49,14 @@ class Target:
     keeps_relu_name: bool = False
     quantize_suffix: str = ""
     residual_through_activation: bool = False
-    residual_evidence: Evidence = Evidence.ASSUMED
     multiply_in_pointwise_name: bool = False
+    constants_first: bool = False
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    deconvolution_seen: bool = False
+    transposed_per_channel: bool = False
+    copies_dq: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -66,6 +75,7 @@ TARGETS: dict[str, Target] = {
             fuses_stem_pool=False,
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
+            deconvolution_seen=True,
         ),
         Target(
             "trt8.4",
@@ -77,14 +87,14 @@ TARGETS: dict[str, Target] = {
             "trt8.5",
             (8, 5),
             Evidence.SEEN,
-            "every rule seen in two complete build logs (8.5.2 and 8.5.10) and four published engines",
+            "every rule seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
             int8_weights=True,
         ),
         Target(
             "trt8.6",
             (8, 6),
-            Evidence.ASSUMED,
-            "rules as seen on 8.5; no complete 8.6 log was at hand",
+            Evidence.SEEN,
+            "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
             int8_weights=True,
         ),
         Target(
@@ -93,6 +103,7 @@ TARGETS: dict[str, Target] = {
             Evidence.ASSUMED,
             "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
@@ -104,10 +115,12 @@ TARGETS: dict[str, Target] = {
             "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was at hand",
             strongly_typed=True,
             multiply_in_pointwise_name=True,
+            constants_first=True,
             float16_scales=True,
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
+            copies_dq=True,
         ),
         Target(
             "rtx1.7",
@@ -122,7 +135,7 @@ TARGETS: dict[str, Target] = {
     )
 }
 
-DEFAULT_TARGET = "trt8.5"  # the newest whose rules were seen in complete logs
+DEFAULT_TARGET = "trt8.5"  # seen in the most complete logs
 
 
 def target_named(name: str | Target) -> Target:
@@ -139,20 +152,45 @@ def target_named(name: str | Target) -> Target:
     return found
 
 
+@dataclass(frozen=True)
+class Trtexec:
+    """What the trtexec of a version takes.
+
+    Attributes:
+        lists_layers: ``--dumpLayerInfo``, ``--exportLayerInfo`` and ``--profilingVerbosity`` (8.2 and later).
+        precision_flags: ``--int8``, ``--fp16`` and the like; gone in 11, where layers are always timed in a run of
+            their own.
+    """
+
+    lists_layers: bool
+    precision_flags: bool
+
+
+def trtexec_of_version(version: str) -> Trtexec | None:
+    """What the trtexec of a TensorRT version takes; None where the text is no version."""
+    found = version_numbers(version)
+    return None if found is None else Trtexec(found >= (8, 2), found < (11, 0))
+
+
+def version_numbers(version: str) -> tuple[int, int] | None:
+    """Major and minor number of ``8.5.2``; None where the text is no version."""
+    try:
+        numbers = [int(p) for p in version.split(".")[:2]]
+    except ValueError:
+        return None
+    return (numbers[0], numbers[1] if len(numbers) > 1 else 0) if numbers else None
+
+
 def target_of_version(version: str) -> Target:
     """The target whose rules fit a TensorRT version such as ``8.5.2`` or ``10.3.0``: the nearest one at or below.
 
     Raises:
-        QdqtoolError: The text is no version, or one older than 8.0.
+        VersionError: The text is no version, or one older than 8.0.
     """
-    try:
-        numbers = [int(p) for p in version.split(".")[:2]]
-    except ValueError:
-        numbers = []
-    if not numbers:
-        raise QdqtoolError(f"'{version}' is not a TensorRT version; give --target")
-    found = (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+    found = version_numbers(version)
+    if found is None:
+        raise VersionError(f"'{version}' is not a TensorRT version")
     candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= found]
     if not candidates:
-        raise QdqtoolError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ; give --target")
+        raise VersionError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ")
     return max(candidates, key=lambda t: t.version)

@@ -30,10 +30,13 @@ CONVERT_TYPE = "Convert layer type"
 MERGING = "Merging layers"
 ELIMINATING_SLICE = "Eliminating slice"
 ELIMINATING_CONCAT = "Eliminating concatenation"
+REPLACING_SLICE = "Replacing slice"
 RETARGETING = "Retargeting"
 SQUEEZE = "SqueezePushDown kSQUEEZE_JOIN"
+SQUEEZE_FORK = "SqueezePushDown kSQUEEZE_FORK"
 COPY_STRIDING = "Generating copy because input does not support striding"
 COPY_STOMPING = "Generating copy because of stomping hazard"
+COPY_UNMOVABLE = "Generating copy because input is not movable"
 
 NO_PASS = ""
 
@@ -66,12 +69,15 @@ FORMATS: dict[str, Format] = {
     SWAP_TYPE: Format("Swap the layer type of ", " from ", "", "running"),
     CONVERT_TYPE: Format("Convert layer type of ", " from ", "", "running"),
     SQUEEZE: Format("-----------SqueezePushDown kSQUEEZE_JOIN case: ", " --> ", "", "running"),
+    SQUEEZE_FORK: Format("-----------SqueezePushDown kSQUEEZE_FORK case: ", " --> ", "", "running"),
     MERGING: Format("Merging layers: ", "", "", "none"),
     ELIMINATING_SLICE: Format("Eliminating slice ", " by retargeting ", "", "none"),
     ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
+    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
     RETARGETING: Format("Retargeting ", " to ", "", "none"),
     COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
     COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
+    COPY_UNMOVABLE: Format("Generating copy for ", " to ", " because input is not movable.", "none"),
 }
 """Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
 
@@ -83,10 +89,11 @@ _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 _BY_BEGINNING: tuple[tuple[str, str], ...] = tuple(
     (FORMATS[kind].before, kind)
     for kind in (REMOVING, SWAPPING, ELIMINATING_SLICE, ELIMINATING_CONCAT, ELIMINATING, SWAP_TYPE, CONVERT_TYPE,
-                 SQUEEZE, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+                 SQUEEZE, SQUEEZE_FORK, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING, COPY_UNMOVABLE,
+                 REPLACING_SLICE)
 )
 _FIRST_WORDS = ("Removing ", "Swapping ", "Eliminating ", "Swap the", "Convert layer", "-----------Squeeze",
-                "Merging layers: ", "Retargeting ", "Generating copy ")
+                "Merging layers: ", "Retargeting ", "Generating copy ", "Replacing slice ")
 
 
 def render(event: Event) -> str:
@@ -144,18 +151,32 @@ def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
             return text[: len(text) - len(joint) - len(layer)], layer
         if text.startswith(layer + joint):
             return layer, text[len(layer) + len(joint):]
-    at = first = text.find(joint)
+    first = text.find(joint)
     if first < 0:
         return None
-    if text.find(joint, first + 1) >= 0:
-        while at >= 0 and not (_closed(text[:at]) and _closed(text[at + len(joint):])):
-            at = text.find(joint, at + 1)
-        at = first if at < 0 else at
+    at = first if text.find(joint, first + 1) < 0 else _closed_joint(text, joint, first)
     return text[:at], text[at + len(joint):]
 
 
-def _closed(name: str) -> bool:
-    return name.count("(") == name.count(")") and name.count("[") == name.count("]")
+def _closed_joint(text: str, joint: str, first: int) -> int:
+    """The first joint at which the brackets of both sides close; the very first where there is none.
+
+    Counts from one joint to the next, so that a long line with many joints is read once.
+    """
+    signs = "()[]"
+    total = {sign: text.count(sign) for sign in signs}
+    if total["("] != total[")"] or total["["] != total["]"]:
+        return first  # both sides closed would make the whole closed
+    seen = dict.fromkeys(signs, 0)
+    at, done = first, 0
+    while at >= 0:
+        for sign in signs:
+            seen[sign] += text.count(sign, done, at)
+        done = at
+        if seen["("] == seen[")"] and seen["["] == seen["]"]:
+            return at
+        at = text.find(joint, at + 1)
+    return first
 
 
 class TraceReader:

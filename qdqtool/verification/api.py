@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.complete import listing_hole
+from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
+from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
-from qdqtool.types import Event, Mismatch, Precision, Prediction, Verification
+from qdqtool.types import Event, Precision, Prediction, Verification
 from qdqtool.verification.convolutions import compare_convolutions
-from qdqtool.verification.lines import MOST, compare_conversions, compare_layers, compare_trace, inconsistent_tensors
-from qdqtool.verification.mapping import Mapper, common_names
+from qdqtool.verification.lines import (
+    MOST,
+    compare_conversions,
+    compare_copies,
+    compare_layers,
+    compare_trace,
+    inconsistent_tensors,
+)
+from qdqtool.verification.mapping import Mapper, common_names, trt_name
 
 BuildSource = str | os.PathLike[str]
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
@@ -42,6 +52,7 @@ def verify(
     """
     build = _build(builds)
     index = load(model)
+    check_explicit(build, index)
     chosen, notes = choose_target(build, target)
     check_same_model(index, build)
     prediction = predict(index, chosen)
@@ -77,6 +88,20 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.tensorrt is None:
         notes.append(f"the build does not tell its version; its spelling is that of {version}, taken as {chosen.name}")
     return chosen, notes
+
+
+def check_explicit(build: Build, model: Model | None = None) -> None:
+    """Refuses a build whose INT8 comes from a calibration table: it says nothing about Q/DQ.
+
+    Raises:
+        BuildLogError: It is one, and names none of the model's Qs.
+    """
+    if not implicit_int8(build):
+        return
+    named = {part for layer in build.layers for part in layer.fused().bases} | {e.subject for e in build.trace}
+    if model is None or not any(trt_name(q) in named for q in quantizers(model)):
+        raise BuildLogError(f"{', '.join(build.files) or 'build'}: {IMPLICIT}, so that there is nothing to verify; "
+                            "build a model with Q/DQ ('qdqtool insert')")
 
 
 def check_same_model(model: Model, build: Build) -> None:
@@ -128,31 +153,38 @@ def compare(
         hole = listing_hole(build, model.inputs)
         if hole:
             build = replace(build, missing=[*build.missing, hole], complete=False)
-    mapper = Mapper(model, build)
+    mapper = Mapper(model, build.layers)
     ended = not any(m.startswith("optimizer passes") for m in build.missing)
     convolutions = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
-    layers = compare_layers(prediction, build, mapper, {m.built.get("layer") for m in convolutions.mismatches})
+    layers = compare_layers(prediction, build, mapper, _layers_of(convolutions.mismatches))
     trace = compare_trace(prediction, build, ended, unsure_events)
+    copies = compare_copies(prediction, build, ended, unsure_events)
     conversions = compare_conversions(prediction, build, ended)
     notes: list[str] = []
     mismatches: list[Mismatch] = [*convolutions.mismatches, *inconsistent_tensors(model, build)[:MOST]]
-    for part in (conversions, layers, trace):
-        if unsure_convolutions and part is not trace:
-            continue  # unknown scales decide over conversions and layer names as well
-        mismatches.extend(part.mismatches[:MOST])
-        if len(part.mismatches) > MOST:
-            notes.append(f"{len(part.mismatches) - MOST} more mismatches of kind '{part.mismatches[0].kind}'")
+    found = [trace.mismatches, copies.mismatches]
+    if not unsure_convolutions:  # unknown scales decide over conversions and layer names as well
+        found[:0] = [conversions.mismatches, layers.mismatches]
+    for listed in found:
+        mismatches.extend(listed[:MOST])
+        if len(listed) > MOST:
+            notes.append(f"{len(listed) - MOST} more mismatches of kind '{listed[0].kind}'")
     notes.extend(flag_notes(build))
     return Verification(
-        build=build.as_json(),
-        convolutions=convolutions.as_json(),
-        layers={"total": layers.built, "agree": layers.agree},
-        trace=trace.as_json(),
-        conversions={"predicted": conversions.predicted, "built": conversions.built},
+        build=build.facts,
+        convolutions=convolutions.counts,
+        layers=layers.counts,
+        trace=trace.counts,
+        conversions=conversions.counts,
+        copies=copies.counts,
         mismatches=mismatches,
         prediction=prediction,
         notes=notes,
     )
+
+
+def _layers_of(mismatches: list[Mismatch]) -> set[str]:
+    return {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
 
 
 def flag_notes(build: Build) -> list[str]:
@@ -174,6 +206,6 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
     """0 everything agrees, 1 a mismatch, 2 nothing contradicts but the build is incomplete or leaves something open."""
     if result.mismatches:
         return 1
-    if allow_partial or (result.complete and not result.convolutions["unknown"]):
+    if allow_partial or (result.complete and not result.convolutions.unknown):
         return 0
     return 2

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
+from qdqtool.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.types import Mismatch, Verification
+from qdqtool.types import Verification
 
 
 def verify_with_builder(
@@ -26,26 +27,26 @@ def verify_with_builder(
         BuilderError: The builder is not here, or the build ran out of time.
         ModelError: The model cannot be read.
     """
-    from qdqtool.builders import build
-    from qdqtool.builders.compare import compare, status_agrees
     from qdqtool.builders.licence import tell_once
-    from qdqtool.trt.rtx.predict import status_of
+    from qdqtool.rtx.predict import status_of
     from qdqtool.verification import api
+    from qdqtool.verification.build_model import build_model
+    from qdqtool.verification.pairs import compare, status_agrees
     from qdqtool.verification.rtx import of_pairs
 
     index = load(model)
     if builder == "tensorrt-rtx":
         tell_once()
-    result = build(model, builder, sm=_capability(sm))
+    result = build_model(model, builder, sm=_capability(sm))
     if result.status == "timeout":
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return api.verify(index, result.build, target=target)
     prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
-    described: dict[str, object] = {
-        "source": builder, "files": [], "tensorrt": result.version or None, "device": None,
-        "complete": True, "missing": [], "status": result.status, "message": result.message,
-    }
+    described = BuildFacts(
+        BuildSource(builder), tensorrt=result.version or None, complete=True, status=result.status,
+        message=result.message,
+    )
     verification = of_pairs(prediction, compare(prediction, result) if result.status == "built" else [], described)
     if status_agrees(prediction, result) is False:
         said = status_of(prediction)
@@ -53,7 +54,7 @@ def verify_with_builder(
         if result.message:
             why += f": {result.message}"
         verification.mismatches.append(
-            Mismatch("build", index.path or "model", {"status": said}, {"status": result.status}, why)
+            Mismatch(MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, why)
         )
     elif result.status != "built":
         verification.notes.append(f"predicted and built alike: {result.status}: {result.message}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from qdqtool.agreement import ConvolutionCounts, Mismatch, MismatchKind, Told
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
+from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
-from qdqtool.types import ConvOutcome, Mismatch, Precision, Prediction
-from qdqtool.verification.mapping import Mapper
+from qdqtool.types import ConvOutcome, Precision, Prediction
+from qdqtool.verification.mapping import Mapper, in_myelin, product_rank
+from qdqtool.verification.products import computes_in, writes
 
 FUSING_INTO = "fusing"
 DOUBLE = "QuantizeDoubleInputNodes"
@@ -30,7 +32,7 @@ class BuiltConv:
     line: int = 0
     contradiction: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Told:
         return {
             "precision": None if self.precision is None else str(self.precision),
             "inputs": None if self.inputs is None else [str(p) for p in self.inputs],
@@ -58,8 +60,9 @@ class ConvComparison:
     unknown_names: list[str] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"total": self.total, "agree": self.agree, "unknown": self.unknown, "unknown_names": self.unknown_names}
+    @property
+    def counts(self) -> ConvolutionCounts:
+        return ConvolutionCounts(self.total, self.agree, self.unknown, tuple(self.unknown_names))
 
 
 @dataclass
@@ -105,9 +108,9 @@ def compare_convolutions(
         built = _built(node, conv, build, mapper, lines)
         why = "" if conv.name in skip else _difference(model, conv, built)
         if why:
+            why += _rule(prediction, conv)
             result.mismatches.append(
-                Mismatch("convolution", conv.name, _said(conv), built.as_json(), why + _rule(prediction, conv),
-                         built.line or None)
+                Mismatch(MismatchKind.CONVOLUTION, conv.name, _said(conv), built.as_json(), why, built.line or None)
             )
         elif conv.name in skip or built.precision is None or built.output is None:
             result.unknown += 1
@@ -117,7 +120,7 @@ def compare_convolutions(
     return result
 
 
-def _said(conv: ConvOutcome) -> dict[str, Any]:
+def _said(conv: ConvOutcome) -> Told:
     data = conv.as_json()
     return {key: data[key] for key in ("precision", "inputs", "output", "fused", "layer", "evidence")}
 
@@ -154,6 +157,8 @@ def _check_against_lines(built: BuiltConv, lines: PassLines, in_line: int | None
 
 
 def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int) -> BuiltConv:
+    if in_myelin(layer):
+        return _from_kernel(layer, mapper)
     nodes = mapper.nodes(layer)
     merged = " || " in layer.name and len(layer.outputs) > 1
     output = layer.outputs[min(place, len(layer.outputs) - 1)].precision if layer.outputs else Precision.UNKNOWN
@@ -168,6 +173,20 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
         inputs=inputs if known and Precision.UNKNOWN not in inputs else None,
         output=output if output != Precision.UNKNOWN else None,
         fused=absorbed,
+        layer=layer.name,
+        line=layer.line,
+    )
+
+
+def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
+    """A kernel of Myelin tells in which type it multiplies and what it writes, and nothing where it holds two."""
+    products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+    if product_rank(layer) is None or len(products) > 1:
+        return BuiltConv(layer=layer.name, line=layer.line)
+    precision, output = computes_in(layer), writes(layer)
+    return BuiltConv(
+        precision=precision if precision != Precision.UNKNOWN else None,
+        output=output if output != Precision.UNKNOWN else None,
         layer=layer.name,
         line=layer.line,
     )

@@ -1,4 +1,4 @@
-"""``verify --from-log``: no model at hand, the graph is rebuilt from the log's own parse section.
+"""Verifying without a model: no model at hand, the graph is rebuilt from the log's own parse section.
 
 A log never prints a scale. The graph is therefore predicted twice, once with all scales equal and once with all
 different: what both say is known, what they differ in depends on scales and counts as unknown, never as agreement.
@@ -7,21 +7,22 @@ different: what both say is known, what they differ in depends on scales and cou
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from qdqtool.buildlog.complete import PARSE
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.to_onnx import graph_from_log
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
+from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
-from qdqtool.trt.predict import predict
+from qdqtool.reconstruct.to_onnx import graph_from_log
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Verification
-from qdqtool.verification.api import choose_target, compare
+from qdqtool.verification.api import check_explicit, choose_target, compare
 
 
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
@@ -36,6 +37,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     """
     given = [s for s in sources if isinstance(s, Build)]
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
+    check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {', '.join(build.files) or 'the log'}"
     chosen, notes = choose_target(build, target)
@@ -50,7 +52,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     events = tuple(sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject)))
     result = compare(equal, first, build, unsure, events)
     if first.conversions != second.conversions:
-        result.conversions["predicted"] = None
+        result.conversions = replace(result.conversions, predicted=None)
         result.notes.append(
             f"between {min(first.conversions or 0, second.conversions or 0)} and "
             f"{max(first.conversions or 0, second.conversions or 0)} conversions predicted, depending on scales"

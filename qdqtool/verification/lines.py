@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from qdqtool.agreement import ConversionCounts, LayerCounts, Mismatch, MismatchKind, Told, TraceCounts
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
 from qdqtool.graph import Model
 from qdqtool.qdq import precision_of
-from qdqtool.trt.trace import render
-from qdqtool.types import Event, Mismatch, Precision, Prediction, TensorPrecision
+from qdqtool.trt import trace
+from qdqtool.types import Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.mapping import Mapper
+from qdqtool.verification.sequences import agreement
 
 #: Passes that speak of Q/DQ and of what they are fused into. Left out: those that only prepare names of constants and
-#: shuffles, memory planning (slice, concatenation), and the merging of layers, which names no pass.
+#: shuffles, and the merging of layers, which names no pass.
 QDQ_PASSES = frozenset(
     {
         "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion",
         "ConstWeightsQuantizeFusion", "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion",
-        "ConvScaleFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion", "HorizontalMergeQNodes",
-        "MatMulToConvTransform", "PointWiseFusion", "QConvScaleFusion", "QDQToCopy", "QuantizeConvWithResidualAdd",
-        "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion", "ScaleActivationFusion",
-        "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ",
+        "ConvScaleFusion", "DqQFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion",
+        "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion", "QConvScaleFusion", "QDQToCopy",
+        "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion",
+        "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ",
+        "VanillaSwapWithPreceedingDQ",
+    }
+)
+#: What becomes of slices and concatenations: taken out of the network, or made by copying.
+COPY_KINDS = frozenset(
+    {
+        trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT,
+        trace.ELIMINATING_SLICE, trace.REPLACING_SLICE, trace.RETARGETING,
     }
 )
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
@@ -32,21 +41,44 @@ MOST = 50  # mismatches of one kind listed; the counts tell the rest
 
 
 @dataclass
-class LineComparison:
-    """Counts of one comparison: what was predicted, what was built, what both say."""
+class TraceComparison:
+    """Counts of one comparison of lines, and every line that only one side has."""
 
-    predicted: int | None = None
-    built: int | None = None
+    counts: TraceCounts
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+
+@dataclass
+class ConversionComparison:
+    """Conversions predicted and built, those in common, and the others."""
+
+    counts: ConversionCounts
     agree: int | None = None
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"predicted": self.predicted, "built": self.built, "agree": self.agree}
+
+@dataclass
+class LayerComparison:
+    """Engine layers predicted, listed and in common; those in common by name with other types are mismatches."""
+
+    predicted: int
+    counts: LayerCounts
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+
+def is_pass_line(event: Event) -> bool:
+    """Whether an optimizer line is one of the Q/DQ passes'."""
+    return event.pass_name in QDQ_PASSES
+
+
+def is_copy_line(event: Event) -> bool:
+    """Whether an optimizer line says what becomes of a slice or concatenation."""
+    return event.kind in COPY_KINDS
 
 
 def compare_trace(
     prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
-) -> LineComparison:
+) -> TraceComparison:
     """Holds the simulated pass lines against the logged ones, as multisets.
 
     Args:
@@ -55,40 +87,59 @@ def compare_trace(
         ended: Whether the log holds the passes to their end; otherwise a predicted line that is not there says nothing.
         uncertain: Predicted events that rest on scales that are not known: left out on both sides.
     """
+    told = any(map(is_pass_line, build.trace))
+    return _compare(prediction, build, is_pass_line, MismatchKind.TRACE, told, ended, uncertain)
+
+
+def compare_copies(
+    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
+) -> TraceComparison:
+    """Holds the simulated lines about slices and concatenations against the logged ones; arguments as above.
+
+    They are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they were.
+    """
+    told = any(map(is_copy_line, build.trace)) or build.milestone("After concat removal") is not None
+    return _compare(prediction, build, is_copy_line, MismatchKind.COPY, told, ended, uncertain)
+
+
+def _compare(
+    prediction: Prediction, build: Build, wanted: Callable[[Event], bool], kind: MismatchKind, told: bool, ended: bool,
+    uncertain: Iterable[Event],
+) -> TraceComparison:
     unsure = set(uncertain)
-    logged = [e for e in build.trace if e.pass_name in QDQ_PASSES]
-    mine = Counter(e for e in prediction.trace if e.pass_name in QDQ_PASSES and e not in unsure)
-    theirs = Counter(e.event for e in logged if e.event not in unsure)
-    result = LineComparison(mine.total(), theirs.total() if logged else None)
-    if not logged:
-        return result
-    result.agree = (mine & theirs).total()
+    predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
+    logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
+    if not told:
+        return TraceComparison(TraceCounts(len(predicted)))
+    events = [e.event for e in logged]
+    result = TraceComparison(agreement(predicted, events))
+    mine, theirs = Counter(predicted), Counter(events)
     extra, missing = theirs - mine, mine - theirs
     first = next((e for e in logged if extra.get(e.event)), None)
     for event in logged:
         if extra.get(event.event, 0) > 0:
             extra[event.event] -= 1
             why = "first line at which prediction and log part" if event is first else "logged, not predicted"
-            result.mismatches.append(Mismatch("trace", render(event.event), {}, event.as_json(), why, event.line))
+            result.mismatches.append(Mismatch(kind, trace.render(event.event), {}, event.as_json(), why, event.line))
     if ended:
-        for expected in prediction.trace:
+        for expected in predicted:
             if missing.get(expected, 0) > 0:
                 missing[expected] -= 1
                 why = "predicted, not logged"
-                result.mismatches.append(Mismatch("trace", render(expected), expected.as_json(), {}, why))
+                result.mismatches.append(Mismatch(kind, trace.render(expected), expected.as_json(), {}, why))
     return result
 
 
-def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> LineComparison:
+def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> ConversionComparison:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
-    result = LineComparison(prediction.conversions)
+    result = ConversionComparison(ConversionCounts(prediction.conversions))
     if build.layers and not build.names_only and _whole_listing(build):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
         names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
     else:
         return result
-    result.built = len(names)
+    result.counts = ConversionCounts(prediction.conversions, len(names))
     if prediction.conversions is None:
         return result
     mine = Counter(map(_conversion_key, prediction.conversion_nodes))
@@ -97,11 +148,12 @@ def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Li
     places = {_conversion_key(layer.name): layer.line for layer in build.layers}
     for name in (theirs - mine).elements():
         result.mismatches.append(
-            Mismatch("conversion", name, {}, {"name": name}, "stays in the engine, not predicted", places.get(name))
+            Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, "stays in the engine, not predicted",
+                     places.get(name))
         )
     for name in (mine - theirs).elements():
         why = "predicted to stay, the engine has none"
-        result.mismatches.append(Mismatch("conversion", name, {"name": name}, {}, why))
+        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, why))
     return result
 
 
@@ -115,7 +167,7 @@ def _whole_listing(build: Build) -> bool:
 
 def compare_layers(
     prediction: Prediction, build: Build, mapper: Mapper, reported: Collection[str | None] = ()
-) -> LineComparison:
+) -> LayerComparison:
     """Compares engine layers by name and, where both tell, by the data types at their edges.
 
     Args:
@@ -126,10 +178,10 @@ def compare_layers(
     """
     listed = [layer for layer in mapper.layers if layer.type or build.names_only]
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
-    result = LineComparison(len(predicted), len(listed) if listed else None)
     if not listed or prediction.conversions is None:
-        return result
-    result.agree = 0
+        return LayerComparison(len(predicted), LayerCounts(len(listed) if listed else None))
+    agree = 0
+    mismatches: list[Mismatch] = []
     for layer in listed:
         mine = predicted.get(_layer_key(layer.name))
         if mine is None:
@@ -137,10 +189,12 @@ def compare_layers(
         why = _edge_difference("input", mine.inputs, layer.inputs)
         why = why or _edge_difference("output", mine.outputs, layer.outputs)
         if not why:
-            result.agree += 1
+            agree += 1
         elif layer.name not in reported:
-            result.mismatches.append(Mismatch("layer", layer.name, mine.as_json(), layer.as_json(), why, layer.line))
-    return result
+            mismatches.append(
+                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), why, layer.line)
+            )
+    return LayerComparison(len(predicted), LayerCounts(len(listed), agree), mismatches)
 
 
 def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
@@ -155,7 +209,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
             before, where = seen.setdefault(tensor.tensor, (precision, layer))
             if before != precision:
                 why = f"the log contradicts itself: {before} in line {where.line}, {precision} in line {layer.line}"
-                found.append(Mismatch("layer", tensor.tensor, {}, layer.as_json(), why, layer.line))
+                found.append(Mismatch(MismatchKind.LAYER, tensor.tensor, {}, layer.as_json(), why, layer.line))
     ends = {name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)}
     if ends and all(p.is_float for p in ends.values()):
         ends |= {name: Precision.FLOAT for name in build.bindings if name not in ends}  # named otherwise in the build
@@ -163,7 +217,8 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
             why = f"the model's {name} is {expected}, the engine lists {built}"
-            found.append(Mismatch("layer", name, {"precision": str(expected)}, where.as_json(), why, where.line))
+            said: Told = {"precision": str(expected)}
+            found.append(Mismatch(MismatchKind.LAYER, name, said, where.as_json(), why, where.line))
     return found
 
 

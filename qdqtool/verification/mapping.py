@@ -1,16 +1,26 @@
-"""From engine layers back to ONNX nodes."""
+"""From engine layers back to ONNX nodes, for every kind of build: fused names, ``[ONNX Layer: ...]``, Myelin."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
-from qdqtool.trt.outcome import OPERATORS
+from qdqtool.operators import WEIGHTED
+
+Place = tuple[BuiltLayer, int]
+"""A layer, and which of the layers merged into it with ``||``."""
 
 _PLAIN = re.compile(r"[^A-Za-z0-9_/]")
-_ASIDE = ("TrainStation", "Constant", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
+_ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
+# Layer types of Myelin that multiply, the most telling first. A kgen kernel is generated code: small matrix products
+# end up in one, among the elementwise work around them.
+_MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
+_KGEN = "kgen"
+#: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd.
+PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|Conv|Corr)(?=[A-Z_])")
 
 
 def trt_name(node: Node) -> str:
@@ -19,28 +29,27 @@ def trt_name(node: Node) -> str:
 
 
 class Mapper:
-    """Finds the engine layer of a node, and the nodes of an engine layer.
+    """Finds the engine layers of a node, and the nodes of an engine layer.
 
     Attributes:
         known: Every name of the model that a fused layer name may hold.
         layers: Engine layers that compute something: layout reformats, constants and host layers left out.
     """
 
-    def __init__(self, model: Model, build: Build) -> None:
-        self._model = model
+    def __init__(self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None) -> None:
+        """``names`` maps a node's index to its name in the build, where that is not the one that the parser gives."""
+        given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
         self.known = frozenset(
-            {trt_name(n) for n in model.nodes}
-            | set(model.initializers)
-            | {o for n in model.nodes if n.op == "Constant" for o in n.outputs}
+            {*given.values(), *model.initializers, *(o for n in model.nodes if n.op == "Constant" for o in n.outputs)}
         )
-        self._by_name = {trt_name(n): n for n in model.nodes}
+        self._by_name = {given[n.index]: n for n in model.nodes}
         self._by_plain = {_PLAIN.sub("_", name): n for name, n in self._by_name.items()}
-        self.layers = [layer for layer in build.layers if not is_aside(layer)]
-        self._of_node: dict[str, list[tuple[BuiltLayer, int]]] = {}
+        self.layers = [layer for layer in layers if not is_aside(layer)]
+        self._of_node: dict[int, list[Place]] = {}
         for layer in self.layers:
             for place, nodes in enumerate(self._groups(layer)):
                 for node in nodes:
-                    self._of_node.setdefault(node.name, []).append((layer, place))
+                    self._of_node.setdefault(node.index, []).append((layer, place))
 
     def node(self, name: str) -> Node | None:
         """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
@@ -60,13 +69,33 @@ class Mapper:
             return []
         return [[n for n in map(self.node, group) if n is not None] for group in fused.alternatives]
 
-    def layer_of(self, node: Node) -> tuple[BuiltLayer, int] | None:
+    def places(self, node: Node) -> list[Place]:
+        """Every layer that a node is a part of; Myelin spreads one over several."""
+        return self._of_node.get(node.index, [])
+
+    def layer_of(self, node: Node) -> Place | None:
         """The layer that computes a convolution, and its place among merged ones; None where none or several may."""
-        found = self._of_node.get(node.name, [])
+        found = self.places(node)
         if len(found) > 1:
-            computing = [f for f in found if f[0].is_convolution or f[0].type.lower() in ("gemm", "matmul")]
-            found = computing or found
+            ranks = [product_rank(layer) for layer, _ in found]
+            best = min((r for r in ranks if r is not None), default=None)
+            found = [f for f, rank in zip(found, ranks, strict=True) if rank == best]
         return found[0] if len(found) == 1 else None
+
+
+def in_myelin(layer: BuiltLayer) -> bool:
+    """Whether a layer is a kernel inside Myelin, which names nothing of what it fuses in a classic way."""
+    return layer.type == _KGEN or layer.type in _MULTIPLY
+
+
+def product_rank(layer: BuiltLayer) -> int | None:
+    """How telling a layer is of a product among those of one node, 0 the most; None where it multiplies nothing."""
+    if layer.type in _MULTIPLY:
+        return _MULTIPLY.index(layer.type)
+    kind = layer.type.lower()
+    if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
+        return len(_MULTIPLY)
+    return len(_MULTIPLY) + 1 if layer.type == _KGEN and PRODUCT.search(layer.name) else None
 
 
 def is_aside(layer: BuiltLayer) -> bool:
@@ -81,7 +110,7 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
 
     Models without a convolution are counted by all their nodes.
     """
-    wanted = [n for n in model.nodes if n.op in OPERATORS] or list(model.nodes)
+    wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
     said: set[str] = {n.name for n in build.parse.nodes}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
     known = frozenset(trt_name(n) for n in wanted)

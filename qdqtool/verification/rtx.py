@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from qdqtool.builders.compare import Pair
+from qdqtool.agreement import BuildFacts, ConvolutionCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build
 from qdqtool.graph import Model
-from qdqtool.types import Mismatch, Prediction, Verification
+from qdqtool.types import Prediction, Verification
+from qdqtool.verification.pairs import Pair
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compares a prediction with a TensorRT-RTX log that was kept."""
     from qdqtool.builders.names import log_names
-    from qdqtool.builders.plan import built_nodes
+    from qdqtool.verification.products import built_nodes
 
     rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
     pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
-    return of_pairs(prediction, pairs, build.as_json())
+    return of_pairs(prediction, pairs, build.facts)
 
 
-def of_pairs(prediction: Prediction, pairs: list[Pair], build: dict[str, object]) -> Verification:
+def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Verification:
     """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
-    unknown = [p.predicted.name for p in pairs if p.agrees is None]
+    unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
     wrong = [p for p in pairs if p.agrees is False]
     mismatches = [
         Mismatch(
-            "convolution",
+            MismatchKind.CONVOLUTION,
             p.predicted.name,
             p.predicted.as_json(),
             p.built.as_json() if p.built else {},
@@ -34,15 +35,8 @@ def of_pairs(prediction: Prediction, pairs: list[Pair], build: dict[str, object]
     ]
     return Verification(
         build=build,
-        convolutions={
-            "total": len(pairs),
-            "agree": len(pairs) - len(unknown) - len(wrong),
-            "unknown": len(unknown),
-            "unknown_names": unknown,
-        },
-        layers={"total": None, "agree": None},
-        trace={"predicted": len(prediction.trace), "built": None, "agree": None},
-        conversions={"predicted": None, "built": None},
+        convolutions=ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown),
+        trace=TraceCounts(len(prediction.trace)),
         mismatches=mismatches,
         prediction=prediction,
     )

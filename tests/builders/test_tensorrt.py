@@ -9,6 +9,7 @@ import pytest
 
 from qdqtool import builders
 from qdqtool.errors import BuilderError
+from qdqtool.verification.build_model import build_model
 from tests.builders.models import saved, two_convolutions
 
 PACKAGE = '''
@@ -75,7 +76,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_build(model: str, tmp_path: Path) -> None:
-    result = builders.build(model, "tensorrt", tmp_path / "out", keep_engine=True)
+    result = build_model(model, "tensorrt", tmp_path / "out", keep_engine=True)
     assert (result.status, result.version) == ("built", "8.5.3")
     assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP16"}
     assert result.engine_path is not None and result.engine_path.read_bytes() == b"plan"

@@ -9,12 +9,13 @@ import pytest
 from qdqtool import builders
 from qdqtool.builders import child as child_module
 from qdqtool.builders.child import Child, is_installed
-from qdqtool.builders.compare import compare, status_agrees, verify_rtx
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx
+from qdqtool.rtx.predict import predict_rtx
 from qdqtool.types import Precision
+from qdqtool.verification.build_model import build_model
+from qdqtool.verification.pairs import compare, status_agrees, verify_rtx
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.fuzz.net import Net
 
@@ -25,7 +26,7 @@ needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="Te
 def test_a_build_leaves_log_layers_and_engine(tmp_path: Path) -> None:
     path = saved(two_convolutions(), tmp_path)
     out = tmp_path / "new" / "out"
-    result = builders.build(path, output=out, keep_engine=True)
+    result = build_model(path, output=out, keep_engine=True)
     assert (result.status, result.version, result.targets) == ("built", "1.7.1.116", (86,))
     assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP32"}
     assert sorted(p.name for p in out.iterdir()) == ["build.log", "engine.plan", "layers.json"]
@@ -44,7 +45,7 @@ def test_a_build_leaves_log_layers_and_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [("", ""), ("same", "same"), (NASTY, "two words")])
 def test_odd_names_are_mapped_back(names: tuple[str, str], tmp_path: Path) -> None:
     path = saved(two_convolutions(*names), tmp_path)
-    result = builders.build(path, output=tmp_path / "out")
+    result = build_model(path, output=tmp_path / "out")
     convs = [n for n in load(path).nodes if n.op == "Conv"]
     assert [n.name for n in result.nodes] == [c.name for c in convs]
     assert [str(n.precision) for n in result.nodes] == ["INT8", "FP32"]
@@ -53,7 +54,7 @@ def test_odd_names_are_mapped_back(names: tuple[str, str], tmp_path: Path) -> No
 @needs_compiler
 def test_a_refusal_carries_the_compilers_words(tmp_path: Path) -> None:
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
-    result = builders.build(path)
+    result = build_model(path)
     assert result.status == "refused"
     assert "shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported" in result.message
     assert status_agrees(predict_rtx(load(path)), result)
@@ -66,7 +67,7 @@ def test_a_crash_is_an_answer_and_the_next_build_works(tmp_path: Path) -> None:
     q = net.op("QuantizeLinear", x, scale, zero)
     bad = net.model(net.conv(net.op("DequantizeLinear", q, scale, zero), 8))
     (tmp_path / "bad").mkdir()
-    result = builders.build(saved(bad, tmp_path / "bad"))
+    result = build_model(saved(bad, tmp_path / "bad"))
     assert (result.status, result.message) == ("crashed", "the compiler died of signal 11 (SIGSEGV)")
     assert status_agrees(predict_rtx(load(bad)), result)
     with Child() as child:
@@ -78,7 +79,7 @@ def test_a_crash_is_an_answer_and_the_next_build_works(tmp_path: Path) -> None:
 @needs_compiler
 def test_targets(tmp_path: Path) -> None:
     path = saved(two_convolutions(), tmp_path)
-    turing = builders.build(path, sm=[75, 86])
+    turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     prediction = predict_rtx(load(path), sm=(75, 86))
     assert [p.agrees for p in compare(prediction, turing)] == [True, True]

@@ -8,6 +8,7 @@ import pytest
 from qdqtool import builders
 from qdqtool.builders import trtexec
 from qdqtool.errors import BuilderError
+from qdqtool.verification.build_model import build_model
 from tests.builders.models import saved, two_convolutions
 
 HELP_80 = "--onnx --int8 --fp16 --verbose --buildOnly --nvtxMode=[default|verbose|none] --saveEngine"
@@ -64,7 +65,7 @@ END"""
 
 def test_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, LISTING, monkeypatch)
-    result = builders.build(saved(two_convolutions(), tmp_path), "trtexec", tmp_path / "out")
+    result = build_model(saved(two_convolutions(), tmp_path), "trtexec", tmp_path / "out")
     assert (result.status, result.version) == ("built", "8.5.3")
     assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP32"}
     assert result.log_path is not None and "RUNNING" in result.log_path.read_text()
@@ -90,5 +91,5 @@ def test_no_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trtexec, "_USUAL", ())
     with pytest.raises(BuilderError, match="no trtexec on PATH"):
         builders.build(saved(two_convolutions(), tmp_path), "trtexec")
-    with pytest.raises(BuilderError, match="--sm is for tensorrt-rtx"):
+    with pytest.raises(BuilderError, match="compute capabilities are for tensorrt-rtx"):
         builders.build(saved(two_convolutions(), tmp_path), "trtexec", sm=[86])

@@ -44,6 +44,7 @@ def test_a_refusal_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--sm", "x"], "give a compute capability"),
     (["--sm", "87"], "cannot build for SM87"),
+    (["--sm", "86", "--builder", "trtexec"], "--sm is for tensorrt-rtx"),
     (["--shapes", "images"], "give INPUT:1x3x640x640"),
     (["--shapes", "a:1x2,1x2"], "give INPUT:1x3x640x640"),
     (["--timeout", "-1"], "not positive"),

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from qdqtool.advice.codes import CODES
 from qdqtool.cli import run
+from qdqtool.explain.codes import CODES
 
 
 @pytest.mark.parametrize("code", ["SKIP-FLOAT", "zp_nonzero", "CONCAT-SCALE"])

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from qdqtool.cli import run
-from tests.advice.test_causes import residual
-from tests.advice.test_static import simple
+from tests.explain.test_causes import residual
+from tests.lint.test_api import simple
 
 
 @pytest.fixture

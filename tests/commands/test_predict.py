@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from qdqtool.cli import run
-from tests.advice.test_causes import residual
+from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool import builders
 from qdqtool.builders import child
 from qdqtool.cli import run
 from qdqtool.demo import recording
 from qdqtool.demo.recording import RECORDING, verify_recorded
 from qdqtool.verification.api import exit_code
+from qdqtool.verification.build_model import build_model
 from tests.tools.record_demo import quantized_demo
 
 
@@ -24,8 +24,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:
     result = verify_recorded(quantized)
     assert result is not None, "the demo's model or placement has changed: run python -m tests.tools.record_demo"
-    assert result.convolutions["agree"] == result.convolutions["total"] == 64
-    assert (exit_code(result), result.build["tensorrt"]) == (0, "1.7.1.116")
+    assert result.convolutions.agree == result.convolutions.total == 64
+    assert (exit_code(result), result.build.tensorrt) == (0, "1.7.1.116")
 
 
 def test_a_recording_that_says_otherwise_is_a_mismatch(
@@ -39,7 +39,7 @@ def test_a_recording_that_says_otherwise_is_a_mismatch(
     result = verify_recorded(quantized)
     assert result is not None
     assert [m.name for m in result.mismatches] == [changed["name"]]
-    assert result.convolutions["unknown_names"] == [lost["name"]]
+    assert result.convolutions.unknown_names == (lost["name"],)
     assert exit_code(result) == 1
 
 
@@ -51,7 +51,7 @@ def test_the_recording_holds_nothing_but_names_and_types() -> None:
 
 @pytest.mark.skipif(not child.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
-    built = {n.name: (str(n.precision), str(n.output)) for n in builders.build(quantized).nodes}
+    built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
     table = json.loads(RECORDING.read_text())
     assert {row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]} == built
 

@@ -5,15 +5,15 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from qdqtool.advice.view import View
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
-from qdqtool.fixing.editor import Editor
 from qdqtool.graph import Model
-from qdqtool.trt.predict import predict
-from tests.advice.test_causes import concat, residual, split
-from tests.advice.test_static import shared_model
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
+from qdqtool.prediction import predict
+from tests.explain.test_causes import concat, residual, split
+from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
 

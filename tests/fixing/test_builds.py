@@ -4,12 +4,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.advice import codes
-from qdqtool.advice.static import check
-from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
+from qdqtool.explain import codes
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from qdqtool.lint.api import check
+from qdqtool.verification.build_model import build_model
 from tests.trt.builder import Graph
 
 pytestmark = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -52,7 +52,7 @@ def test_fixed_models_build_in_int8(tmp_path, make, code, before):
     g = Graph()
     proto = g.model(make(g))
     onnx.save(proto, tmp_path / "given.onnx")
-    given = build(tmp_path / "given.onnx", timeout=120)
+    given = build_model(tmp_path / "given.onnx", timeout=120)
     assert (given.status if given.status != "built" else str(given.node("c").precision)) == before
     found = [f for f in check(Model(proto), "rtx1.7") if f.code == code]
     assert found
@@ -60,6 +60,6 @@ def test_fixed_models_build_in_int8(tmp_path, make, code, before):
         quoted = codes.get(code).error_text("rtx1.7")
         assert quoted in given.message and quoted in found[0].message
     onnx.save(fix(proto, "rtx1.7").proto, tmp_path / "fixed.onnx")
-    fixed = build(tmp_path / "fixed.onnx", timeout=120)
+    fixed = build_model(tmp_path / "fixed.onnx", timeout=120)
     assert fixed.status == "built", fixed.message
     assert fixed.node("c").precision == "INT8"

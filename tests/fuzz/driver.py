@@ -11,11 +11,11 @@ import onnx
 
 from qdqtool import modelfile
 from qdqtool.builders.child import Child
-from qdqtool.builders.compare import compare, status_agrees
 from qdqtool.builders.names import log_names
-from qdqtool.builders.result import BuildResult
-from qdqtool.builders.run import build_with, read_layers
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.builders.run import build_with, read_log
+from qdqtool.rtx.predict import predict_rtx, status_of
+from qdqtool.verification.build_model import BuiltModel, mapped
+from qdqtool.verification.pairs import compare, status_agrees
 
 TIMEOUT = 60.0
 SM = (86,)
@@ -53,15 +53,15 @@ class Lab:
         self.child.close()
         self._folder.cleanup()
 
-    def build(self, proto: onnx.ModelProto) -> BuildResult:
+    def build(self, proto: onnx.ModelProto) -> BuiltModel:
         """Builds a model with TensorRT-RTX for SM86."""
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
         result = build_with(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
         model = modelfile.load(proto)
-        read_layers(model, log_names(model), self.work, result)
-        return result
+        read_log(model, log_names(model), self.work, result)
+        return mapped(result)
 
     def answer(self, proto: onnx.ModelProto) -> Answer:
         """Predicts and builds."""

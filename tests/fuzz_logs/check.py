@@ -10,12 +10,12 @@ import time
 from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import lines_of_pass, summarize
-from qdqtool.buildlog.to_onnx import graph_from_log
 from qdqtool.buildlog.types import Build
 from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
 from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
+from qdqtool.reconstruct.to_onnx import graph_from_log
 from qdqtool.render import dot, engine_text, log_text
 
 SECONDS = 10.0

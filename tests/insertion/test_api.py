@@ -325,7 +325,7 @@ def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.Monk
     def failing(*args: object, **kwargs: object) -> None:
         raise QdqtoolError("pass Nonsense failed")
 
-    monkeypatch.setattr("qdqtool.trt.predict.predict", failing)
+    monkeypatch.setattr("qdqtool.prediction.predict", failing)
     result = qdqtool.insert(one_layer(), images())
     assert result.prediction is None
     assert result.warnings == ["not predicted: pass Nonsense failed"]

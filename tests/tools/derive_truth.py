@@ -22,16 +22,19 @@ CASES = {
     "yolo-resnet18-orin-trt8502": ("8.5.2", "trt8.5", "log"),
     "resnet18-qat-rtx2000-trt8510": ("8.5.10", "trt8.5", "log"),
     "centernet-resnet34-qat-trt80": ("8.0", "trt8.0", "log"),
+    "bevfusion-camera-orin-trt8502": ("8.5.2", "trt8.5", "tsv"),
+    "bevfusion-camera-rtx3080ti-trt8600": ("8.6.0", "trt8.6", "log"),
     "resnet18-a100-qat": ("8.4 or 8.5", "trt8.5", "json"),
     "resnet18-a100-qat-residual": ("8.4 or 8.5", "trt8.5", "json"),
     "resnet18-a100-qat-residual-qgap": ("8.4 or 8.5", "trt8.5", "json"),
     "mobilenetv2-titanrtx-qat-residual": ("8.4 or 8.5", "trt8.5", "json"),
 }
+SOURCES = {"log": "log.txt", "json": "graph.json", "tsv": "layers.tsv"}
 EXCERPTS = "yolov8-orin-trt8412-excerpts"
 WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
 QUANTIZER = re.compile(r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$")
 TAKEN = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
-ASIDE = ("TrainStation", "Constant", "Myelin", "NoOp", "DeviceToShapeHost", "ShapeHostToDevice")
+ASIDE = ("TrainStation", "Constant", "Myelin", "DeviceToShapeHost", "ShapeHostToDevice")
 LINE = re.compile(r"^Layer\((\w+)\): (.*?), Tactic: -?\w+, (.*?) ?-> ?(.*)$")
 EDGE = re.compile(r"(?:^|, )(.+?) ?[(\[](Int8|Float|Half|Int32|Bool)[(\[]")
 
@@ -64,13 +67,26 @@ def rows_of_json(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def rows_of_table(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text().splitlines()[1:]:
+        name, kind, types, output, tensors, tensor = line.split("\t")
+        inputs = list(zip(tensors.split(","), map(precision, types.split(",")), strict=False))
+        rows.append({
+            "type": kind.partition("/")[0], "name": name, "inputs": inputs, "outputs": [(tensor, precision(output))]
+        })
+    return rows
+
+
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    convolutions, conversions, layers = [], [], []
+    convolutions, conversions, layers, types = [], [], [], {}
     for row in rows:
         name = row["name"]
         if row["type"] in ASIDE or name.startswith("Reformatting CopyNode"):
             continue
         layers.append(name)
+        if row["outputs"]:
+            types[name] = [[p for _, p in row["inputs"]], row["outputs"][0][1]]
         pieces = parts(name)
         found = [p for p in pieces if WEIGHTED.search(p)]
         if found and row["type"] not in ("Reformat", "Scale"):
@@ -83,7 +99,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
             })
         elif len(pieces) == 1 and QUANTIZER.search(name):
             conversions.append(name)
-    return {"convolutions": convolutions, "conversions": conversions, "layers": layers}
+    return {"convolutions": convolutions, "conversions": conversions, "layers": layers, "types": types}
 
 
 SENTENCES = (
@@ -103,6 +119,7 @@ SENTENCES = (
      0, 1, 2),
     (r"Retargeting (.+) to (.+)", "Retargeting", 0, 1, 2),
     (r"Eliminating slice (.+) by retargeting (.+)", "Eliminating slice", 0, 1, 2),
+    (r"Replacing slice (.+) with copy from (.+)", "Replacing slice", 0, 1, 2),
     (r"Merging layers: (.+)", "Merging layers", 0, 1, 0),
 )
 
@@ -135,11 +152,13 @@ def main(folder: Path) -> None:
         home = HOME / case
         home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / case / "model.onnx.gz", home / "model.onnx.gz")
-        source = folder / case / ("log.txt" if kind == "log" else "graph.json")
-        rows = rows_of_log(source) if kind == "log" else rows_of_json(source)
+        source = folder / case / SOURCES[kind]
+        rows = {"log": rows_of_log, "json": rows_of_json, "tsv": rows_of_table}[kind](source)
         truth = {"tensorrt": version, "target": target, **tables(rows)}
         (home / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
-        if kind == "log" and version != "8.0":
+        if kind == "tsv":  # its lines were transcribed into a file of their own
+            source = source.parent / "lines.txt"
+        if kind != "json" and version != "8.0":
             with gzip.GzipFile(home / "trace.json.gz", "wb", mtime=0) as file:
                 file.write(json.dumps(trace_of(source), indent=0).encode())
         counts = {k: len(v) for k, v in truth.items() if isinstance(v, list)}

@@ -11,13 +11,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from qdqtool import builders
 from qdqtool.demo.images import write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.demo.recording import RECORDING, structure
 from qdqtool.insertion.api import insert
 from qdqtool.modelfile import load, save
 from qdqtool.types import Precision
+from qdqtool.verification.build_model import build_model
 
 SIZE = 320  # the demo's default
 
@@ -35,7 +35,7 @@ def quantized_demo(folder: Path, images: int) -> Path:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = quantized_demo(Path(folder), 100)
-        result = builders.build(path, "tensorrt-rtx")
+        result = build_model(path, "tensorrt-rtx")
         if result.status != "built":
             raise SystemExit(f"{result.status}: {result.message}")
         table = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.types import Event, Prediction
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"

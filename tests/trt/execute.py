@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.graph import Model, Node
-from qdqtool.trt import network as net
+from qdqtool.operators import LayerKind
 from qdqtool.trt.importer import build
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.types import Precision
@@ -27,10 +27,16 @@ class Exporter:
         self.network: Network = build(model)
         self._nodes = {layer.id: self._node(layer) for layer in self.network.layers.values()}
         self._slots = {layer.id: self._slots_of(layer) for layer in self.network.layers.values()}
+        self._parts = {layer.id: self._part(layer) for layer in self.network.layers.values()}
         self._names: dict[int, str] = {}
 
     def _node(self, layer: Layer) -> Node | None:
         return self.model.node(layer.nodes[0]) if layer.nodes else None
+
+    def _part(self, layer: Layer) -> int:
+        """Which output of its node a layer writes."""
+        node = self._nodes[layer.id]
+        return node.outputs.index(layer.out.name) if node is not None and layer.out.name in node.outputs else 0
 
     def _slots_of(self, layer: Layer) -> list[int]:
         """Which input of its node each input of a layer stands for."""
@@ -66,9 +72,9 @@ class Exporter:
     def _layer(self, layer: Layer) -> None:
         inputs = [self._name(t) for t in layer.inputs]
         outputs = [self._name(t) for t in layer.outputs]
-        if layer.kind == net.CONSTANT and self._nodes.get(layer.id) is None:
+        if layer.kind == LayerKind.CONSTANT and self._nodes.get(layer.id) is None:
             self.nodes.append(helper.make_node("Identity", [layer.name], outputs))
-        elif layer.kind in (net.QUANTIZE, net.DEQUANTIZE):
+        elif layer.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
             self._quantizer(layer, inputs[0], outputs[0])
         elif self._nodes.get(layer.id) is None:
             # A layer of the parser's own: the sum of a Gemm, or a shuffle, which broadcasting makes unnecessary.
@@ -87,7 +93,7 @@ class Exporter:
         if node.op == "Gemm" and len(layer.inputs) == 2 and len(copy.input) == 3:
             del copy.input[2]
         if node.op == "Split":
-            split = layer.attrs["split"]
+            split = self._parts[layer.id]
             copy.output[:] = [outputs[0] if i == split else f"{outputs[0]}:unused{i}" for i in range(len(copy.output))]
         else:
             copy.output[:] = outputs
@@ -103,7 +109,7 @@ class Exporter:
         self.initializers.append(numpy_helper.from_array(scale, f"{stem}.s"))
         self.initializers.append(numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z"))
         attributes: dict[str, Any] = {} if quant.axis is None else {"axis": quant.axis}
-        op = "QuantizeLinear" if layer.kind == net.QUANTIZE else "DequantizeLinear"
+        op = "QuantizeLinear" if layer.kind == LayerKind.QUANTIZE else "DequantizeLinear"
         self.nodes.append(helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes))
 
 

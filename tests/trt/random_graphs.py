@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,9 @@ class Sketch:
         out = self.graph.pair(tensor, self.name("pair"), self.one(*SCALES))
         self.make(out, self.shapes[tensor])
         return out
+
+
+Step = Callable[[Sketch], None]
 
 
 def _conv(s: Sketch) -> None:
@@ -231,19 +234,72 @@ def _gemm(s: Sketch) -> None:
     s.make(out, (shape[0], 4))
 
 
+def _moved(s: Sketch, x: str) -> str:
+    """A tensor behind one operator that a Q may or may not move up past."""
+    shape = s.shapes[x]
+    n, c, h, w = shape
+    kind = s.one("zero", "reflect", "MaxPool", "GlobalMaxPool", "Slice", "Split", "Dropout", "Transpose", "nearest",
+                 "linear", "AveragePool", "Concat")
+    if kind in ("zero", "reflect") and min(h, w) >= 2 and max(h, w) <= 8:
+        amounts = s.graph.const(s.name("pads"), np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+        mode = "constant" if kind == "zero" else kind
+        x, shape = s.graph.op("Pad", [x, amounts], s.name("pad"), mode=mode), (n, c, h + 2, w + 2)
+    elif kind in ("MaxPool", "AveragePool") and min(h, w) >= 2:
+        x, shape = s.graph.pool(x, s.name(kind), kind, 2, 2), (n, c, h // 2, w // 2)
+    elif kind == "GlobalMaxPool":
+        x, shape = s.graph.op(kind, x, s.name(kind)), (n, c, 1, 1)
+    elif kind == "Slice" and c >= 2:
+        x, shape = s.graph.slice(x, s.name("slice"), 0, c // 2), (n, c // 2, h, w)
+    elif kind == "Split" and c % 2 == 0:
+        x, shape = s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.one(0, 1)], (n, c // 2, h, w)
+    elif kind == "Dropout":
+        x = s.graph.op(kind, x, s.name(kind))
+    elif kind == "Transpose":
+        x, shape = s.graph.op(kind, x, s.name(kind), perm=[0, 1, 3, 2]), (n, c, w, h)
+    elif kind in ("nearest", "linear") and max(h, w) <= 8:
+        x, shape = s.graph.resize(x, s.name("resize"), kind), (n, c, h * 2, w * 2)
+    elif kind == "Concat":
+        fitting = [t for t, d in s.shapes.items() if d == shape]
+        x, shape = s.graph.concat([x, s.one(*fitting)], s.name("cat")), (n, 2 * c, h, w)
+    s.make(x, shape)
+    return x
+
+
+def _fork(s: Sketch) -> None:
+    """A convolution whose result two or three branches read, with scales of their own behind operators that move."""
+    x = s.pick()
+    if x is None or s.shapes[x][1] > 16:
+        return
+    shape = s.shapes[x]
+    out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.one(*SCALES), "qdq")
+    s.make(out, (shape[0], 4, *shape[2:]))
+    if s.draw(st.booleans()):
+        out = s.graph.relu(out, s.name("relu"))
+        s.make(out, (shape[0], 4, *shape[2:]))
+    for _ in range(s.one(2, 2, 3)):
+        end = out
+        for _ in range(s.one(0, 1, 1, 2)):
+            end = _moved(s, end)
+        branch = s.graph.conv(end, s.name("branch"), 4, 1, 1, 1, s.one(*SCALES, None), "qdq")
+        s.make(branch, (s.shapes[end][0], 4, *s.shapes[end][2:]))
+
+
 STEPS = (_conv, _conv, _conv, _activation, _pair, _lone_q, _add, _add, _constant, _concat, _split, _slice, _pool,
          _resize, _shuffle, _padding, _gemm)
 
 
+FORKS = (_fork, _fork, _fork, *STEPS)
+
+
 @st.composite
-def models(draw: st.DrawFn, max_steps: int = 12) -> onnx.ModelProto:
-    """A valid model of up to ``max_steps`` steps with one to four outputs."""
+def models(draw: st.DrawFn, max_steps: int = 12, steps: Sequence[Step] = STEPS) -> onnx.ModelProto:
+    """A valid model of up to ``max_steps`` steps with one to four outputs; ``FORKS`` gives many tensors two scales."""
     graph = Graph(constant_nodes=draw(st.booleans()), seed=draw(st.integers(0, 3)))
     sketch = Sketch(graph, draw)
     sketch.make(graph.input(1, 4, 8, 8), (1, 4, 8, 8))
     if draw(st.booleans()):
         sketch.make(graph.input(1, 4, 8, 8, name="y"), (1, 4, 8, 8))
-    for move in draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=max_steps)):
+    for move in draw(st.lists(st.sampled_from(steps), min_size=1, max_size=max_steps)):
         move(sketch)
     read = {i for node in graph.nodes for i in node.input}
     made = [t for t in sketch.shapes if t not in ("x", "y")]

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.prediction import predict
 from qdqtool.trt.pipeline import PassError
-from qdqtool.trt.predict import predict
 from tests.trt.builder import Graph
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Split", "Slice", "Concat", "Pad", "BatchNormalization", "Cast",

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from tests.trt.builder import Graph
 from tests.trt.test_spellings import FLOAT, INT8, conv_names, outcomes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.errors import QdqtoolError
-from qdqtool.trt.predict import predict
-from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, target_named, target_of_version
+from qdqtool.errors import QdqtoolError, VersionError
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.trt.builder import Graph
 
@@ -17,7 +17,7 @@ INT8, FLOAT = Precision.INT8, Precision.FLOAT
 def stem(half: bool = False) -> Graph:
     """Conv, BatchNormalization, Relu, MaxPool, Conv; the second one's output is the network's."""
     g = Graph(opset=19 if half else 13, half=half)
-    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
+    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=7, stride=2), "bn"), "r")
     g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
     return g
 
@@ -117,11 +117,21 @@ def test_unknown_scale_is_an_assumption() -> None:
     assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
 
 
-def test_default_target_is_the_newest_seen_in_complete_logs() -> None:
+def test_default_target_is_the_one_seen_in_most_complete_logs() -> None:
     assert DEFAULT_TARGET == "trt8.5"
-    assert TARGETS[DEFAULT_TARGET].evidence == Evidence.SEEN
-    newer = [t for t in CLASSIC if t.version > TARGETS[DEFAULT_TARGET].version]
+    assert TARGETS[DEFAULT_TARGET].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
+    newer = [t for t in CLASSIC if t.version > TARGETS["trt8.6"].version]
     assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
+
+
+def test_stem_of_another_kernel_is_assumed_to_take_its_pooling() -> None:
+    """Only ResNet's 7x7 stem was seen."""
+    g = Graph()
+    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
+    g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
+    conv = found(g, "trt8.5")["a"]
+    assert "pool" in conv.fused
+    assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
 
 @pytest.mark.parametrize(
@@ -135,8 +145,16 @@ def test_target_of_a_version(version: str, target: str) -> None:
 
 @pytest.mark.parametrize("version", ["7.2.3", "", "unknown", "x.y"])
 def test_no_target_for_it(version: str) -> None:
-    with pytest.raises(QdqtoolError, match="--target"):
+    with pytest.raises(VersionError, match=r"not a TensorRT version|older than 8\.0"):
         target_of_version(version)
+
+
+@pytest.mark.parametrize(("version", "lists_layers", "flags"), [
+    ("8.0.3", False, True), ("8.2.1", True, True), ("10.13.3", True, True), ("11.0", True, False), ("11", True, False),
+])
+def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
+    assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
+    assert trtexec_of_version("no version") is None
 
 
 def test_unknown_name_lists_the_known() -> None:

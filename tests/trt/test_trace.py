@@ -131,3 +131,23 @@ def test_one_line_alone_reads_back(kind: str, owner: str, first: str, second: st
     object_ = ("A to B" if kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE) else second) if two else ""
     event = Event(owner if wording.scope == "printed" else "", kind, first, object_)
     assert trace.parse(trace.render(event)) == event
+
+
+def by_counting(text: str, joint: str) -> tuple[str, str]:
+    """The first joint at which the brackets of both sides close, else the first: every joint counted anew."""
+    def closed(name: str) -> bool:
+        return name.count("(") == name.count(")") and name.count("[") == name.count("]")
+
+    places = [i for i in range(len(text)) if text.startswith(joint, i)]
+    at = next((i for i in places if closed(text[:i]) and closed(text[i + len(joint) :])), places[0])
+    return text[:at], text[at + len(joint) :]
+
+
+@given(st.lists(st.sampled_from(["a", "(", ")", "[", "]", " with "]), min_size=1, max_size=14).map("".join))
+def test_two_names_part_where_brackets_close(text: str) -> None:
+    event = trace.parse(f"Swapping {text}")
+    if " with " not in text:
+        assert event is None
+    else:
+        assert event is not None
+        assert (event.subject, event.object) == by_counting(text, " with ")

@@ -8,7 +8,7 @@ import re
 
 import onnx
 
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.types import Precision, Prediction
 from tests.trt.evidence import HOME
 from tests.trt.yolov8_excerpts import build

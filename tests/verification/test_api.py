@@ -13,7 +13,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.modelfile import load
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification import api
 from qdqtool.verification.api import exit_code, verify
@@ -42,9 +42,9 @@ def place(lines: list[str], text: str) -> int:
 
 def test_a_build_as_predicted(tmp_path: Path, lines: list[str]) -> None:
     result = verify(MODEL, written(tmp_path, lines))
-    assert result.convolutions["agree"] == result.convolutions["total"] == 21
-    assert result.trace["predicted"] == result.trace["built"] == result.trace["agree"] == 607
-    assert result.conversions == {"predicted": 1, "built": 1}
+    assert result.convolutions.agree == result.convolutions.total == 21
+    assert result.trace.predicted == result.trace.built == result.trace.agree == 607
+    assert result.conversions.as_json() == {"predicted": 1, "built": 1}
     assert result.mismatches == []
     assert result.prediction is not None
     assert result.prediction.target == "trt8.5"
@@ -80,7 +80,7 @@ def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
     trace = [m for m in result.mismatches if m.kind == "trace"]
     assert [m.name for m in trace] == ["QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22"]
     assert trace[0].why == "predicted, not logged"
-    assert result.trace["built"] == 606
+    assert result.trace.built == 606
 
 
 def test_one_pass_line_too_many_names_its_line(tmp_path: Path, lines: list[str]) -> None:
@@ -98,17 +98,17 @@ def test_half_a_log_is_partial(tmp_path: Path, lines: list[str]) -> None:
     result = verify(MODEL, path)
     assert result.mismatches == []
     assert not result.complete
-    assert any("engine listing" in m for m in result.build["missing"])
+    assert any("engine listing" in m for m in result.build.missing)
     assert exit_code(result) == 2
     assert exit_code(result, allow_partial=True) == 0
-    assert result.convolutions["unknown"] < result.convolutions["total"]
+    assert result.convolutions.unknown < result.convolutions.total
 
 
 def test_what_pass_lines_alone_tell(tmp_path: Path, lines: list[str]) -> None:
     end = place(lines, "Engine Layer Information")
     result = verify(MODEL, written(tmp_path, lines[:end]))
-    assert result.convolutions["agree"] == 21
-    assert result.conversions["built"] == 1
+    assert result.convolutions.agree == 21
+    assert result.conversions.built == 1
     assert exit_code(result) == 2
 
 
@@ -116,8 +116,8 @@ def test_names_only_tells_nothing(tmp_path: Path) -> None:
     path = tmp_path / "layers.json"
     path.write_text(json.dumps({"Layers": [layer.name for layer in prediction(CASE).layers], "Bindings": ["a"]}))
     result = verify(MODEL, path)
-    assert result.convolutions["agree"] == 0
-    assert result.convolutions["unknown"] == 21
+    assert result.convolutions.agree == 0
+    assert result.convolutions.unknown == 21
     assert exit_code(result) == 2
 
 
@@ -153,8 +153,9 @@ def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFi
 )
 def test_the_recorded_logs(case: str, convolutions: int, pass_lines: int) -> None:
     result = verify(HOME / case / "model.onnx.gz", build_file(case))
-    assert result.convolutions["agree"] == convolutions
-    assert result.trace == {"predicted": pass_lines, "built": pass_lines, "agree": pass_lines}
+    assert result.convolutions.agree == convolutions
+    counts = {"predicted": pass_lines, "built": pass_lines, "agree": pass_lines}
+    assert counts.items() <= result.trace.as_json().items()
     assert exit_code(result) == 0
 
 
@@ -170,7 +171,7 @@ def test_the_recorded_logs(case: str, convolutions: int, pass_lines: int) -> Non
 )
 def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
     result = verify(HOME / case / "model.onnx.gz", *(build_file(case, f) for f in files))
-    assert result.convolutions["agree"] == convolutions
+    assert result.convolutions.agree == convolutions
     assert result.mismatches == []
     assert exit_code(result) == 0
 

@@ -12,8 +12,8 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
+from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers, read_params
-from qdqtool.trt.predict import predict
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.from_log import _differing, _with_scales, verify_from_log
 from tests.buildlog.evidence import build_file
@@ -56,10 +56,10 @@ def test_a_merge_decides_over_the_stem() -> None:
 )
 def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
     result = verify_from_log(build_file(case))
-    assert result.convolutions["total"] == total
-    assert result.convolutions["unknown"] == unknown
-    assert result.convolutions["agree"] == total - unknown
-    assert result.trace["agree"] == result.trace["built"] == result.trace["predicted"]
+    assert result.convolutions.total == total
+    assert result.convolutions.unknown == unknown
+    assert result.convolutions.agree == total - unknown
+    assert result.trace.agree == result.trace.built == result.trace.predicted
     assert result.mismatches == []
     assert exit_code(result) == 2
     assert exit_code(result, allow_partial=True) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.graph import Model
-from qdqtool.trt.predict import predict
+from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification.api import exit_code, verify
 from tests.fuzz.net import Net

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.evidence import Case
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import WEIGHTED, Layer, Network, Tensor
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import RUNNING
-from qdqtool.types import Event, Evidence, Refusal
+from qdqtool.types import Event, Refusal
 
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
 
@@ -33,11 +34,11 @@ class PassResult:
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for a strange graph: it refuses. Subclasses list their cases and the evidence for each.
+    A pass never raises for a strange graph: it refuses. ``cases`` lists what is known of it; :meth:`fire` is the only
+    way to emit a line of the trace, and the case that is fired stays with the layer.
     """
 
-    #: How well the pass is proven where nothing else is said.
-    evidence: ClassVar[Evidence] = Evidence.SEEN
+    cases: ClassVar[tuple[Case, ...]]
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -55,78 +56,99 @@ class Pass(ABC):
 
     @abstractmethod
     def apply(self, network: Network) -> None:
-        """Edits the network and reports through :meth:`event` and :meth:`refuse`."""
+        """Edits the network and reports through :meth:`fire` and :meth:`refuse`."""
 
-    def event(self, kind: str, subject: str, obj: str = "", *, pass_name: str = "") -> None:
+    def fire(self, case: Case, layer: Layer, kind: str, subject: str, obj: str = "", *, by: str | None = None) -> None:
+        """Emits one line of TensorRT's log and lets the layer rest on the case that shows it.
+
+        Args:
+            case: One of the pass's cases.
+            layer: The layer that the line is about.
+            kind: What the line says (:mod:`qdqtool.trt.trace`).
+            subject: The layer or tensor that it names first.
+            obj: The second one.
+            by: The pass that the line names, where that is another one (TensorRT runs some passes inside others), or
+                an empty string where it names none.
+        """
+        layer.cases[case] = None
         self._result.changed = True
-        self._result.events.append(Event(pass_name or self.name, kind, subject, obj))
+        where = f"{self.name}/{case.name}"
+        self._result.events.append(Event(self.name if by is None else by, kind, subject, obj, where))
 
-    def unowned(self, kind: str, subject: str, obj: str = "") -> None:
-        """An event whose line names no pass (merging of layers, elimination of slices and concatenations)."""
-        self._result.changed = True
-        self._result.events.append(Event("", kind, subject, obj))
+    def running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
+        self.fire(case, layer, RUNNING, layer.name, by=by)
 
-    def running(self, layer: Layer) -> None:
-        self.event(RUNNING, layer.name)
-
-    def refuse(self, layer: Layer, reason: str, **details: Any) -> None:
-        node = layer.nodes[0] if layer.nodes else layer.name
-        self._result.refusals.append(Refusal(self.name, node, reason, tuple(details.items())))
-
-    def assume(self, layer: Layer) -> None:
-        """Marks an outcome as resting on a rule that no real build has shown."""
-        weaken(layer, Evidence.ASSUMED)
-
-
-def weaken(layer: Layer, evidence: Evidence) -> None:
-    """Lowers what the outcome of a layer is worth."""
-    layer.attrs["evidence"] = evidence_of(layer).weaker(evidence)
-
-
-def evidence_of(layer: Layer) -> Evidence:
-    found = layer.attrs.get("evidence", Evidence.SEEN)
-    assert isinstance(found, Evidence)
-    return found
+    def refuse(self, refusal: Refusal) -> None:
+        self._result.refusals.append(refusal)
 
 
 def dq_of(tensor: Tensor) -> Layer | None:
     """The DQ that writes a tensor."""
     layer = tensor.producer
-    return layer if layer is not None and layer.kind == net.DEQUANTIZE else None
+    return layer if layer is not None and layer.kind == LayerKind.DEQUANTIZE else None
 
 
 def only_q(tensor: Tensor) -> Layer | None:
     """The Q that is a tensor's single reader."""
     reader = tensor.only_reader()
-    return reader if reader is not None and reader.kind == net.QUANTIZE else None
+    return reader if reader is not None and reader.kind == LayerKind.QUANTIZE else None
 
 
 def constant_of(tensor: Tensor) -> Layer | None:
     """The constant layer that writes a tensor."""
     layer = tensor.producer
-    return layer if layer is not None and layer.kind == net.CONSTANT else None
+    return layer if layer is not None and layer.kind == LayerKind.CONSTANT else None
+
+
+def is_relu(layer: Layer | None) -> bool:
+    """Whether a layer is a Relu, which TensorRT fuses by passes of its own."""
+    return layer is not None and layer.kind == LayerKind.ACTIVATION and layer.activation == "RELU"
+
+
+def can_absorb(q: Layer | None) -> bool:
+    """Whether a layer can take a Q in: it has one scale, known when the engine is built."""
+    return q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
 
 
 def weights_position(layer: Layer) -> int | None:
     """Which input of a weighted layer is its weights; None where they are plain constants inside the layer."""
-    if layer.kind not in net.WEIGHTED or layer.attrs.get("fused_weights"):
+    if layer.kind not in WEIGHTED or layer.fusion.weights or layer.weights.inside:
         return None
-    inside = layer.attrs.get("constant_weights", True) and not layer.attrs.get("from_matmul")
-    if layer.kind == net.MATRIX_MULTIPLY or not inside:
-        return 1 if len(layer.inputs) > 1 else None
-    return None
+    return 1 if len(layer.inputs) > 1 else None
 
 
 def node_name(layer: Layer | None) -> str:
     """The ONNX name to tell users for a layer."""
     if layer is None:
         return ""
-    return layer.nodes[0] if layer.nodes else str(layer.attrs.get("of", layer.name))
+    return layer.nodes[0] if layer.nodes else layer.of or layer.name
 
 
-def reader_names(tensor: Tensor) -> list[tuple[str, str]]:
-    """Name and ONNX operator of every reader, and ``("<output>", "Output")`` for a network output."""
-    readers = [(node_name(r), r.op or r.kind) for r in tensor.consumers]
-    if tensor.is_output:
-        readers.append((tensor.name, "Output"))
-    return readers
+def swap(network: Network, op: Layer, q: Layer) -> None:
+    """Puts a Q in front of the operator that it is the only reader of; tensor names stay with their position."""
+    source, middle, out = op.data, op.out, q.out
+    network.set_input(q, 0, source)
+    network.set_input(op, 0, middle)
+    network.set_output(q, middle)
+    network.set_output(op, out)
+    out.shape, middle.shape = middle.shape, source.shape
+
+
+def drop_reader(network: Network, dq: Layer, reader: Layer) -> bool:
+    """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
+    network.replace_reader(dq.out, dq.data, reader)
+    reader.rest_on(*dq.cases)
+    if dq.out.consumers or dq.out.is_output:
+        return False
+    network.remove(dq)
+    return True
+
+
+def absorb_q(network: Network, layer: Layer, q: Layer) -> None:
+    """Takes the Q behind a layer into it: the layer writes INT8."""
+    out = q.out
+    layer.nodes.extend(q.nodes)
+    layer.rest_on(*q.cases)
+    network.remove(q)
+    network.set_output(layer, out)
+    layer.int8_out = True

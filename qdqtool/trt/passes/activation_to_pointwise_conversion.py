@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.myelin import in_myelin
+from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import SWAP_TYPE
+
+LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
+CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")
+OTHER = assumed(
+    "other", "Every other activation that is left becomes a pointwise layer.",
+    "as LeakyRelu and Clip; a log that keeps an ACTIVATION layer of its own would refute it",
+)
+_CASES = {"LEAKY_RELU": LEAKY, "CLIP": CLIP}
 
 
 class ActivationToPointwiseConversion(Pass):
-    """Turns an activation other than Relu into a pointwise layer, ``PWN(<activation>)``.
+    """Turns an activation other than Relu into a pointwise layer, ``PWN(<activation>)``."""
 
-    Cases:
-        * LeakyRelu (yolo-resnet18-orin-trt8502, 20 of 20); Clip, whose engine name ``PWN(Clip_13)`` shows the same
-          (mobilenetv2-titanrtx-qat-residual); every other activation that is left alike (assumed).
-    """
+    cases = (LEAKY, CLIP, OTHER)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.ACTIVATION):
-            if layer.attrs.get("activation") == "RELU" or in_myelin(layer):
+        for layer in network.of_kind(LayerKind.ACTIVATION):
+            if is_relu(layer) or layer.in_myelin:
                 continue
-            self.running(layer)
-            self.event(SWAP_TYPE, layer.name, "ACTIVATION to POINTWISE")
-            network.set_kind(layer, net.POINTWISE)
+            case = _CASES.get(layer.activation, OTHER)
+            self.running(case, layer)
+            self.fire(case, layer, SWAP_TYPE, layer.name, "ACTIVATION to POINTWISE")
+            network.set_kind(layer, LayerKind.POINTWISE)
             layer.name = f"PWN({layer.name})"

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
+
+DIRECT = seen(
+    "direct", "The inputs of a Concat are written straight into its output.",
+    "yolo-resnet18-orin-trt8502:5779", "yolov8-orin-trt8412-excerpts:240",
+)
+RESIZE = seen(
+    "resize-copied", "What a Resize writes is copied into the Concat: it does not support striding.",
+    "yolo-resnet18-orin-trt8502:5780", "bevfusion-camera-orin-trt8502:889",
+    "bevfusion-camera-rtx3080ti-trt8600:5825",
+)
+DECONVOLUTION = seen(
+    "deconvolution-copied", "What a deconvolution writes is copied into the Concat.",
+    "centerpoint-a100-trt823-fp16:1755",
+)
+SHARED = assumed(
+    "shared-copied", "What a convolution writes is copied if something else reads it besides the Concat.",
+    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such inputs are copied, "
+    "convolutions that the Concat alone reads are retargeted (lines 885 and 886). A Concat input that is retargeted "
+    "although a convolution reads it as well would refute it",
+)
+STOMPING = assumed(
+    "stomping", "An input that is a view of another tensor, or the network's input, is copied.",
+    "yolov8-orin-trt8412-excerpts:241 is one such line; that this is its condition is assumed",
+)
 
 
 class ConcatRemoval(Pass):
-    """Lets the inputs of a Concat be written straight into its output.
+    """Lets the inputs of a Concat be written straight into its output."""
 
-    Cases:
-        * ``Eliminating concatenation <c>``, then for each input ``Retargeting <t> to <u>``
-          (yolo-resnet18-orin-trt8502, yolov8-orin-trt8412-excerpts).
-        * The input is written by a Resize: a copy layer ``<t> copy``, "because input does not support striding"
-          (yolo-resnet18-orin-trt8502).
-        * The input is already a view of, or written into, another tensor, or is the network's input: a copy "because
-          of stomping hazard" (yolov8-orin-trt8412-excerpts has one such line; the condition is assumed).
-    """
+    cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
 
     def apply(self, network: Network) -> None:
         taken: set[int] = set()
-        for concat in reversed(network.of_kind(net.CONCATENATION)):
-            if in_myelin(concat):
+        for concat in reversed(network.of_kind(LayerKind.CONCATENATION)):
+            if concat.in_myelin:
                 continue
-            self.unowned(ELIMINATING_CONCAT, concat.name)
-            concat.attrs["eliminated"] = True
+            self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
+            concat.eliminated = True
             copies: list[tuple[str, Tensor]] = []
             for tensor in concat.inputs:
-                kind = self._how(tensor, taken)
-                self.unowned(kind, tensor.name, concat.out.name)
+                kind, case = self._how(tensor, taken)
+                self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
                 if kind == RETARGETING:
                     taken.add(id(tensor))
                     tensor.view_of = concat.out
                 else:
                     copies.append((f"{tensor.name} copy", tensor))
-            concat.attrs["copies"] = copies
+            concat.copies = tuple(copies)
 
     @staticmethod
-    def _how(tensor: Tensor, taken: set[int]) -> str:
+    def _how(tensor: Tensor, taken: set[int]) -> tuple[str, Case]:
         producer: Layer | None = tensor.producer
-        if producer is not None and producer.kind == net.RESIZE:
-            return COPY_STRIDING
-        if producer is None or id(tensor) in taken or producer.attrs.get("eliminated") or producer.kind == net.CONSTANT:
-            return COPY_STOMPING
-        return RETARGETING
+        if producer is not None and producer.kind == LayerKind.RESIZE:
+            return COPY_STRIDING, RESIZE
+        if producer is not None and producer.kind == LayerKind.DECONVOLUTION:
+            return COPY_STRIDING, DECONVOLUTION
+        if producer is not None and producer.kind == LayerKind.CONVOLUTION and len(tensor.consumers) > 1:
+            return COPY_STRIDING, SHARED
+        if (
+            producer is None or id(tensor) in taken or producer.eliminated or producer.kind == LayerKind.CONSTANT
+        ):
+            return COPY_STOMPING, STOMPING
+        return RETARGETING, DIRECT

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of
 from qdqtool.trt.trace import FUSING
 
+IDENTITY = seen(
+    "identity", "An Identity of a constant is folded into it; for each of several readers.",
+    "yolo-resnet18-orin-trt8502:4713",
+)
+CAST = assumed(
+    "cast", "A Cast of weights that their DQ moved past is folded (half-precision exports).",
+    "the parser makes an Identity layer of both; no log of such an export is at hand",
+)
+
 
 class ConstCastFold(Pass):
-    """Folds an Identity or Cast of a constant into the constant.
+    """Folds an Identity or Cast of a constant into the constant: ``<constant> + <identity>``."""
 
-    Cases:
-        * CONSTANT -> IDENTITY: ``<constant> + <identity>`` (yolo-resnet18-orin-trt8502: ``bn2.bias`` with
-          ``Identity_0``). A constant that several layers read is folded for each.
-        * A Cast of weights that their DQ moved past, in half-precision exports (assumed).
-    """
+    cases = (IDENTITY, CAST)
 
     def apply(self, network: Network) -> None:
-        for identity in network.of_kind(net.IDENTITY):
+        for identity in network.of_kind(LayerKind.IDENTITY):
             constant = constant_of(identity.data)
             if constant is None:
                 continue
-            self.running(constant)
-            self.event(FUSING, constant.name, identity.name)
+            case = CAST if identity.op == "Cast" else IDENTITY
+            self.running(case, constant)
+            self.fire(case, constant, FUSING, constant.name, identity.name)
             name = f"{constant.name} + {identity.name}"
             if constant.out.only_reader() is identity:
                 network.absorb_reader(constant, identity, name)
                 continue
             network.drop_input(identity, 0)
-            network.set_kind(identity, net.CONSTANT)
-            identity.attrs.update(constant.attrs)
-            identity.name = name
+            network.set_kind(identity, LayerKind.CONSTANT)
+            identity.dims, identity.name = constant.dims, name
+            identity.rest_on(case)

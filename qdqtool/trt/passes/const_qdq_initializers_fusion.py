@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of
+from qdqtool.trt.passes._infra import Pass, constant_of, node_name
+from qdqtool.trt.refusals import ScaleComputed
 from qdqtool.trt.trace import REMOVING
+
+CONSTANT = seen(
+    "constant", "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
+    "yolo-resnet18-orin-trt8502:4719", "resnet18-qat-rtx2000-trt8510:2184", "yolov8-orin-trt8412-excerpts:129",
+    "bevfusion-camera-rtx3080ti-trt8600:4303",
+)
+COMPUTED = assumed(
+    "computed", "A scale that is computed at run time stays, and nothing can take the Q or DQ in.",
+    "the documentation asks for build-time constants; most builds fail",
+)
 
 
 class ConstQDQInitializersFusion(Pass):
-    """Folds scale and zero-point constants into each Q and DQ.
+    """Folds scale and zero-point constants into each Q and DQ."""
 
-    Cases:
-        * One ``Running`` for each Q and each DQ, then ``Removing`` for each parameter constant whose last reader this
-          was: a constant shared by a Q and its DQ goes with the second of them (yolo-resnet18-orin-trt8502: 86 Q and
-          86 DQ; resnet18-qat-rtx2000-trt8510: 51 and 51).
-        * A parameter that is computed at run time stays, and the Q or DQ cannot be fused (assumed).
-    """
+    cases = (CONSTANT, COMPUTED)
 
     def apply(self, network: Network) -> None:
-        for kind in (net.QUANTIZE, net.DEQUANTIZE):
+        for kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
             for layer in network.of_kind(kind):
-                self.running(layer)
-                if layer.attrs.get("computed_scale"):
-                    self.refuse(layer, "scale-computed")
+                case = COMPUTED if layer.computed_scale else CONSTANT
+                self.running(case, layer)
+                if layer.computed_scale:
+                    self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
                 while len(layer.inputs) > 1:
                     constant = constant_of(layer.inputs[1])
                     if constant is None:
                         break
                     network.drop_input(layer, 1)
                     if not constant.out.consumers and not constant.out.is_output:
-                        self.event(REMOVING, constant.name)
+                        self.fire(case, layer, REMOVING, constant.name)
                         network.remove(constant)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of
 from qdqtool.trt.trace import FUSING
 
+PLAIN = seen(
+    "single-reader", "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
+    "yolo-resnet18-orin-trt8502:4648", "resnet18-qat-rtx2000-trt8510:2179", "yolov8-orin-trt8412-excerpts:124",
+)
+
 
 class ConstShuffleFusion(Pass):
-    """Folds a shuffle of a constant into the constant.
+    """Folds a shuffle of a constant (plain, or quantized weights) into the constant."""
 
-    Cases:
-        * CONSTANT -> SHUFFLE, the constant having no other reader: ``<constant> + <shuffle>``
-          (yolo-resnet18-orin-trt8502: BatchNormalization parameters; resnet18-qat-rtx2000-trt8510: ``fc.bias``, and
-          the quantized weights ``fc.weight + QuantizeLinear_309`` with ``transpose_before_Gemm_311``).
-    """
+    cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(net.SHUFFLE):
+        for shuffle in network.of_kind(LayerKind.SHUFFLE):
             constant = constant_of(shuffle.data)
             if constant is None or constant.out.only_reader() is not shuffle:
                 continue
-            self.running(constant)
-            self.event(FUSING, constant.name, shuffle.name)
+            self.running(PLAIN, constant)
+            self.fire(PLAIN, constant, FUSING, constant.name, shuffle.name)
             network.absorb_reader(constant, shuffle, f"{constant.name} + {shuffle.name}")

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Network
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import WEIGHTED, Network
 from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.refusals import WeightsShared
 from qdqtool.trt.trace import FUSING
+
+PLAIN = seen(
+    "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
+    "yolo-resnet18-orin-trt8502:5633", "resnet18-qat-rtx2000-trt8510:2626", "yolov8-orin-trt8412-excerpts:206",
+    "bevfusion-camera-orin-trt8502:335", "bevfusion-camera-rtx3080ti-trt8600:5271",
+)
 
 
 class ConstWeightsFusion(Pass):
     """Puts quantized constant weights into the convolution that reads them.
 
-    Cases:
-        * INT8 constant -> INT8 convolution, single reader: ``<weights> + <Q> + <Conv>`` (both complete 8.5 logs).
-        * Several convolutions read the constant: refused; TensorRT ends with "Could not fuse 2nd input (kernel
-          weights) of CONVOLUTION" (NVIDIA/TensorRT issues 2131 and 1864).
+    Where several convolutions read the constant it refuses; TensorRT ends with "Could not fuse 2nd input (kernel
+    weights) of CONVOLUTION" (NVIDIA/TensorRT issues 2131 and 1864).
     """
 
+    cases = (PLAIN,)
+
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(net.CONSTANT):
-            readers = [r for r in constant.out.consumers if r.kind in net.WEIGHTED and r.int8]
+        for constant in network.of_kind(LayerKind.CONSTANT):
+            readers = [r for r in constant.out.consumers if r.kind in WEIGHTED and r.int8]
             if not readers:
                 continue
             if len(constant.out.consumers) != 1 or constant.out.is_output:
                 names = tuple(node_name(r) for r in constant.out.consumers)
                 for reader in readers:
-                    self.refuse(reader, "weights-shared", weight=constant.name, convolutions=names)
+                    self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names))
                 continue
             conv = readers[0]
-            self.running(constant)
-            self.event(FUSING, constant.name, conv.name)
+            self.running(PLAIN, constant)
+            self.fire(PLAIN, conv, FUSING, constant.name, conv.name)
             network.drop_input(conv, conv.inputs.index(constant.out))
             conv.name = f"{constant.name} + {conv.name}"
-            conv.attrs["fused_weights"] = True
+            conv.fusion.weights = True
+            conv.rest_on(*constant.cases)
             network.remove(constant)

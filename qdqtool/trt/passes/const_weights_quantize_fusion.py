@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import FUSING
 
+PLAIN = seen(
+    "single-reader", "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",
+    "yolo-resnet18-orin-trt8502:5108", "resnet18-qat-rtx2000-trt8510:2489", "yolov8-orin-trt8412-excerpts:155",
+    "bevfusion-camera-orin-trt8502:49", "bevfusion-camera-rtx3080ti-trt8600:4985", "centernet-resnet34-qat-trt80",
+    source="TensorRT 8.0 appends _quantize_scale_node to the Q's name",
+)
+SHARED = assumed(
+    "several-readers", "A constant that several Qs read is quantized for each of them.",
+    "one Q is seen for each constant in every log; an error about shared weights would refute it",
+)
+
 
 class ConstWeightsQuantizeFusion(Pass):
-    """Quantizes constant weights at build time.
+    """Quantizes constant weights at build time."""
 
-    Cases:
-        * CONSTANT -> Q: constant ``<weights> + <Q>``, now INT8 (both complete 8.5 logs: one for each quantized
-          convolution, 43 and 21). TensorRT 8.0 appends ``_quantize_scale_node`` to the Q's name.
-        * A constant that several Qs read is quantized for each of them (assumed).
-    """
+    cases = (PLAIN, SHARED)
 
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(net.CONSTANT):
-            readers = [r for r in constant.out.consumers if r.kind == net.QUANTIZE and r.data is constant.out]
+        for constant in network.of_kind(LayerKind.CONSTANT):
+            readers = [r for r in constant.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is constant.out]
             for q in readers:
-                self.running(constant)
-                self.event(FUSING, constant.name, q.name)
+                alone = constant.out.only_reader() is q
+                case = PLAIN if alone else SHARED
+                self.running(case, constant)
+                self.fire(case, q, FUSING, constant.name, q.name)
                 name = f"{constant.name} + {q.name}{self.target.quantize_suffix}"
-                if constant.out.only_reader() is q:
+                if alone:
                     network.absorb_reader(constant, q, name)
-                    constant.attrs["quantized"] = q.quant
-                    continue
-                self.assume(q)
-                self._separate(network, constant, q, name)
+                else:
+                    self._separate(network, constant, q, name)
 
     @staticmethod
     def _separate(network: Network, constant: Layer, q: Layer, name: str) -> None:
         """A quantized constant of its own for one of several Qs on the same weights."""
-        copy = Layer(net.CONSTANT, name)
-        copy.rank = constant.rank
-        copy.attrs = dict(constant.attrs, quantized=q.quant, shared=constant.name)
+        copy = Layer(LayerKind.CONSTANT, name)
+        copy.rank, copy.dims, copy.cases = constant.rank, constant.dims, dict(q.cases)
         copy.nodes = list(q.nodes)
         out: Tensor = q.out
         network.remove(q)

@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import FUSING
+
+STEM = seen(
+    "stem-7x7", "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
+    "resnet18-qat-rtx2000-trt8510:2804", "resnet18-a100-qat-residual", "resnet18-a100-qat-residual-qgap",
+    "bevfusion-camera-orin-trt8502:862", "bevfusion-camera-rtx3080ti-trt8600:5798",
+    source="TensorRT 8.0 keeps the pooling apart (centernet-resnet34-qat-trt80)",
+)
+OTHER_STEM = assumed(
+    "stem-other", "A stem with another kernel takes the MaxPool as well.",
+    "only ResNet's 7x7 stem was seen; an engine that keeps them apart would refute it",
+)
 
 
 class ConvActPoolFusion(Pass):
     """Joins the stem convolution and the MaxPool behind it.
 
-    Cases:
-        * INT8 to INT8 convolution of an image (at most 4 channels), stride 2 -> MaxPool 3x3, stride 2, single reader
-          (resnet18-qat-rtx2000-trt8510, resnet18-a100-qat-residual and -qgap).
-        * TensorRT 8.0 keeps the pooling apart (centernet-resnet34-qat-trt80).
+    An INT8 to INT8 convolution of an image (at most 4 channels) with stride 2, and a MaxPool 3x3 with stride 2 that
+    alone reads it.
     """
+
+    cases = (STEM, OTHER_STEM)
 
     def apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
-        for conv in network.of_kind(net.CONVOLUTION):
+        for conv in network.of_kind(LayerKind.CONVOLUTION):
             pool = conv.out.only_reader()
-            if not (conv.int8 and conv.int8_out) or pool is None or pool.kind != net.POOLING:
+            if not (conv.int8 and conv.int8_out) or pool is None or pool.kind != LayerKind.POOLING:
                 continue
             if not _is_stem(conv) or not _is_stem_pool(pool):
                 continue
-            self.running(conv)
-            self.event(FUSING, conv.name, pool.name)
+            case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
+            self.running(case, conv)
+            self.fire(case, conv, FUSING, conv.name, pool.name)
             network.absorb_reader(conv, pool, f"{conv.name} + {pool.name}")
-            conv.attrs["pooled"] = True
+            conv.fusion.pooled = True
 
 
 def _is_stem(conv: Layer) -> bool:
-    dims = conv.attrs.get("weight_dims", ())
-    return (
-        len(dims) == 4
-        and isinstance(dims[1], int)
-        and dims[1] <= 4
-        and conv.attrs.get("group") == 1
-        and tuple(conv.attrs.get("strides", ())) == (2, 2)
-        and not conv.attrs.get("pointwise")
-    )
+    known = conv.weights
+    if len(known.dims) != 4 or conv.fusion.pointwise:
+        return False
+    channels = known.dims[1]
+    return isinstance(channels, int) and channels <= 4 and known.group == 1 and known.strides == (2, 2)
 
 
 def _is_stem_pool(pool: Layer) -> bool:
-    return (
-        pool.attrs.get("pooling") == "MAX"
-        and tuple(pool.attrs.get("kernel", ())) == (3, 3)
-        and tuple(pool.attrs.get("strides", ())) == (2, 2)
-    )
+    window = pool.window
+    return window is not None and (window.type, window.kernel, window.strides) == ("MAX", (3, 3), (2, 2))

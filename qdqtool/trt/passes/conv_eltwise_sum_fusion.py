@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, constant_of, weights_position
+from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weights_position
 from qdqtool.trt.trace import FUSING
+
+PLAIN = seen(
+    "float-residual", "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
+    "yolo-resnet18-orin-trt8502:5719", "mobilenetv2-titanrtx-qat-residual",
+    source="the Q behind the sum stays a conversion even if it is its only reader",
+)
+BOTH = seen(
+    "two-convolutions", "Where convolutions feed both inputs of the sum, the later-listed one takes it.",
+    "resnet18-a100-qat", source="the downsample branches",
+)
+DEQUANTIZED = seen(
+    "dequantized-residual", "A quantized residual of a sum that is not quantized is taken as float, its DQ stays.",
+    "resnet18-a100-qat-residual", source="DequantizeLinear_291",
+)
 
 
 class ConvEltwiseSumFusion(Pass):
-    """Joins a convolution that writes float and the sum it feeds.
+    """Joins a convolution that writes float and the sum it feeds (with its Relu), of equal shape."""
 
-    Cases:
-        * CONVOLUTION -> SUM (with its Relu), single reader, equal shapes: ``<Conv> + <Add> + <Relu>``, ``INT8, FLOAT ->
-          FLOAT`` (yolo-resnet18-orin-trt8502, 8 of 8). The Q behind stays a conversion even if it is the only reader.
-        * Both inputs of the sum are convolutions: the later-listed one takes it (resnet18-a100-qat: the downsample
-          branch).
-        * The residual comes from a DQ whose Add is not quantized: taken as float, the DQ stays
-          (resnet18-a100-qat-residual, DequantizeLinear_291).
-    """
+    cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv in network.of_kind(net.CONVOLUTION):
+        for conv in network.of_kind(LayerKind.CONVOLUTION):
             add = conv.out.only_reader()
-            if add is None or add.kind != net.ELEMENTWISE or add.attrs.get("operation") != "SUM":
+            if add is None or add.kind != LayerKind.ELEMENTWISE or add.operation != "SUM":
                 continue
             if len(add.inputs) != 2 or not _can_take(conv):
                 continue
+            case = PLAIN
             last = add.inputs[1].producer
-            if last is not None and last is not conv and last.kind == net.CONVOLUTION and _can_take(last):
+            first = add.inputs[0].producer
+            if last is not None and last.kind == LayerKind.CONVOLUTION and _can_take(last):
                 if last.out.only_reader() is add:
+                    if first is not None and first.kind == LayerKind.CONVOLUTION and _can_take(first):
+                        case = BOTH
                     conv = last
-            self._take(network, conv, add)
+            self._take(network, case, conv, add)
 
-    def _take(self, network: Network, conv: Layer, add: Layer) -> None:
+    def _take(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
         other = next((t for t in add.inputs if t is not conv.out), None)
         if other is None or constant_of(other) is not None:
             return
         if other.shape is not None and conv.out.shape is not None and other.shape != conv.out.shape:
             return
-        self.running(conv)
-        self.event(FUSING, conv.name, add.name)
+        if dq_of(other) is not None:
+            case = DEQUANTIZED
+        self.running(case, conv)
+        self.fire(case, conv, FUSING, conv.name, add.name)
         network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
         conv.residual = other
-        conv.attrs["activated"] = True
+        conv.fusion.activated = True
 
 
 def _can_take(conv: Layer) -> bool:
-    return not conv.int8_out and not conv.attrs.get("activated") and weights_position(conv) is None
+    return not conv.int8_out and not conv.fusion.activated and weights_position(conv) is None

@@ -1,30 +1,44 @@
-"""ConvReluFusion."""
+"""ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind, activation_of
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import FUSING
+
+CONVOLUTION = activation_of("Relu").case
+DECONVOLUTION = seen(
+    "deconvolution", "A deconvolution takes the Relu that alone reads it; logged as DeconvReluFusion.",
+    "centerpoint-a100-trt823-fp16:1668",
+)
 
 
 class ConvReluFusion(Pass):
-    """Joins a convolution and the Relu right behind it.
+    """Joins a convolution and the Relu right behind it (BatchNormalization already folded in the ONNX file)."""
 
-    Cases:
-        * CONVOLUTION -> Relu, single reader, BatchNormalization already folded in the ONNX file: ``<Conv> + <Relu>``
-          (yolov8-orin-trt8412-excerpts: the float head convolutions; centernet-resnet34-qat-trt80 keeps
-          ``+ Relu_618`` in quantized ones).
-        * DECONVOLUTION -> Relu is logged as DeconvReluFusion (centerpoint-a100-trt823-fp16).
-    """
+    cases = (CONVOLUTION,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.CONVOLUTION, net.DECONVOLUTION):
+        self._join(network, LayerKind.CONVOLUTION)
+
+    def _join(self, network: Network, kind: LayerKind) -> None:
+        (case,) = self.cases
+        for layer in network.of_kind(kind):
             relu = layer.out.only_reader()
-            if relu is None or relu.attrs.get("activation") != "RELU":
+            if relu is None or not is_relu(relu):
                 continue
-            logged = self.name if layer.kind == net.CONVOLUTION else "DeconvReluFusion"
-            self.event("Running", layer.name, pass_name=logged)
-            self.event(FUSING, layer.name, relu.name, pass_name=logged)
+            self.running(case, layer)
+            self.fire(case, layer, FUSING, layer.name, relu.name)
             network.absorb_reader(layer, relu, f"{layer.name} + {relu.name}")
-            layer.attrs["activated"] = True
+            layer.fusion.activated = True
+
+
+class DeconvReluFusion(ConvReluFusion):
+    """The same for a deconvolution."""
+
+    cases = (DECONVOLUTION,)
+
+    def apply(self, network: Network) -> None:
+        self._join(network, LayerKind.DECONVOLUTION)

@@ -1,38 +1,59 @@
-"""ConvScaleFusion."""
+"""ConvScaleFusion, and DeconvScaleFusion for deconvolutions."""
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, evidence_of, weaken, weights_position
+from typing import ClassVar
+
+from qdqtool.evidence import Case, assumed, seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.passes._infra import Pass, dq_of, weights_position
 from qdqtool.trt.trace import FUSING
-from qdqtool.types import Evidence
+
+BIAS = seen(
+    "bias", "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
+    "resnet18-qat-rtx2000-trt8510:2577",
+)
+FLOAT = assumed(
+    "float", "A float convolution takes a BatchNormalization.",
+    "a deconvolution does (centerpoint-a100-trt823-fp16:1666), with the same wording",
+)
+DECONVOLUTION = seen(
+    "deconvolution", "A deconvolution takes a BatchNormalization; logged as DeconvScaleFusion.",
+    "centerpoint-a100-trt823-fp16:1666",
+)
 
 
 class ConvScaleFusion(Pass):
-    """Folds a scale into a convolution whose weights can be rescaled, or a bias into any.
+    """Folds a scale into a convolution whose weights can be rescaled, or a bias into any."""
 
-    Cases:
-        * Gemm turned convolution -> bias: ``<Gemm> + <bias ...>`` (resnet18-qat-rtx2000-trt8510).
-        * Float convolution -> BatchNormalization: ``<Conv> + <BN>`` (assumed; DeconvScaleFusion with the same wording
-          is seen in centerpoint-a100-trt823-fp16).
-    """
+    cases: ClassVar[tuple[Case, ...]] = (BIAS, FLOAT)
+    kind = LayerKind.CONVOLUTION
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.CONVOLUTION, net.DECONVOLUTION):
+        for layer in network.of_kind(self.kind):
             scale = layer.out.only_reader()
-            if scale is None or scale.kind != net.SCALE or layer.attrs.get("activated"):
+            if scale is None or scale.kind != LayerKind.SCALE or layer.fusion.activated:
                 continue
             position = weights_position(layer)
-            quantized = position is not None and dq_of(layer.inputs[position]) is not None
-            if position is not None and not scale.attrs.get("shift_only"):
+            if position is not None and not scale.shift_only:
                 continue
-            if not quantized and layer.kind == net.CONVOLUTION:
-                weaken(layer, Evidence.ASSUMED)
-            logged = self.name if layer.kind == net.CONVOLUTION else "DeconvScaleFusion"
-            self.event("Running", layer.name, pass_name=logged)
-            self.event(FUSING, layer.name, scale.name, pass_name=logged)
-            weaken(layer, evidence_of(scale))
-            if "relu_name" in scale.attrs:
-                layer.attrs["activated"] = True
+            case = self._case(layer, position)
+            self.running(case, layer)
+            self.fire(case, layer, FUSING, layer.name, scale.name)
+            if scale.relu:
+                layer.fusion.activated = True
             network.absorb_reader(layer, scale, f"{layer.name} + {scale.name}")
+
+    def _case(self, layer: Layer, position: int | None) -> Case:
+        return BIAS if position is not None and dq_of(layer.inputs[position]) is not None else FLOAT
+
+
+class DeconvScaleFusion(ConvScaleFusion):
+    """The same for a deconvolution."""
+
+    cases = (DECONVOLUTION,)
+    kind = LayerKind.DECONVOLUTION
+
+    def _case(self, layer: Layer, position: int | None) -> Case:
+        return DECONVOLUTION

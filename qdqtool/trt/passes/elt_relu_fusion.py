@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.myelin import in_myelin
+from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import FUSING
+
+PLAIN = seen(
+    "single-reader", "An elementwise layer takes the Relu that alone reads it, <Add> + <Relu>.",
+    "yolo-resnet18-orin-trt8502:5074", "resnet18-qat-rtx2000-trt8510:2453", "bevfusion-camera-orin-trt8502:17",
+    "bevfusion-camera-rtx3080ti-trt8600:4953",
+)
 
 
 class EltReluFusion(Pass):
-    """Joins an elementwise layer and the Relu behind it.
+    """Joins an elementwise layer and the Relu behind it."""
 
-    Cases:
-        * ELEMENTWISE -> Relu, single reader: ``<Add> + <Relu>`` (first pass of the quantization phase in both
-          complete 8.5 logs, 8 of 8 residual Adds in each).
-    """
+    cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.ELEMENTWISE):
+        for layer in network.of_kind(LayerKind.ELEMENTWISE):
             relu = layer.out.only_reader()
-            if relu is None or relu.attrs.get("activation") != "RELU" or in_myelin(layer):
+            if relu is None or not is_relu(relu) or layer.in_myelin:
                 continue
-            self.running(layer)
-            self.event(FUSING, layer.name, relu.name)
+            self.running(PLAIN, layer)
+            self.fire(PLAIN, layer, FUSING, layer.name, relu.name)
             network.absorb_reader(layer, relu, f"{layer.name} + {relu.name}")
-            layer.attrs["relu"] = relu.name
+            layer.relu = relu.name

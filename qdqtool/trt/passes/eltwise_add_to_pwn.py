@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.myelin import in_myelin
 from qdqtool.trt.trace import SWAP_TYPE
+
+SUM = seen(
+    "sum", "A sum that no convolution took becomes a pointwise layer.", "yolov8-orin-trt8412-excerpts:228",
+    source="NVIDIA/TensorRT issue 3345 shows the same of <Add> + <Relu>",
+)
 
 
 class EltwiseAddToPwn(Pass):
-    """Turns a sum that no convolution took into a pointwise layer.
+    """Turns a sum that no convolution took into a pointwise layer."""
 
-    Cases:
-        * ELEMENTWISE sum to POINTWISE (yolov8-orin-trt8412-excerpts; NVIDIA/TensorRT issue 3345 on ``<Add> + <Relu>``).
-    """
+    cases = (SUM,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.ELEMENTWISE):
-            if layer.attrs.get("operation") != "SUM" or in_myelin(layer):
+        for layer in network.of_kind(LayerKind.ELEMENTWISE):
+            if layer.operation != "SUM" or layer.in_myelin:
                 continue
-            self.running(layer)
-            self.event(SWAP_TYPE, layer.name, "ELEMENTWISE to POINTWISE")
-            network.set_kind(layer, net.POINTWISE)
+            self.running(SUM, layer)
+            self.fire(SUM, layer, SWAP_TYPE, layer.name, "ELEMENTWISE to POINTWISE")
+            network.set_kind(layer, LayerKind.POINTWISE)

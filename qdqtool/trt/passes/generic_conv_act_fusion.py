@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, assumed, documented
+from qdqtool.operators import GATES, OPERATORS, LayerKind
 from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, node_name, weaken
+from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.provenance import Step
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined
+from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence
 
+POINTWISE = documented(
+    "pointwise", "A convolution takes several pointwise functions of its result as one (SiLU, GELU written out ...).",
+    "the fused name is seen with Q/DQ (NVIDIA/TensorRT issue 3385, 8.5.2), the INT8 output behind it is documented",
+)
+DEPTHWISE = assumed(
+    "depthwise", "A depthwise or grouped convolution takes an activation other than Relu, Clip and LeakyRelu.",
+    "NVIDIA prefers its own depthwise kernel and may leave the pair apart (NVIDIA/TensorRT issue 3205)",
+)
+DECONVOLUTION = assumed("deconvolution", "A deconvolution takes a pointwise function of its result.",
+                        "as a convolution; a Deconvolution and a PWN layer behind it would refute it")
+WITH_ADD = documented(
+    "joined-with-add", "An activation that was joined with a residual Add is not taken: the convolution writes float.",
+    "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
+)
+_SINGLE = {
+    op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"
+}
+
 
 class GenericConvActFusion(Pass):
-    """Joins a convolution and a pointwise layer that reads nothing else.
+    """Joins a convolution and a pointwise layer that reads nothing else."""
 
-    Cases:
-        * CONVOLUTION -> PWN of one input, single reader: ``<Conv> + PWN(...)``, before Qs are absorbed, so that the Q
-          behind the activation can be (yolo-resnet18-orin-trt8502: 20 LeakyRelu; mobilenetv2-titanrtx-qat-residual:
-          Clip). SiLU: the fused name is seen with Q/DQ (NVIDIA/TensorRT issue 3385), the INT8 output behind it is
-          documented.
-        * PWN with a second input (SiLU joined with a residual Add): refused, the convolution writes float.
-        * Depthwise with SiLU: NVIDIA prefers its own depthwise kernel and may leave the pair apart (issue 3205), so
-          the outcome is assumed.
-    """
+    cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.CONVOLUTION, net.DECONVOLUTION):
+        for layer in network.of_kind(LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION):
             pointwise = layer.out.only_reader()
-            if pointwise is None or pointwise.kind != net.POINTWISE or layer.attrs.get("activated"):
+            if pointwise is None or pointwise.kind != LayerKind.POINTWISE or layer.fusion.activated:
                 continue
             if len(pointwise.inputs) != 1:
-                self.refuse(
-                    layer, "activation-before-add", activation=node_name(pointwise), nodes=tuple(pointwise.nodes)
-                )
-                weaken(layer, Evidence.DOCUMENTED)  # NVIDIA/TensorRT issue 2204: INT8 to float
+                self._refuse(layer, pointwise)
                 continue
-            self.running(layer)
-            self.event(FUSING, layer.name, pointwise.name)
+            case = _case(layer, pointwise)
+            last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
+            gated = pointwise.op in ("Swish", "Silu") or (pointwise.op in GATES and len(pointwise.nodes) == 2)
+            self.running(case, layer)
+            self.fire(case, layer, FUSING, layer.name, pointwise.name)
             network.absorb_reader(layer, pointwise, f"{layer.name} + {pointwise.name}")
-            layer.attrs["activated"] = True
-            layer.attrs["pointwise"] = True
-            self._judge(layer, pointwise)
+            layer.fusion.activated = True
+            layer.fusion.pointwise = True
+            layer.fusion.activation = Step(last, "SiLU" if gated else pointwise.op)
 
-    @staticmethod
-    def _judge(layer: Layer, pointwise: Layer) -> None:
-        seen = pointwise.op in ("LeakyRelu", "Clip") and len(pointwise.nodes) == 1
-        depthwise = layer.attrs.get("group", 1) > 1
-        if layer.kind == net.DECONVOLUTION or (depthwise and not seen):
-            weaken(layer, Evidence.ASSUMED)
-        elif not seen:
-            weaken(layer, Evidence.DOCUMENTED)
+    def _refuse(self, layer: Layer, pointwise: Layer) -> None:
+        others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)
+        node, size = node_name(layer), elements(layer.out)
+        if pointwise.joined is None:
+            self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
+            return
+        activation, add = pointwise.joined
+        self.refuse(ActivationBeforeAdd(self.name, node, add, activation, others[0] if others else None, size))
+        layer.rest_on(WITH_ADD)
+
+
+def _case(layer: Layer, pointwise: Layer) -> Case:
+    single = _SINGLE.get(pointwise.op) if len(pointwise.nodes) == 1 else None
+    if layer.kind == LayerKind.DECONVOLUTION:
+        return DECONVOLUTION
+    if layer.weights.group > 1 and (single is None or single.evidence != Evidence.SEEN):
+        return DEPTHWISE
+    return single or POINTWISE

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, node_name, weaken
+from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.refusals import ScalesDiffer
+from qdqtool.trt.surroundings import scale_of
 from qdqtool.trt.trace import ELIMINATING, REMOVING
-from qdqtool.types import Evidence
+
+EARLIER = seen(
+    "earlier-survives", "Of equal Qs on a tensor the earlier one survives.",
+    "resnet18-qat-rtx2000-trt8510:2541", "resnet18-a100-qat", "bevfusion-camera-orin-trt8502:267",
+    "bevfusion-camera-rtx3080ti-trt8600:5203",
+)
+LATER = assumed(
+    "later-survives", "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
+    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is assumed. It changes "
+    "names only",
+)
+CLONE = seen(
+    "clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175",
+)
+OUTPUT = assumed(
+    "network-output", "A Q that writes a network output stays; others are merged into it.",
+    "an output has a name and memory of its own",
+)
+UNKNOWN = assumed(
+    "unknown-scale", "A scale that is not known counts as different.", "its data is not at hand",
+)
 
 
 class HorizontalMergeQNodes(Pass):
-    """Merges Qs that read the same tensor with the same scale.
+    """Merges Qs that read the same tensor with the same scale; with different scales both stay."""
 
-    Cases:
-        * One Q survives, the readers of the others read it instead. Of two Qs of the model it is the earlier one
-          (resnet18-qat-rtx2000-trt8510: 8 merges, resnet18-a100-qat: 3), but the later one in
-          yolo-resnet18-orin-trt8502 (5 merges), whose tail goes to Myelin, after which the network is listed anew:
-          that this is the reason is assumed. Which one survives changes names only.
-        * A Concat's clone is merged into the original Q (yolov8-orin-trt8412-excerpts).
-        * Different scales: both stay (yolo-resnet18-orin-trt8502, ``layer2.1/relu_1``).
-        * A Q that writes a network output stays; others are merged into it (assumed).
-        * A scale that is not known (its data is not at hand) counts as different, and the outcome as assumed.
-    """
+    cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
 
     def apply(self, network: Network) -> None:
         by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
         relisted = network.relisted
-        for q in sorted(network.near(net.QUANTIZE), key=lambda q: _precedence(q, relisted)):
+        for q in sorted(network.near(LayerKind.QUANTIZE), key=lambda q: _precedence(q, relisted)):
             by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
         for tensor, group in by_tensor.values():
             if len(group) > 1:
@@ -35,6 +49,7 @@ class HorizontalMergeQNodes(Pass):
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
         kept: list[Layer] = []
         known: dict[object, Layer] = {}
+        merged: dict[Layer, list[Layer]] = {}
         for q in group:
             key = q.quant.key if q.quant is not None else None
             survivor = known.get(key) if key is not None else None
@@ -42,23 +57,38 @@ class HorizontalMergeQNodes(Pass):
                 kept.append(q)
                 known.setdefault(key, q)
                 continue
-            self.running(survivor)
-            self.event(ELIMINATING, q.name, survivor.name)
-            self.event(REMOVING, q.name)
-            survivor.nodes.extend(q.nodes)
-            network.retarget(q.out, survivor.out)
-            network.remove(q)
+            merged.setdefault(survivor, []).append(q)
+        for survivor, others in merged.items():
+            self._eliminate(network, survivor, others)
         if len(kept) > 1 and (len(known) > 1 or None in known):
-            scales = tuple(None if k.quant is None or k.quant.scale is None else k.quant.scale.tolist() for k in kept)
+            scales = tuple(map(scale_of, kept))
             if None in scales:
                 for q in kept:
-                    weaken(q, Evidence.ASSUMED)
-            self.refuse(
-                kept[0], "scales-differ", tensor=tensor.source, quantizers=tuple(map(node_name, kept)), scales=scales
-            )
+                    q.rest_on(UNKNOWN)
+            names = tuple(map(node_name, kept))
+            self.refuse(ScalesDiffer(self.name, names[0], tensor.source, names, scales))
+
+    def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
+        """One heading, then what is eliminated, then what is removed."""
+        cases = [_case(survivor, q, network.relisted) for q in others]
+        self.running(cases[0], survivor)
+        for case, q in zip(cases, others, strict=True):
+            self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
+        for case, q in zip(cases, others, strict=True):
+            self.fire(case, survivor, REMOVING, q.name)
+            survivor.nodes.extend(q.nodes)
+            survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
+            network.retarget(q.out, survivor.out)
+            network.remove(q)
+
+
+def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:
+    if survivor.out.is_output:
+        return OUTPUT
+    if other.clone and not survivor.clone:
+        return CLONE
+    return LATER if relisted and not survivor.clone else EARLIER
 
 
 def _precedence(q: Layer, relisted: bool) -> tuple[bool, bool, int]:
-    clone = bool(q.attrs.get("clone"))
-    return not q.out.is_output, clone, q.id if clone or not relisted else -q.id
-
+    return not q.out.is_output, q.clone, q.id if q.clone or not relisted else -q.id

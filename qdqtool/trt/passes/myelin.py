@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.types import Evidence
+from qdqtool import operators
+from qdqtool.evidence import assumed
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import WEIGHTED, Layer, Network, Tensor
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.refusals import InMyelin
+from qdqtool.trt.surroundings import step_of
 
-TRIGGERS = frozenset(
-    {
-        "ArgMax", "ArgMin", "Compress", "CumSum", "Einsum", "Expand", "Gather", "GatherElements", "GatherND", "If",
-        "LayerNormalization", "Loop", "NonZero", "OneHot", "Range", "RoiAlign", "Scan",
-        "ScatterElements", "ScatterND", "Tile", "TopK", "Unique", "Where",
-    }
+TAIL = assumed(
+    "tail", "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
+    "operator that only Myelin runs is in it.",
+    "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators stays out "
+    "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 outcome depends on it",
+)
+CONSTANTS = assumed(
+    "constants", "Such an operator among constants alone takes those constants only.",
+    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not in it",
 )
 _OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
 _KEPT_OUT = (
-    net.CONVOLUTION,
-    net.DECONVOLUTION,
-    net.QUANTIZE,
-    net.DEQUANTIZE,
-    net.POOLING,
-    net.RESIZE,
-    net.SCALE,
+    LayerKind.CONVOLUTION,
+    LayerKind.DECONVOLUTION,
+    LayerKind.QUANTIZE,
+    LayerKind.DEQUANTIZE,
+    LayerKind.POOLING,
+    LayerKind.RESIZE,
+    LayerKind.SCALE,
 )
 
 
 class MyelinOptimization(Pass):
-    """Takes post-processing out of the passes' sight: TensorRT hands it to Myelin as one ``{ForeignNode[...]}``.
+    """Takes post-processing out of the passes' sight: TensorRT hands it to Myelin.
 
-    Cases:
-        * A layer behind which no convolution, Q or DQ follows, connected through such layers to an operator that
-          only Myelin runs (Gather, TopK, Where, ...). yolo-resnet18-orin-trt8502: everything behind the three head
-          convolutions, 730 layers to 388; yolov8-orin-trt8412-excerpts: a head without such operators stays out.
-          That this is the boundary in general is assumed; no INT8 outcome depends on it.
-        * Such an operator among constants alone (anchors made by Range and Expand): those constants only
-          (yolov8-orin-trt8412-excerpts, a ``{ForeignNode[...]}`` without inputs beside a tail that is not in it).
+    A quantized fully connected layer, with its bias and activation, stays with the passes: it is INT8 in all seven
+    recorded engines that have one.
     """
 
-    evidence = Evidence.ASSUMED
+    cases = (TAIL, CONSTANTS)
 
     def apply(self, network: Network) -> None:
         tail = self._tail(network)
         varying = self._varying(network)
         seen: set[int] = set()
-        for layer in [layer for layer in tail.values() if layer.op in TRIGGERS]:
+        for layer in [layer for layer in tail.values() if _is_trigger(layer)]:
             if layer.id in seen:
                 continue
             moves = layer.id in varying
@@ -56,8 +57,15 @@ class MyelinOptimization(Pass):
                         seen.add(other.id)
                         region.append(other)
             for member in region:
-                member.attrs["myelin"] = True
+                if member.kind in WEIGHTED:
+                    self._refuse(layer, member)
+                member.in_myelin = True
+                member.rest_on(TAIL if moves else CONSTANTS)
             network.relisted = network.relisted or moves
+
+    def _refuse(self, trigger: Layer, member: Layer) -> None:
+        quantized = [dq_of(t) is not None for t in member.inputs[:2]]
+        self.refuse(InMyelin(self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])))
 
     @staticmethod
     def _varying(network: Network) -> set[int]:
@@ -75,7 +83,9 @@ class MyelinOptimization(Pass):
     def _tail(network: Network) -> dict[int, Layer]:
         """Layers from which no convolution, Q or DQ can be reached."""
         reaches: set[int] = set()
-        stack = network.of_kind(net.CONVOLUTION, net.DECONVOLUTION, net.QUANTIZE, net.DEQUANTIZE)
+        stack = network.of_kind(
+            LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.QUANTIZE, LayerKind.DEQUANTIZE
+        )
         reaches.update(layer.id for layer in stack)
         while stack:
             for tensor in stack.pop().inputs:
@@ -83,19 +93,46 @@ class MyelinOptimization(Pass):
                 if producer is not None and producer.id not in reaches:
                     reaches.add(producer.id)
                     stack.append(producer)
+        kept = _quantized_products(network)
         return {
             i: layer
             for i, layer in network.layers.items()
-            if i not in reaches and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
+            if i not in reaches and i not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
         }
+
+
+def _quantized_products(network: Network) -> set[int]:
+    """Matrix products with dequantized inputs, and the sum with a constant and the activation behind each."""
+    found: set[int] = set()
+    for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
+        if not any(dq_of(t) is not None for t in layer.inputs):
+            continue
+        found.add(layer.id)
+        reader = layer.out.only_reader()
+        if reader is not None and reader.kind == LayerKind.ELEMENTWISE and any(map(_constant_behind, reader.inputs)):
+            found.add(reader.id)
+            found.update(s.id for s in map(_constant_behind, reader.inputs) if s is not None)
+            reader = reader.out.only_reader()
+        if reader is not None and reader.kind == LayerKind.ACTIVATION:
+            found.add(reader.id)
+    return found
+
+
+def _constant_behind(tensor: Tensor) -> Layer | None:
+    """What makes a constant operand: the constant or the reshape of one."""
+    layer = tensor.producer
+    if layer is None or layer.kind == LayerKind.CONSTANT:
+        return layer
+    inner = layer.data.producer if layer.kind == LayerKind.SHUFFLE and layer.inputs else None
+    return layer if inner is not None and inner.kind == LayerKind.CONSTANT else None
+
+
+def _is_trigger(layer: Layer) -> bool:
+    known = operators.OPERATORS.get(layer.op)
+    return known is not None and known.myelin
 
 
 def _neighbours(layer: Layer) -> list[Layer]:
     found = [t.producer for t in layer.inputs if t.producer is not None]
     found.extend(r for t in layer.outputs for r in t.consumers)
     return found
-
-
-def in_myelin(layer: Layer) -> bool:
-    """Whether a layer was handed to Myelin."""
-    return bool(layer.attrs.get("myelin"))

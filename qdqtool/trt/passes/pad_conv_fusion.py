@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import documented
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, weaken
-from qdqtool.types import Evidence
+from qdqtool.trt.passes._infra import Pass
+
+PLAIN = documented(
+    "pad", "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
+    "engine names in NVIDIA/TensorRT issue 2527; issue 2592: a Q/DQ pair between them keeps the Pad apart",
+)
 
 
 class PadConvFusion(Pass):
-    """Joins a Pad and the convolution behind it.
+    """Joins a Pad and the convolution behind it, without a Q/DQ pair between them."""
 
-    Cases:
-        * Pad -> convolution without a Q/DQ pair between them: ``<Pad> + <weights> + <Q> + <Conv>`` (engine names in
-          NVIDIA/TensorRT issue 2527; issue 2592: a pair between them keeps the Pad a layer of its own).
-    """
-
-    evidence = Evidence.DOCUMENTED
+    cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for pad in network.of_kind(net.PADDING):
+        for pad in network.of_kind(LayerKind.PADDING):
             conv = pad.out.only_reader()
-            if conv is None or conv.kind != net.CONVOLUTION or not pad.attrs.get("zeros"):
+            if conv is None or conv.kind != LayerKind.CONVOLUTION or pad.passage is None:
                 continue
-            if conv.int8 and not pad.attrs.get("dq_passed"):
+            if conv.int8 and not pad.dq_passed:
                 continue
             if conv.data is not pad.out:
                 continue
-            weaken(conv, Evidence.DOCUMENTED)
             source = pad.data
+            conv.rest_on(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
             conv.nodes.extend(pad.nodes)
-            conv.attrs["padded"] = pad.name
+            conv.fusion.padded = True
             network.set_input(conv, 0, source)
             network.remove(pad)

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, weaken
-from qdqtool.trt.passes.myelin import in_myelin
+import math
+
+from qdqtool.evidence import Case, documented, seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
 from qdqtool.trt.trace import FUSING
-from qdqtool.types import Evidence
+
+CHAIN = seen(
+    "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
+    "yolo-resnet18-orin-trt8502:5233", "yolov8-orin-trt8412-excerpts:185",
+    source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
+)
+CONSTANT = documented(
+    "constant-operand", "An operand that is one constant number is taken in: it is no input at run time.",
+    "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], ...Div), ...Erf) and "
+    "PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an input (yolo-resnet18-orin-trt8502)",
+)
+WITH_ADD = documented(
+    "with-add", "A residual Add behind an activation is joined with it.", "NVIDIA/TensorRT issue 2204, 8.4.1",
+)
+_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
 
 
 class PointWiseFusion(Pass):
     """Joins pointwise layers into one kernel, ``PWN(a, b)``.
 
-    Cases:
-        * Activation (other than Relu), elementwise, unary, scale by one number or an earlier ``PWN``, whose only reader
-          is another of these (yolo-resnet18-orin-trt8502: the decomposed BatchNormalization, with exactly the logged
-          nesting; yolov8-orin-trt8412-excerpts: ``Add_5`` with ``Div_1``).
-        * SiLU: Sigmoid with Mul, ``PWN(<Sigmoid>, <Mul>)`` (NVIDIA/TensorRT issue 3385, 8.5.2 with Q/DQ;
-          ``PWN(PWN(s), PWN(m))`` in 10.x); with a residual Add behind it as well (issue 2204, 8.4.1).
-        * On a target where Conv+SiLU+Add fuse, the SiLU is left apart from an Add whose other input comes from a DQ.
-        * A sum that a bare convolution feeds is left for ConvEltwiseSumFusion (assumed), and so is one whose inputs
-          all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
+    Activation (other than Relu), elementwise, unary, scale by one number or an earlier ``PWN``, whose only reader is
+    another of these. On a target where Conv+SiLU+Add fuse, the SiLU is left apart from an Add whose other input comes
+    from a DQ. A sum that a bare convolution feeds is left for ConvEltwiseSumFusion (assumed), and so is one whose
+    inputs all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
     """
 
+    cases = (CHAIN, CONSTANT, WITH_ADD)
+
     def apply(self, network: Network) -> None:
-        kinds = (net.ACTIVATION, net.ELEMENTWISE, net.UNARY, net.SCALE, net.POINTWISE)
-        for first in network.of_kind(*kinds):
+        if self.target.constants_first:
+            self._take_constants(network)
+        for first in network.of_kind(*_KINDS):
             if not network.alive(first):
                 continue
             layer = first
@@ -37,63 +51,107 @@ class PointWiseFusion(Pass):
                 if self.target.residual_through_activation and _quantized_residual(layer, reader):
                     break
                 layer = self._fuse(network, layer, reader)
+        if not self.target.constants_first:
+            self._take_constants(network)
+
+    def _take_constants(self, network: Network) -> None:
+        for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
+            if layer.in_myelin or layer.relu:
+                continue
+            while len(layer.inputs) > 1 and self._take_constant(network, layer):
+                pass
+
+    def _take_constant(self, network: Network, layer: Layer) -> bool:
+        numbers = [_number_behind(t) for t in layer.inputs]
+        found = [(i, n) for i, n in enumerate(numbers) if n is not None]
+        if not found or len(found) == len(numbers):
+            return False
+        position, constant = found[-1]
+        direct = layer.inputs[position]
+        if self.target.constants_first:
+            self.running(CONSTANT, constant)
+            self.fire(CONSTANT, layer, FUSING, constant.name, layer.name)
+            layer.name = f"PWN({constant.name}, {layer.name})"
+        layer.rest_on(CONSTANT)
+        network.drop_input(layer, position)
+        if layer.kind != LayerKind.POINTWISE:
+            network.set_kind(layer, LayerKind.POINTWISE)
+        while direct.producer is not None and not direct.consumers and not direct.is_output:
+            unused = direct.producer
+            direct = unused.data if unused.inputs else direct
+            network.remove(unused)
+        return True
 
     def _fuse(self, network: Network, layer: Layer, reader: Layer) -> Layer:
-        self.running(layer)
-        self.event(FUSING, layer.name, reader.name)
+        case: Case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
+        self.running(case, layer)
+        self.fire(case, layer, FUSING, layer.name, reader.name)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
-        if reader.op == "Add" and layer.kind == net.POINTWISE:
-            weaken(layer, Evidence.DOCUMENTED)
         rank = reader.rank
+        if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
+            layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
-        unique = dict.fromkeys(layer.inputs)
-        for tensor in list(unique):
+        for tensor in list(dict.fromkeys(layer.inputs)):
             while layer.inputs.count(tensor) > 1:
                 network.drop_input(layer, len(layer.inputs) - 1 - layer.inputs[::-1].index(tensor))
-        if layer.kind != net.POINTWISE:
-            network.set_kind(layer, net.POINTWISE)
+        if layer.kind != LayerKind.POINTWISE:
+            network.set_kind(layer, LayerKind.POINTWISE)
         return layer
 
     def _member(self, layer: Layer) -> str:
-        if self.target.multiply_in_pointwise_name and layer.kind != net.POINTWISE:
+        if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
 
 
+def _number_behind(tensor: Tensor) -> Layer | None:
+    """The constant of one element that a tensor is made of, through reshapes at most."""
+    layer = tensor.producer
+    while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
+        layer = layer.data.producer
+    if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
+        return None
+    return layer if math.prod(layer.dims) == 1 else None
+
+
 def _fusable(layer: Layer) -> bool:
-    if in_myelin(layer) or len(layer.outputs) != 1:
+    if layer.in_myelin or len(layer.outputs) != 1:
         return False
-    if layer.kind == net.ACTIVATION:
-        return layer.attrs.get("activation") != "RELU"
-    if layer.kind == net.SCALE:
-        return not layer.attrs.get("per_channel", True)
-    if layer.kind == net.ELEMENTWISE:
-        return not (layer.attrs.get("relu") or _residual(layer) or all(map(dq_of, layer.inputs)))
-    return layer.kind in (net.UNARY, net.POINTWISE)
+    if layer.kind == LayerKind.ACTIVATION:
+        return not is_relu(layer)
+    if layer.kind == LayerKind.SCALE:
+        return not layer.per_channel
+    if layer.kind == LayerKind.ELEMENTWISE:
+        return not (layer.relu or _residual(layer) or all(map(dq_of, layer.inputs)))
+    return layer.kind in (LayerKind.UNARY, LayerKind.POINTWISE)
+
+
+def _several(layer: Layer, reader: Layer) -> bool:
+    return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
 
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:
     """Whether a convolution's activation feeds an Add whose other input is quantized."""
     producers = {id(t.producer): t.producer for t in layer.inputs}
     conv = next(iter(producers.values())) if len(producers) == 1 else None
-    if conv is None or conv.kind != net.CONVOLUTION or reader.attrs.get("operation") != "SUM":
+    if conv is None or conv.kind != LayerKind.CONVOLUTION or reader.operation != "SUM":
         return False
     return any(dq_of(t) is not None for t in reader.inputs if t is not layer.out)
 
 
 def _residual(layer: Layer) -> bool:
     """A sum of which one input is a convolution's own output (through BatchNormalization at most)."""
-    if layer.attrs.get("operation") != "SUM":
+    if layer.operation != "SUM":
         return False
     for tensor in layer.inputs:
         producer = tensor.producer
-        if producer is not None and producer.kind == net.SCALE and tensor.only_reader() is layer and producer.inputs:
-            producer = producer.data.producer
+        if producer is not None and producer.kind == LayerKind.SCALE and tensor.only_reader() is layer:
+            producer = producer.data.producer if producer.inputs else None
         if (
             producer is not None
-            and producer.kind == net.CONVOLUTION
-            and not producer.attrs.get("activated")
+            and producer.kind == LayerKind.CONVOLUTION
+            and not producer.fusion.activated
             and constant_of(tensor) is None
         ):
             return True

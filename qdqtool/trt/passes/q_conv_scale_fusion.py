@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import documented, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, evidence_of, node_name, weaken, weights_position
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weights_position
+from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
+from qdqtool.trt.surroundings import elements
 from qdqtool.trt.trace import REMOVING
-from qdqtool.types import Evidence
+
+FOLDED = seen(
+    "batchnorm", "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
+    "yolo-resnet18-orin-trt8502:5251", "resnet18-qat-rtx2000-trt8510:2579", "yolov8-orin-trt8412-excerpts:187",
+    source="TensorRT 8.0 keeps + Relu_11 (centernet-resnet34-qat-trt80)",
+)
+TRANSPOSED = documented(
+    "convtranspose", "A quantized ConvTranspose does not take the BatchNormalization behind it.",
+    "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion yet; nothing newer "
+    "says that a later version folds it",
+)
 
 
 class QConvScaleFusion(Pass):
-    """Folds a BatchNormalization (and the Relu fused to it) into a quantized convolution.
+    """Folds a BatchNormalization (and the Relu fused to it) into a convolution with both inputs from DQs.
 
-    Cases:
-        * CONVOLUTION with both inputs from DQs -> SCALE, single reader: the names of BatchNormalization and Relu
-          disappear (yolo-resnet18-orin-trt8502: 37, resnet18-qat-rtx2000-trt8510: 20). TensorRT 8.0 keeps ``+ Relu_11``
-          (centernet-resnet34-qat-trt80).
-        * A BatchNormalization that was decomposed because a parameter is not a plain constant is not folded
-          (yolo-resnet18-orin-trt8502: three downsample branches).
-        * ConvTranspose: "no support for Q/DQ + convTranspose + BN fusion yet" (NVIDIA, NVIDIA/TensorRT issue 3412,
-          2023); nothing newer says that a later version folds it.
+    A BatchNormalization that was decomposed because a parameter is not a plain constant is not folded
+    (yolo-resnet18-orin-trt8502: three downsample branches).
     """
 
+    cases = (FOLDED, TRANSPOSED)
+
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.CONVOLUTION, net.DECONVOLUTION):
+        for layer in network.of_kind(LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION):
             position = weights_position(layer)
             if position is None or dq_of(layer.data) is None or dq_of(layer.inputs[position]) is None:
                 continue
             scale = layer.out.only_reader()
             if scale is None:
                 continue
-            if scale.op == "BatchNormalization" and scale.kind != net.SCALE:
-                self.refuse(layer, "batchnorm-not-constant", batchnorm=node_name(scale))
+            node, size = node_name(layer), elements(layer.out)
+            if scale.op == "BatchNormalization" and scale.kind != LayerKind.SCALE:
+                self.refuse(BatchNormNotConstant(self.name, node, node_name(scale), size))
                 continue
-            if scale.kind != net.SCALE or layer.attrs.get("activated"):
+            if scale.kind != LayerKind.SCALE or layer.fusion.activated:
                 continue
-            if layer.kind == net.DECONVOLUTION:
-                self.refuse(layer, "convtranspose-batchnorm", batchnorm=node_name(scale))
-                weaken(layer, Evidence.DOCUMENTED)
+            if layer.kind == LayerKind.DECONVOLUTION:
+                self.refuse(ConvTransposeBatchNorm(self.name, node, node_name(scale), size))
+                layer.rest_on(TRANSPOSED)
                 continue
-            weaken(layer, evidence_of(scale))
-            self.running(layer)
-            self.event(REMOVING, scale.name)
-            relu = scale.attrs.get("relu_name")
+            self.running(FOLDED, layer)
+            self.fire(FOLDED, layer, REMOVING, scale.name)
+            relu = scale.relu
             if relu:
-                layer.attrs["activated"] = True
+                layer.fusion.activated = True
             keep = relu and self.target.keeps_relu_name
             network.absorb_reader(layer, scale, f"{layer.name} + {relu}" if keep else layer.name)

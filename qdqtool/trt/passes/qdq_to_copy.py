@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.refusals import Stays
+from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
+from qdqtool.types import Precision
+
+QUANTIZE = seen(
+    "quantize", "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
+    "yolo-resnet18-orin-trt8502:5741", "resnet18-qat-rtx2000-trt8510:2812", "yolov8-orin-trt8412-excerpts:222",
+    "bevfusion-camera-orin-trt8502:870", "bevfusion-camera-rtx3080ti-trt8600:5806",
+    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)",
+)
+DEQUANTIZE = assumed(
+    "dequantize", "A DQ that nothing absorbed becomes one as well.",
+    "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is not",
+)
 
 
 class QDQToCopy(Pass):
-    """Turns every Q and DQ that nothing absorbed into a conversion of the engine.
+    """Turns every Q and DQ that nothing absorbed into a conversion of the engine."""
 
-    Cases:
-        * Q: QUANTIZE to kQDQ, engine line ``Layer(Reformat): <Q>`` (yolo-resnet18-orin-trt8502: 12,
-          resnet18-qat-rtx2000-trt8510: 1, the network input's).
-        * DQ: the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is assumed.
-    """
+    cases = (QUANTIZE, DEQUANTIZE)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.QUANTIZE, net.DEQUANTIZE):
-            self.running(layer)
-            self.event(SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
-            self.refuse(
-                layer,
-                "stays",
-                tensor=layer.data.source,
-                scale=None if layer.quant is None or layer.quant.scale is None else layer.quant.scale.tolist(),
-                kind=layer.kind,
-            )
-            network.set_kind(layer, net.COPY)
+        left = network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+        for layer in left:
+            self.refuse(self._stays(layer))
+        for layer in left:
+            quantize = layer.kind == LayerKind.QUANTIZE
+            case = QUANTIZE if quantize else DEQUANTIZE
+            self.running(case, layer)
+            self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
+            network.set_kind(layer, LayerKind.COPY)
+
+    def _stays(self, layer: Layer) -> Stays:
+        tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
+        return Stays(
+            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
+            scale_of(layer), origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed,
+            layer.blocked,
+            elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
+            _precision(layer),
+        )
+
+
+def _precision(layer: Layer) -> Precision:
+    """TensorRT reads uint8, and a type that is not known, as INT8."""
+    found = layer.quant.precision if layer.quant is not None else Precision.INT8
+    return Precision.INT8 if found in (Precision.UINT8, Precision.UNKNOWN) else found

@@ -2,107 +2,135 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import (
-    Pass,
-    constant_of,
-    dq_of,
-    node_name,
-    only_q,
-    reader_names,
-    weaken,
-    weights_position,
+from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
+from qdqtool.trt.provenance import ReaderKind
+from qdqtool.trt.quantizable import refusal_of
+from qdqtool.trt.refusals import (
+    ActivationBeforeAdd,
+    AddOutputNotQuantized,
+    OutputDifferentScales,
+    ResidualBothQuantized,
+    ResidualFloat,
 )
-from qdqtool.trt.passes.quantize_double_input_nodes import can_quantize, drop_reader
+from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
+
+QUANTIZED = seen(
+    "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
+    "and the sum goes to a Q alone.",
+    "resnet18-qat-rtx2000-trt8510:2619", "bevfusion-camera-orin-trt8502:328",
+    "bevfusion-camera-rtx3080ti-trt8600:5264", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual",
+    source="the residual's scale may differ from the output's",
+)
+ACTIVATED = assumed(
+    "activated", "What an activation between convolution and Add makes of the fusion.",
+    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt quantizes the residual "
+    "branch only since 2025-10, so that convolution, activation and Add can fuse on 10.x",
+)
 
 
 class QuantizeConvWithResidualAdd(Pass):
     """Quantizes a convolution together with the residual Add that it feeds.
 
-    Cases:
-        * Both inputs from DQs; the output goes straight to an Add (with its Relu), no Q between; the Add's other input
-          is a DQ; the Add's only reader is a Q: ``INT8, INT8 -> INT8`` (resnet18-qat-rtx2000-trt8510, 8 of 8; the
-          residual's scale may differ from the output's).
-        * Residual float: refused, ``residual-float`` (yolo-resnet18-orin-trt8502, resnet18-a100-qat).
-        * The Add is not quantized: refused, ``add-output-not-quantized`` (resnet18-a100-qat-residual, last block).
-        * Q/DQ on the convolution's side as well: refused, ``residual-both-quantized``; the Add is a layer of its own
-          (yolov8-orin-trt8412-excerpts).
-        * An activation between convolution and Add: refused unless the target says that it fuses.
+    Both inputs from DQs; the output goes straight to an Add (with its Relu), no Q between; the Add's other input is a
+    DQ; the Add's only reader is a Q. Refused: the residual is float (yolo-resnet18-orin-trt8502, resnet18-a100-qat);
+    the sum is not quantized (resnet18-a100-qat-residual, last block); Q/DQ on the convolution's side as well, which
+    leaves the Add a layer of its own (yolov8-orin-trt8412-excerpts); an activation between convolution and Add, unless
+    the target says that it fuses.
     """
 
+    cases = (QUANTIZED, ACTIVATED)
+
     def apply(self, network: Network) -> None:
-        for conv in network.of_kind(net.CONVOLUTION):
+        for conv in network.of_kind(LayerKind.CONVOLUTION):
             position = weights_position(conv)
             if position is None or conv.int8:
                 continue
             add = self._add_behind(conv)
-            if add is None or not can_quantize(conv, position):
+            if add is None or refusal_of(conv, self.name) is not None:
                 continue
             other = next((t for t in add.inputs if t is not conv.out), None)
             if other is None or constant_of(other) is not None:
                 continue
+            node, size = node_name(conv), elements(conv.out)
             dq = dq_of(other)
             if dq is None:
-                self.refuse(conv, "residual-float", add=node_name(add), residual=other.source)
+                readers = readers_of(add.out)
+                quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
+                self.refuse(ResidualFloat(
+                    self.name, node, node_name(add), origin_of(other), readers, size, other.source, quantizers,
+                ))
                 continue
             q = only_q(add.out)
             if q is None:
-                self.refuse(
-                    conv, "add-output-not-quantized", add=node_name(add), consumers=tuple(reader_names(add.out))
-                )
+                readers = readers_of(add.out)
+                if differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
+                    self.refuse(OutputDifferentScales(self.name, node, add.out.source, readers, size))
+                else:
+                    self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
                 continue
-            if conv.attrs.get("activated"):
-                weaken(conv, self.target.residual_evidence)
             self._fuse(network, conv, position, add, dq, q)
 
     def _add_behind(self, conv: Layer) -> Layer | None:
         reader = conv.out.only_reader()
-        if reader is not None and reader.kind == net.QUANTIZE:
+        if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
-        if reader is None or reader.kind != net.ELEMENTWISE or reader.attrs.get("operation") != "SUM":
+        if reader is None or reader.operation != "SUM":
             return None
-        if conv.attrs.get("activated") and not self.target.residual_through_activation:
-            self.refuse(conv, "activation-before-add", add=node_name(reader))
-            weaken(conv, self.target.residual_evidence)
+        if conv.fusion.activated and not self.target.residual_through_activation:
+            other = next((t for t in reader.inputs if t is not conv.out), None)
+            self.refuse(ActivationBeforeAdd(
+                self.name, node_name(conv), node_name(reader), conv.nodes[-1],
+                origin_of(other) if other is not None else None, elements(conv.out),
+            ))
+            conv.rest_on(ACTIVATED)
             return None
-        return reader if len(reader.inputs) == 2 else None
+        return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
 
     def _both(self, conv: Layer, q: Layer) -> None:
+        if conv.fusion.activated and not self.target.residual_through_activation:
+            return  # the Add stays apart: both pairs let it run in INT8
         dq = q.out.only_reader()
-        add = dq.out.only_reader() if dq is not None and dq.kind == net.DEQUANTIZE else None
-        if add is not None and add.kind == net.ELEMENTWISE and all(map(dq_of, add.inputs)):
-            self.refuse(conv, "residual-both-quantized", add=node_name(add), q=node_name(q))
+        add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
+        if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
+            other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
+            scales = (scale_of(q), scale_of(other))
+            size = elements(conv.out)
+            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q), scales, size))
 
     def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
+        case = ACTIVATED if conv.fusion.activated else QUANTIZED
         conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
         assert conv_dq is not None and weight_dq is not None
-        self.running(conv)
-        self.event(SWAPPING, add.name, q.name)
-        self.event(FUSING_INTO, q.name, conv.name, pass_name="QuantizeDoubleInputNodes")
+        self.running(case, conv)
+        self.fire(case, conv, SWAPPING, add.name, q.name)
+        self.fire(case, conv, FUSING_INTO, q.name, conv.name, by="QuantizeDoubleInputNodes")
         pair = f"({conv_dq.name} and {weight_dq.name})"
-        self.event(FUSING_INTO, pair, conv.name, pass_name="QuantizeDoubleInputNodes")
-        self.event(REMOVING, q.name)
+        self.fire(case, conv, FUSING_INTO, pair, conv.name, by="QuantizeDoubleInputNodes")
+        self.fire(case, conv, REMOVING, q.name)
         residual: Tensor = dq.data
         for used in (conv_dq, weight_dq):
             if drop_reader(network, used, conv):
-                self.event(REMOVING, used.name)
+                self.fire(case, conv, REMOVING, used.name)
         weights = constant_of(conv.inputs[position])
         if weights is not None and weights.out.only_reader() is conv:
-            self.event(FUSING, weights.name, conv.name, pass_name="ConstWeightsFusion")
+            self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
             network.drop_input(conv, position)
             network.remove(weights)
             conv.name = f"{weights.name} + {conv.name}"
-            conv.attrs["fused_weights"] = True
-        self.event(FUSING, conv.name, add.name, pass_name="ConvEltwiseSumFusion")
+            conv.fusion.weights = True
+        self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
         if drop_reader(network, dq, add):
-            self.event(REMOVING, dq.name)
+            self.fire(case, conv, REMOVING, dq.name)
         q_out = q.out
+        conv.rest_on(*q.cases)
         network.remove(q)
         network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
         network.set_output(conv, q_out)
         conv.residual = residual
         conv.int8 = conv.int8_out = True
-        conv.attrs["activated"] = True
+        conv.fusion.activated = True

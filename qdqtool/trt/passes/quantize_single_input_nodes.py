@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import documented, seen
+from qdqtool.operators import AVERAGES, LayerKind
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, only_q, reader_names, weaken
-from qdqtool.trt.passes.quantize_double_input_nodes import drop_reader
+from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
+from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
+from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import REMOVING
-from qdqtool.types import Evidence
+
+GLOBAL = seen(
+    "global-average", "A global average pooling between a DQ and a Q runs in INT8.",
+    "resnet18-qat-rtx2000-trt8510:2775", "resnet18-a100-qat-residual-qgap", source="there is no fusing line",
+)
+WINDOW = documented(
+    "average-window", "An average pooling with a window alike.", "developer guide: pooling is quantizable",
+)
 
 
 class QuantizeSingleInputNodes(Pass):
-    """Lets an average pooling between a DQ and a Q run in INT8.
+    """Lets an average pooling between a DQ and a Q, single readers, run in INT8.
 
-    Cases:
-        * DQ -> global average pooling -> Q, single readers (resnet18-qat-rtx2000-trt8510; outcome also in
-          resnet18-a100-qat-residual-qgap). There is no ``fusing`` line.
-        * Average pooling with a window alike (documented: pooling is quantizable).
-        * One side only: refused; the other stays in the engine as a conversion.
+    With one side only it refuses; the other stays in the engine as a conversion.
     """
 
+    cases = (GLOBAL, WINDOW)
+
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.POOLING):
-            if layer.attrs.get("pooling") != "AVERAGE":
+        for layer in network.of_kind(LayerKind.REDUCE):
+            if layer.op in AVERAGES:
+                dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
+                self.refuse(ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size))
+        for layer in network.of_kind(LayerKind.POOLING):
+            if layer.window is None or layer.window.type != "AVERAGE":
                 continue
             dq, q = dq_of(layer.data), only_q(layer.out)
             if dq is None and q is None:
                 continue
             if dq is None or q is None:
-                reason = "input-not-dequantized" if dq is None else "output-not-quantized"
-                self.refuse(layer, reason, consumers=tuple(reader_names(layer.out)), input=layer.data.source)
+                readers, size = readers_of(layer.out), elements(layer.data)
+                origin = origin_of(layer.data)
+                self.refuse(PoolingOneSide(self.name, node_name(layer), dq is not None, origin, readers, size))
                 continue
-            if layer.op == "AveragePool":
-                weaken(layer, Evidence.DOCUMENTED)
-            self.running(layer)
-            self.event(REMOVING, q.name)
-            out = q.out
-            layer.nodes.extend(q.nodes)
-            network.remove(q)
-            network.set_output(layer, out)
+            case = WINDOW if layer.op == "AveragePool" else GLOBAL
+            self.running(case, layer)
+            self.fire(case, layer, REMOVING, q.name)
+            absorb_q(network, layer, q)
             if drop_reader(network, dq, layer):
-                self.event(REMOVING, dq.name)
-            layer.int8 = layer.int8_out = True
+                self.fire(case, layer, REMOVING, dq.name)
+            layer.int8 = True

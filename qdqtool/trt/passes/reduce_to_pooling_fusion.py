@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, weaken
-from qdqtool.trt.passes.myelin import in_myelin
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import Network, Window
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import SWAP_TYPE
-from qdqtool.types import Evidence
+
+AVERAGE = seen(
+    "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
+)
+MAXIMUM = assumed(
+    "global-max", "A GlobalMaxPool becomes a pooling.", "as GlobalAveragePool; a REDUCE layer would refute it",
+)
+MEAN = assumed(
+    "mean", "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
+    "developer guide, Reduce fusion; not seen with Q/DQ",
+)
+_CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM}
 
 
 class ReduceToPoolingFusion(Pass):
-    """Turns a global reduction into a pooling.
+    """Turns a global reduction into a pooling."""
 
-    Cases:
-        * GlobalAveragePool: REDUCE to POOLING (resnet18-qat-rtx2000-trt8510). GlobalMaxPool alike (assumed).
-        * ReduceMean over height and width that keeps its dimensions alike (assumed); any other is left.
-    """
+    cases = (AVERAGE, MAXIMUM, MEAN)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.REDUCE):
-            pooling = layer.attrs.get("as_pooling")
-            if pooling is None or in_myelin(layer):
+        for layer in network.of_kind(LayerKind.REDUCE):
+            if layer.pooling is None or layer.in_myelin:
                 continue
-            if layer.op != "GlobalAveragePool":
-                weaken(layer, Evidence.ASSUMED)
-            self.running(layer)
-            self.event(SWAP_TYPE, layer.name, "REDUCE to POOLING")
-            layer.attrs["pooling"] = pooling
-            network.set_kind(layer, net.POOLING)
+            case = _CASES.get(layer.op, MEAN)
+            self.running(case, layer)
+            self.fire(case, layer, SWAP_TYPE, layer.name, "REDUCE to POOLING")
+            layer.window = Window(layer.pooling)
+            network.set_kind(layer, LayerKind.POOLING)

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, documented
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, dq_of, weaken
-from qdqtool.types import Evidence
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.surroundings import scale_of
+
+INTO = documented(
+    "into-convolution", "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
+    "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build",
+)
+CONVERSION = assumed(
+    "conversion", "Elsewhere DQ and Q become one conversion from INT8 to INT8.",
+    "two Reformat layers in a row with their names would refute it",
+)
 
 
 class RequantizeFusion(Pass):
-    """Joins DQ and Q of different scales into one requantization; TensorRT's name for this pass is not known.
+    """Joins DQ and Q of different scales into one requantization; TensorRT's name for this pass is not known."""
 
-    Cases:
-        * INT8 convolution -> DQ -> Q, single readers: the convolution takes it,
-          ``<Conv> + <DQ> + <Q>`` (NVIDIA/TensorRT issue 2527, engine names of an 8.5 build).
-        * Elsewhere both become one INT8 to INT8 conversion (assumed).
-    """
-
-    evidence = Evidence.ASSUMED
+    cases = (INTO, CONVERSION)
 
     def apply(self, network: Network) -> None:
-        for q in network.of_kind(net.QUANTIZE):
+        for q in network.of_kind(LayerKind.QUANTIZE):
             dq = dq_of(q.data)
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
             conv = dq.data.producer
             if (
                 conv is not None
-                and conv.kind in (net.CONVOLUTION, net.DECONVOLUTION)
+                and conv.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
                 and conv.int8_out
                 and dq.data.only_reader() is dq
                 and dq.out.only_reader() is q
             ):
                 self._into(network, conv, dq, q)
                 continue
-            name = f"{dq.name} + {q.name}"
             source = dq.data
+            q.of = node_name(q)
+            q.name = f"{dq.name} + {q.name}"
             q.nodes = [*dq.nodes, *q.nodes]
             network.set_input(q, 0, source)
-            q.name = name
-            q.attrs["requantize"] = True
+            q.requantizes = True
+            q.pair, q.first_scale = dq.pair or node_name(dq), scale_of(dq)
+            q.passed = (*q.passed, *reversed(dq.passed))
+            q.rest_on(CONVERSION)
             if not dq.out.consumers and not dq.out.is_output:
                 network.remove(dq)
             for reader in q.out.consumers:
-                weaken(reader, Evidence.ASSUMED)
+                reader.rest_on(CONVERSION)
 
     @staticmethod
     def _into(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
@@ -55,4 +62,4 @@ class RequantizeFusion(Pass):
         network.set_output(conv, out)
         conv.name = name
         conv.nodes.extend(nodes)
-        weaken(conv, Evidence.DOCUMENTED)
+        conv.rest_on(INTO, *q.cases)

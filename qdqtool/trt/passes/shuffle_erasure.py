@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import REMOVING
 
+NOTHING = seen(
+    "changes-nothing", "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "
+    "that the parser puts behind a Softmax.",
+    "resnet18-qat-rtx2000-trt8510:2569", "yolo-resnet18-orin-trt8502:4698", "bevfusion-camera-orin-trt8502:6",
+    "bevfusion-camera-rtx3080ti-trt8600:4298",
+)
+
 
 class ShuffleErasure(Pass):
-    """Takes out a shuffle that changes nothing.
+    """Takes out a shuffle that changes nothing."""
 
-    Cases:
-        * A fused pair of shuffles that gives back the shape it started from (resnet18-qat-rtx2000-trt8510:
-          ``Flatten_301 + reshape_before_Gemm_311``, 1x512x1x1 to 1x512x1x1).
-        * The shuffle that the parser puts behind a Softmax (both complete 8.5 logs).
-    """
+    cases = (NOTHING,)
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(net.SHUFFLE):
+        for shuffle in network.of_kind(LayerKind.SHUFFLE):
             before, after = shuffle.data.shape, shuffle.out.shape
-            if not shuffle.attrs.get("fused") or before is None or before != after:
+            if not shuffle.shuffling.joined or before is None or before != after:
                 continue
-            if shuffle.attrs.get("moves"):
+            if shuffle.shuffling.moves:
                 continue  # equal dimensions do not make a transpose a no-op
             if shuffle.out.is_output and (shuffle.data.is_output or shuffle.data.producer is None):
                 continue  # a network output has a name and memory of its own
-            self.running(shuffle)
-            self.event(REMOVING, shuffle.name)
+            self.running(NOTHING, shuffle)
+            self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
             source, out = shuffle.data, shuffle.out
             if out.is_output:
                 source.name = out.name

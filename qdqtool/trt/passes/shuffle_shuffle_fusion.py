@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass
 from qdqtool.trt.trace import FUSING
 
+PLAIN = seen(
+    "single-reader", "Two shuffles in a row become one.",
+    "yolo-resnet18-orin-trt8502:4696", "resnet18-qat-rtx2000-trt8510:2567", "bevfusion-camera-orin-trt8502:4",
+    "bevfusion-camera-rtx3080ti-trt8600:4296",
+)
+
 
 class ShuffleShuffleFusion(Pass):
-    """Joins two shuffles in a row.
+    """Joins two shuffles in a row."""
 
-    Cases:
-        * SHUFFLE -> SHUFFLE, single reader (yolo-resnet18-orin-trt8502: ``/head/Transpose`` with ``/head/Reshape``;
-          resnet18-qat-rtx2000-trt8510: ``Flatten_301`` with ``reshape_before_Gemm_311``).
-    """
+    cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(net.SHUFFLE):
+        for shuffle in network.of_kind(LayerKind.SHUFFLE):
             if not network.alive(shuffle):
                 continue
             while True:
                 reader = shuffle.out.only_reader()
-                if reader is None or reader.kind != net.SHUFFLE or reader.attrs.get("squeeze_after"):
+                if reader is None or reader.kind != LayerKind.SHUFFLE or reader.shuffling.after_matmul:
                     break
                 if len(shuffle.nodes) >= MAX_JOINED:
                     break
-                self.running(shuffle)
-                self.event(FUSING, shuffle.name, reader.name)
+                self.running(PLAIN, shuffle)
+                self.fire(PLAIN, shuffle, FUSING, shuffle.name, reader.name)
+                moves = reader.shuffling.moves
                 network.absorb_reader(shuffle, reader, f"{shuffle.name} + {reader.name}")
-                shuffle.attrs["fused"] = True
-                shuffle.attrs["moves"] = shuffle.attrs.get("moves") or reader.attrs.get("moves")
+                shuffle.shuffling.joined = True
+                shuffle.shuffling.moves = shuffle.shuffling.moves or moves

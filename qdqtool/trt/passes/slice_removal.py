@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.passes.myelin import in_myelin
-from qdqtool.trt.trace import ELIMINATING_SLICE
+from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
+
+VIEW = seen(
+    "view", "A Slice with steps of 1 becomes a view of the tensor that it is cut from.",
+    "yolov8-orin-trt8412-excerpts:237", "bevfusion-camera-orin-trt8502:882",
+    "bevfusion-camera-rtx3080ti-trt8600:5818",
+)
+
+COPY = assumed(
+    "copy", "A Slice that a Softmax reads is a copy.",
+    "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in front of a Softmax is "
+    "copied, Slice_901 of the same tensor in front of a Transpose is a view. That the reader decides is the simplest "
+    "law that fits; a Softmax that reads a view, or a copy in front of another reader, would refute it",
+)
 
 
 class SliceRemoval(Pass):
-    """Lets a slice be a view of its input instead of a copy.
+    """Lets a slice be a view of its input; one with a step of more than 1 stays a layer (assumed)."""
 
-    Cases:
-        * Slice with steps of 1: ``Eliminating slice <s> by retargeting <t> from <t> to <u>``, u the tensor it is cut
-          from (yolov8-orin-trt8412-excerpts, three slices of a head). When TensorRT declines is not known (assumed:
-          with a step of more than 1).
-    """
+    cases = (VIEW, COPY)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(net.SLICE):
-            if layer.attrs.get("strided") or in_myelin(layer) or layer.data.producer is None:
+        for layer in network.of_kind(LayerKind.SLICE):
+            if layer.strided or layer.in_myelin or layer.data.producer is None:
                 continue
             view = layer.out.name
-            self.unowned(ELIMINATING_SLICE, layer.name, f"{view} from {view} to {layer.data.name}")
-            layer.attrs["eliminated"] = True
+            if any(r.kind == LayerKind.SOFTMAX for r in layer.out.consumers):
+                self.fire(COPY, layer, REPLACING_SLICE, layer.name, f"{layer.data.name} to {view}", by="")
+                layer.copied = True
+                continue
+            self.fire(VIEW, layer, ELIMINATING_SLICE, layer.name, f"{view} from {view} to {layer.data.name}", by="")
+            layer.eliminated = True
             layer.out.view_of = layer.data

@@ -4,55 +4,92 @@ from __future__ import annotations
 
 from collections import deque
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, documented
+from qdqtool.operators import LayerKind, passage_of
 from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, node_name, only_q, reader_names
+from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.provenance import Scale
+from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales
+from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
 MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take
 
+CONCAT = passage_of("Concat").case
+NESTED = documented(
+    "nested", "Concat behind Concat nests the suffix, _clone_1_clone_2.", "NVIDIA/TensorRT issue 2131 (8.4)",
+)
+
 
 class SplitQAcrossPrecedingFanIn(Pass):
-    """Moves the Q behind a Concat to each of the Concat's inputs.
+    """Moves the Q behind a Concat to each of the Concat's inputs; logged with one line, no second.
 
-    Cases:
-        * CONCATENATION -> Q, the Q its only reader: one ``<Q>_clone_<i>`` for each input i; the Concat runs in INT8
-          and its output is called ``<Q>_output_0`` (yolo-resnet18-orin-trt8502, yolov8-orin-trt8412-excerpts). Logged
-          with one line, no second.
-        * Concat behind Concat nests the suffix, ``_clone_1_clone_2`` (NVIDIA/TensorRT issue 2131).
-        * Any other reader of the Concat: refused.
+    Any other reader of the Concat: refused.
     """
 
+    cases = (CONCAT, NESTED)
+
     def apply(self, network: Network) -> None:
-        todo = deque(network.near(net.CONCATENATION))
+        todo = deque(network.near(LayerKind.CONCATENATION))
         while todo:
             concat = todo.popleft()
             q = only_q(concat.out)
             if q is None:
-                if any(r.kind == net.QUANTIZE for r in concat.out.consumers):
-                    self.refuse(concat, "output-not-only-quantized", consumers=tuple(reader_names(concat.out)))
+                self._refuse(concat)
                 continue
-            if q.attrs.get("computed_scale") or (q.quant is not None and q.quant.per_channel):
+            if not can_absorb(q):
                 continue
-            self.running(concat)
+            case = NESTED if q.clone else CONCAT
+            self.running(case, concat)
             for position in range(len(concat.inputs)):
-                self._clone(network, concat, q, position)
+                self._clone(network, case, concat, q, position)
             out = q.out
             network.remove(q)
             network.set_output(concat, out)
-            concat.attrs["split_from"] = node_name(q)
             clones = [t.producer for t in concat.inputs if t.producer is not None]
             inner = dict.fromkeys(c.data.producer for c in clones)
-            todo.extend(c for c in inner if c is not None and c.kind == net.CONCATENATION and only_q(c.out))
+            todo.extend(c for c in inner if c is not None and c.kind == LayerKind.CONCATENATION and only_q(c.out))
+
+    def _refuse(self, concat: Layer) -> None:
+        qs = [r for r in concat.out.consumers if r.kind == LayerKind.QUANTIZE]
+        if not qs:
+            self._compare(concat)
+            return
+        refusal = ConcatReadElsewhere(self.name, node_name(concat), readers_of(concat.out))
+        self.refuse(refusal)
+        for q in qs:
+            q.blocked = refusal
+
+    def _compare(self, concat: Layer) -> None:
+        """Says which scales the parts of a Concat that a Q went through had, where one differs."""
+        moved = [t.producer if t.producer and t.producer.kind == LayerKind.QUANTIZE else None for t in concat.inputs]
+        first = next((q for q in moved if q is not None and q.clone), None)
+        if first is None:
+            return
+        behind = scale_of(first)
+        parts = tuple(behind if q is None else _part_scale(q) for q in moved)
+        if any(p is not None and p != behind for p in parts):
+            self.refuse(ConcatScales(self.name, node_name(concat), parts, behind, elements(concat.out)))
 
     @staticmethod
-    def _clone(network: Network, concat: Layer, q: Layer, position: int) -> None:
+    def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:
         source = concat.inputs[position]
-        clone = Layer(net.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
-        clone.quant = q.quant
-        clone.nodes = list(q.nodes)
-        clone.rank = (concat.rank[0] - 0.5, position)
-        clone.attrs = dict(q.attrs, clone=True)
+        clone = Layer(LayerKind.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
+        clone.quant, clone.nodes, clone.clone = q.quant, list(q.nodes), True
+        clone.rank = concat.rank.before(position)
+        clone.passed, clone.merged = q.passed, q.merged
+        clone.moved_past(step_of(concat, position))
+        clone.cases = {**q.cases, case: None}
         out = Tensor(f"{concat.name}_{source.name}_clone_{position}", source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)
 
+
+def _part_scale(q: Layer) -> Scale:
+    """The scale that the tensor under a Concat's Q has besides: of its DQ, or of another Q on it."""
+    dq = dq_of(q.data)
+    if dq is not None:
+        return scale_of(dq)
+    other = next((r for r in q.data.consumers if r.kind == LayerKind.QUANTIZE and r is not q), None)
+    if other is not None:
+        return scale_of(other)
+    return scale_of(q) if not q.clone or q.merged else None

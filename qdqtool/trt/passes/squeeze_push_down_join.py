@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-from qdqtool.trt import network as net
+from qdqtool.evidence import Case, assumed, seen
+from qdqtool.operators import INSERTED_SHUFFLE, LayerKind
 from qdqtool.trt.network import Layer, Network, Tensor
-from qdqtool.trt.passes._infra import Pass, constant_of, only_q
-from qdqtool.trt.passes.vanilla_swap_with_following_q import swap
-from qdqtool.trt.trace import RUNNING, SQUEEZE, SWAPPING
+from qdqtool.trt.passes._infra import Pass, can_absorb, constant_of, only_q, swap
+from qdqtool.trt.trace import SQUEEZE, SWAPPING
+
+BIAS = seen(
+    "bias", "The reshape behind a Gemm turned convolution moves past the bias.", "resnet18-qat-rtx2000-trt8510:2571",
+    source="the constant gets unsqueeze_node_after_..., the result copied_squeeze_after_...",
+)
+ACTIVATION = assumed(
+    "activation", "An activation in place of the bias: the reshape moves behind it, so that it can be fused.",
+    "otherwise no hidden fully connected layer could write INT8",
+)
+FOLLOWED = assumed(
+    "followed-by-q", "A Q behind the pushed reshape moves up past it, so that the convolution can take it.",
+    "the fully connected layers of all published engines are the last of their network",
+)
 
 
 class SqueezePushDownJoin(Pass):
-    """Moves the reshape behind a Gemm turned convolution past its bias.
+    """Moves the reshape behind a Gemm turned convolution past its bias."""
 
-    Cases:
-        * CONVOLUTION -> ``reshape_after_Gemm`` -> ELEMENTWISE with a constant: the constant gets
-          ``unsqueeze_node_after_...``, the result ``squeeze_after_...`` (resnet18-qat-rtx2000-trt8510).
-        * An activation in place of the bias: the reshape moves behind it, so that it can be fused (assumed).
-        * A Q behind it moves up past the pushed reshape, as past any other, so that the convolution can take it
-          (assumed: the fully connected layers of all published engines are the last of their network).
-    """
+    cases = (BIAS, ACTIVATION, FOLLOWED)
 
     def apply(self, network: Network) -> None:
-        for squeeze in network.of_kind(net.SHUFFLE):
-            if not squeeze.attrs.get("squeeze_after") or squeeze.attrs.get("pushed"):
+        for squeeze in network.of_kind(LayerKind.SHUFFLE):
+            if not squeeze.shuffling.after_matmul or squeeze.shuffling.pushed:
                 continue
             reader, producer = squeeze.out.only_reader(), squeeze.data.producer
-            if reader is None or producer is None or reader.kind not in (net.ELEMENTWISE, net.ACTIVATION):
+            if reader is None or producer is None:
+                continue
+            if reader.kind not in (LayerKind.ELEMENTWISE, LayerKind.ACTIVATION):
                 continue
             data = 0 if reader.inputs[0] is squeeze.out else 1
-            if reader.kind == net.ELEMENTWISE:
+            constant: Layer | None = None
+            if reader.kind == LayerKind.ELEMENTWISE:
                 constant = constant_of(reader.inputs[1 - data]) if len(reader.inputs) == 2 else None
                 if constant is None:
                     continue
-            self.running(squeeze)
-            self.event(SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
-            if reader.kind == net.ELEMENTWISE:
-                assert constant is not None
+            case: Case = BIAS if constant is not None else ACTIVATION
+            self.running(case, squeeze)
+            self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
+            if constant is not None:
                 self._unsqueeze(network, reader, 1 - data, constant)
-            else:
-                self.assume(producer)
             after = self._push(network, squeeze, reader, data)
             q = only_q(after.out)
-            if q is not None and not q.attrs.get("computed_scale") and not (q.quant and q.quant.per_channel):
-                self.event(RUNNING, after.name, pass_name="VanillaSwapWithFollowingQ")
-                self.event(SWAPPING, after.name, q.name, pass_name="VanillaSwapWithFollowingQ")
+            if q is not None and can_absorb(q):
+                self.running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
+                self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ")
                 swap(network, after, q)
-                self.assume(producer)
 
     @staticmethod
     def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
         """Gives the constant the rank of what the convolution writes."""
         operand = reader.inputs[position]
-        unsqueeze = Layer(net.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
+        unsqueeze = Layer(LayerKind.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
+        unsqueeze.passage = INSERTED_SHUFFLE
         unsqueeze.rank = constant.rank
         network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
@@ -62,7 +70,8 @@ class SqueezePushDownJoin(Pass):
         wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
         network.remove(squeeze)
         network.set_output(reader, wide)
-        after = Layer(net.SHUFFLE, f"copied_squeeze_after_{reader.name}")
-        after.rank = (reader.rank[0] + 0.25, 0)
-        after.attrs.update(squeeze_after=True, pushed=True, no_op=True)
+        after = Layer(LayerKind.SHUFFLE, f"copied_squeeze_after_{reader.name}")
+        after.passage = INSERTED_SHUFFLE
+        after.rank = reader.rank.behind()
+        after.shuffling.after_matmul = after.shuffling.pushed = True
         return network.add(after, [wide], [out])

@@ -5,62 +5,103 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+from qdqtool.evidence import assumed, documented, seen
+from qdqtool.operators import LayerKind
 from qdqtool.qdq import QuantParams
-from qdqtool.trt import network as net
-from qdqtool.trt.network import Layer, Network
-from qdqtool.trt.passes._infra import Pass, dq_of, reader_names, weaken
-from qdqtool.trt.passes.vanilla_swap_with_following_q import commutes
+from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.refusals import ManyConsumers
+from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
-from qdqtool.types import Evidence
+
+INSERTED = seen(
+    "inserted-shuffle", "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
+    "resnet18-qat-rtx2000-trt8510:2533", "resnet18-qat-rtx2000-trt8510:2535",
+)
+LISTED = documented(
+    "listed", "A DQ with one reader moves down past an operator that a Q passes.",
+    "developer guide: DQ moves forward over commuting layers; not seen in a log",
+)
+PER_CHANNEL = assumed(
+    "per-channel", "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
+    "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose would refute it",
+)
+COPIED = documented(
+    "copied", "A DQ with several readers is copied for each operator that it passes.",
+    "an 11.1 build in which a DQ feeds a MaxPool and a network output runs the pooling in INT8",
+)
+SEVERAL = assumed(
+    "several-readers", "A DQ with several readers stays and is not copied for each.",
+    "a log in which one DQ is swapped with several operators would refute it",
+)
 
 
 class VanillaSwapWithPreceedingDQ(Pass):
-    """Moves a DQ forward, past an operator that commutes with it, so that the operator runs in INT8.
+    """Moves a DQ forward, past an operator that it passes, so that the operator runs in INT8."""
 
-    Cases:
-        * DQ -> shuffle inserted around a Gemm, weights and data side (resnet18-qat-rtx2000-trt8510:
-          DequantizeLinear_310 past ``transpose_before_Gemm_311``, DequantizeLinear_307 past
-          ``reshape_before_Gemm_311``).
-        * DQ -> MaxPool, nearest Resize, Slice or another shuffle, the DQ having no other reader (documented: DQ moves
-          forward over commuting layers; not seen in a log). With a scale for each channel only past a Transpose, which
-          says where the channels went (TensorFlow's weights; assumed).
-        * Several readers: the DQ stays and is not copied for each (assumed).
-    """
+    cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.of_kind(net.DEQUANTIZE))
+        todo = deque(network.of_kind(LayerKind.DEQUANTIZE))
         while todo:
             dq = todo.popleft()
             op = dq.out.only_reader()
             if op is None:
-                self._fan_out(dq)
+                if self.target.copies_dq:
+                    todo.extend(self._copies(network, dq))
+                else:
+                    self._fan_out(dq)
                 continue
-            if not commutes(op) or op.attrs.get("squeeze_after") or dq_of(op.data) is not dq:
+            if not _passes(op) or dq_of(op.data) is not dq:
                 continue
-            inserted = op.attrs.get("inserted")
+            inserted = op.kind == LayerKind.SHUFFLE and op.shuffling.before_matmul
+            case = INSERTED if inserted else LISTED
             if dq.quant is not None and dq.quant.axis is not None and not inserted:
                 if not _carry_axis(dq, dq.quant, op):
                     continue
-            self.running(dq)
-            self.event(SWAPPING, dq.name, op.name)
-            if not inserted:
-                weaken(op, Evidence.DOCUMENTED)
-            if op.op == "Cast":
-                for reader in op.out.consumers:
-                    self.assume(reader)
-            op.attrs["dq_passed"] = True
+                case = PER_CHANNEL
+            assert op.passage is not None
+            dq.rest_on(op.passage.case)
+            self.running(case, dq)
+            self.fire(case, op, SWAPPING, dq.name, op.name)
+            dq.rest_on(case)
+            op.dq_passed = True
+            dq.moved_past(step_of(op))
             self._swap(network, dq, op)
             todo.append(dq)
 
+    @staticmethod
+    def _copies(network: Network, dq: Layer) -> list[Layer]:
+        """A DQ of its own for each operator that reads a shared one and that it can pass."""
+        made: list[Layer] = []
+        per_channel = dq.quant is not None and dq.quant.per_channel
+        for number, op in enumerate([r for r in dq.out.consumers if _passes(r)]):
+            if per_channel or len(op.inputs) != 1:
+                continue
+            copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
+            copy.quant, copy.computed_scale, copy.nodes, copy.rank = (
+                dq.quant, dq.computed_scale, list(dq.nodes), dq.rank.next()
+            )
+            copy.pair, copy.passed = dq.pair, dq.passed
+            out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
+            out.shape = dq.out.shape
+            network.add(copy, [dq.data], [out])
+            network.set_input(op, 0, out)
+            copy.rest_on(COPIED)
+            made.append(copy)
+        if made and not dq.out.consumers and not dq.out.is_output:
+            network.remove(dq)
+        return made
+
     def _fan_out(self, dq: Layer) -> None:
         """Says what a DQ with several readers keeps float; what reads their results rests on an assumption then."""
-        held = [r for r in dq.out.consumers if commutes(r) and not r.attrs.get("squeeze_after")]
+        held = [r for r in dq.out.consumers if _passes(r)]
         if not held:
             return
-        self.refuse(dq, "many-consumers", consumers=tuple(reader_names(dq.out)))
+        self.refuse(ManyConsumers(self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)))
         for op in held:
             for reader in (op, *op.out.consumers):
-                self.assume(reader)
+                reader.rest_on(SEVERAL)
 
     @staticmethod
     def _swap(network: Network, dq: Layer, op: Layer) -> None:
@@ -70,14 +111,20 @@ class VanillaSwapWithPreceedingDQ(Pass):
         network.set_output(op, middle)
         network.set_output(dq, out)
         middle.shape = out.shape
-        dq.rank = (op.rank[0], op.rank[1] + 1)
+        dq.rank = op.rank.next()
+
+
+def _passes(op: Layer) -> bool:
+    if op.passage is None or op.kind == LayerKind.CONCATENATION:
+        return False
+    return not (op.kind == LayerKind.SHUFFLE and op.shuffling.after_matmul)
 
 
 def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
     """Gives the DQ the axis that its channels have behind a Transpose; False where that is not known."""
-    if op.kind == net.IDENTITY:
+    if op.kind == LayerKind.IDENTITY:
         return True
-    perm = op.attrs.get("perm")
+    perm = op.shuffling.perm if op.kind == LayerKind.SHUFFLE else None
     if perm is None or quant.axis is None:
         return False
     axis = quant.axis % len(perm)

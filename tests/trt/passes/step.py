@@ -53,6 +53,9 @@ def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: 
     chosen = target_named(target)
     network = importer.build(load(model))
     for stage in PIPELINE:
+        if not isinstance(stage, Loop) and not issubclass(stage, Pass):
+            network.order()
+            continue
         passes = stage.passes if isinstance(stage, Loop) else (stage,)
         again = True
         while again:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.trt.network import ACTIVATION, POINTWISE
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -15,7 +15,7 @@ def test_activations(op: str) -> None:
     g = Graph()
     found = step(g.model(g.op(op, g.conv(g.input(1, 3, 8, 8), "c"), "act")), ActivationToPointwiseConversion)
     assert found.rows == [("Running", "act"), ("Swap the layer type", "act", "ACTIVATION to POINTWISE")]
-    assert found.layer("PWN(act)").kind == POINTWISE
+    assert found.layer("PWN(act)").kind == LayerKind.POINTWISE
 
 
 def test_relu_stays() -> None:
@@ -23,4 +23,4 @@ def test_relu_stays() -> None:
     pooled = g.pool(g.input(1, 3, 8, 8), "p")
     found = step(g.model(g.relu(pooled, "Relu")), ActivationToPointwiseConversion)
     assert found.rows == []
-    assert found.layer("Relu").kind == ACTIVATION
+    assert found.layer("Relu").kind == LayerKind.ACTIVATION

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.trt.network import ELEMENTWISE, SCALE
+from qdqtool.operators import LayerKind
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
-from qdqtool.trt.predict import predict
 from qdqtool.types import Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -20,7 +20,7 @@ def test_sum_and_product_with_a_constant(op: str, constant_first: bool) -> None:
     inputs = [g.input(1, 3, 4, 4), g.const("k", g.random.normal(0, 1, (1, 3, 1, 1)))]
     found = step(g.model(g.op(op, inputs[::-1] if constant_first else inputs, "e")), ConstEltFusion)
     assert found.rows == [("Running", "k"), ("Fusing", "k", "e")]
-    assert found.layer("k + e").kind == SCALE
+    assert found.layer("k + e").kind == LayerKind.SCALE
 
 
 @pytest.mark.parametrize("op", ["Sub", "Div", "Pow", "Max"])
@@ -30,7 +30,7 @@ def test_other_operations(op: str) -> None:
     out = g.op(op, [g.input(1, 3, 4, 4), g.const("k", g.random.uniform(1, 2, (1, 3, 1, 1)))], "e")
     found = step(g.model(out), ConstEltFusion)
     assert found.rows == []
-    assert found.layer("e").kind == ELEMENTWISE
+    assert found.layer("e").kind == LayerKind.ELEMENTWISE
 
 
 def test_two_tensors_and_a_shared_constant() -> None:

@@ -28,7 +28,7 @@ def test_shared_weights_are_refused() -> None:
     found = step(g.model(first, second), ConstWeightsFusion)
     assert found.rows == []
     assert sorted(found.reasons) == [("c0", "weights-shared"), ("c1", "weights-shared")]
-    assert found.refusals[0].detail("convolutions") == ("c0", "c1")
+    assert found.refusals[0].convolutions == ("c0", "c1")
 
 
 def test_float_convolution_is_left() -> None:

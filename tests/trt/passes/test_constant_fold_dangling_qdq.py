@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.trt.network import CONSTANT, DEQUANTIZE, QUANTIZE
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.constant_fold_dangling_qdq import ConstantFoldDanglingQDQ
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -16,9 +16,9 @@ def test_weights_of_a_float_convolution(weights: str) -> None:
     g = Graph()
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", scale=None, weights=weights)), ConstantFoldDanglingQDQ)
     kinds = {layer.kind for layer in found.network.layers.values()}
-    assert not kinds & {QUANTIZE, DEQUANTIZE}
+    assert not kinds & {LayerKind.QUANTIZE, LayerKind.DEQUANTIZE}
     producer = found.layer("c").inputs[1].producer
-    assert producer is not None and producer.kind == CONSTANT
+    assert producer is not None and producer.kind == LayerKind.CONSTANT
 
 
 def test_two_readers_of_one_quantized_constant() -> None:
@@ -29,9 +29,9 @@ def test_two_readers_of_one_quantized_constant() -> None:
         g.op("Conv", [x, g.dq(stored, f"dq{i}", [0.1] * 8, axis=0)], f"c{i}") for i in range(2)
     ]
     found = step(g.model(*outputs), ConstantFoldDanglingQDQ)
-    assert not found.network.of_kind(DEQUANTIZE)
+    assert not found.network.of_kind(LayerKind.DEQUANTIZE)
     assert {layer.inputs[1].producer.kind for layer in map(found.layer, ("c0", "c1")) if layer.inputs[1].producer} == {
-        CONSTANT
+        LayerKind.CONSTANT
     }
 
 
@@ -39,4 +39,4 @@ def test_activation_pairs_are_left() -> None:
     g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     found = step(g.model(g.op("Tanh", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
-    assert [layer.name for layer in found.network.of_kind(QUANTIZE, DEQUANTIZE)] == ["p.Q", "p.DQ"]
+    assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)] == ["p.Q", "p.DQ"]

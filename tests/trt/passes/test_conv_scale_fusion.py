@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion
+from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -21,17 +21,14 @@ def test_float_convolution_and_batch_normalization() -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
     found = step(g.model(out), ConvScaleFusion)
     assert found.rows == [("Running", "c"), ("Fusing", "c", "bn")]
-    assert found.layer("c + bn").attrs["evidence"] == Evidence.ASSUMED
+    assert found.layer("c + bn").evidence == Evidence.ASSUMED
 
 
 def test_deconvolution_is_logged_under_another_name() -> None:
     """centerpoint-a100-trt823-fp16, line 1667."""
     g = Graph()
     conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None)
-    assert step(g.model(g.bn(conv, "bn")), ConvScaleFusion).rows == [
-        ("DeconvScaleFusion: Running", "d"),
-        ("DeconvScaleFusion: Fusing", "d", "bn"),
-    ]
+    assert step(g.model(g.bn(conv, "bn")), DeconvScaleFusion).rows == [("Running", "d"), ("Fusing", "d", "bn")]
 
 
 def test_quantized_convolution_is_left_to_q_conv_scale_fusion() -> None:

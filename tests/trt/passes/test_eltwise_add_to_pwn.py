@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.trt.network import ELEMENTWISE, POINTWISE
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -17,7 +17,7 @@ def test_sum_that_no_convolution_took() -> None:
         ("Running", "Add + Relu"),
         ("Swap the layer type", "Add + Relu", "ELEMENTWISE to POINTWISE"),
     ]
-    assert found.layer("Add + Relu").kind == POINTWISE
+    assert found.layer("Add + Relu").kind == LayerKind.POINTWISE
 
 
 def test_sum_that_a_convolution_took() -> None:
@@ -31,4 +31,4 @@ def test_product_is_left() -> None:
     x = [g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab"]
     found = step(g.model(g.op("Mul", x, "Mul")), EltwiseAddToPwn)
     assert found.rows == []
-    assert found.layer("Mul").kind == ELEMENTWISE
+    assert found.layer("Mul").kind == LayerKind.ELEMENTWISE

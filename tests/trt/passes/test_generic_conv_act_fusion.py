@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
+from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -15,7 +16,7 @@ def test_leaky_relu_behind_batch_normalization() -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
-    assert found.layer("Conv + PWN(LeakyRelu)").attrs.get("evidence", Evidence.SEEN) == Evidence.SEEN
+    assert found.layer("Conv + PWN(LeakyRelu)").evidence == Evidence.SEEN
 
 
 def test_depthwise_with_clip() -> None:
@@ -24,7 +25,7 @@ def test_depthwise_with_clip() -> None:
     out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
-    assert found.layer("Conv + PWN(Clip_13)").attrs.get("evidence", Evidence.SEEN) == Evidence.SEEN
+    assert found.layer("Conv + PWN(Clip_13)").evidence == Evidence.SEEN
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_silu(groups: int, evidence: Evidence) -> None:
     out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
-    assert found.layer("Conv + PWN(act.s, act.m)").attrs["evidence"] == evidence
+    assert found.layer("Conv + PWN(act.s, act.m)").evidence == evidence
 
 
 def test_silu_joined_with_a_residual_is_refused() -> None:
@@ -48,7 +49,9 @@ def test_silu_joined_with_a_residual_is_refused() -> None:
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == []
     assert found.reasons == [("Conv", "activation-before-add")]
-    assert found.refusals[0].detail("nodes") == ("act.s", "act.m", "Add")
+    (refusal,) = found.refusals
+    assert isinstance(refusal, ActivationBeforeAdd)
+    assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
 
 def test_second_reader_and_relu_before() -> None:

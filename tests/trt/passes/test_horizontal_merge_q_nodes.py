@@ -44,9 +44,9 @@ def test_different_scales_are_refused() -> None:
     assert found.rows == []
     assert found.reasons == [("a.Q", "scales-differ")]
     refusal = found.refusals[0]
-    assert refusal.detail("tensor") == "s:0"
-    assert refusal.detail("quantizers") == ("a.Q", "b.Q")
-    assert refusal.detail("scales") == ([np.float32(0.1)], [np.float32(0.2)])
+    assert refusal.tensor == "s:0"
+    assert refusal.quantizers == ("a.Q", "b.Q")
+    assert refusal.scales == (np.float32(0.1), np.float32(0.2))
 
 
 def test_clone_is_merged_into_the_original() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.trt.network import CONVOLUTION, MATRIX_MULTIPLY
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -20,7 +20,7 @@ def test_gemm_with_quantized_weights(bias: bool) -> None:
         ("Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION"),
     ]
     gemm = found.layer("Gemm_311")
-    assert gemm.kind == CONVOLUTION
+    assert gemm.kind == LayerKind.CONVOLUTION
     shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.only_reader()]
     assert [s and s.name for s in shuffles] == [
         "reshape_before_Gemm_311",
@@ -33,7 +33,7 @@ def test_float_weights_are_left() -> None:
     g = Graph()
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform)
     assert found.rows == []
-    assert found.layer("fc").kind == MATRIX_MULTIPLY
+    assert found.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
 
 
 def test_batched_matmul_is_left() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.merge_layers import MergeLayers
-from qdqtool.trt.predict import predict
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 

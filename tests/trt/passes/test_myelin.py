@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtool.trt.passes.myelin import MyelinOptimization, in_myelin
+from qdqtool.trt.passes.myelin import MyelinOptimization
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -23,14 +23,14 @@ def tail(trigger: bool) -> Graph:
 def test_everything_behind_the_last_convolution() -> None:
     found = step(tail(True).model("end:0"), MyelinOptimization)
     assert found.rows == []
-    inside = {layer.name for layer in found.network.layers.values() if in_myelin(layer)}
+    inside = {layer.name for layer in found.network.layers.values() if layer.in_myelin}
     assert inside == {"sigmoid", "reshape", "end"}
 
 
 def test_tail_without_such_operators_stays() -> None:
     """yolov8-orin-trt8412-excerpts: PointWiseFusion and slice elimination run in the head."""
     found = step(tail(False).model("end:0"), MyelinOptimization)
-    assert not any(map(in_myelin, found.network.layers.values()))
+    assert not any(layer.in_myelin for layer in found.network.layers.values())
 
 
 def test_layers_before_a_convolution_stay() -> None:
@@ -38,7 +38,7 @@ def test_layers_before_a_convolution_stay() -> None:
     x = g.op("Gather", [g.input(1, 8, 4, 4), g.const("index", np.arange(8))], "gather", axis=1)
     g.channels[x] = 8
     found = step(g.model(g.conv(x, "c")), MyelinOptimization)
-    assert not any(map(in_myelin, found.network.layers.values()))
+    assert not any(layer.in_myelin for layer in found.network.layers.values())
 
 
 def test_constants_alone_do_not_draw_the_tail_in() -> None:
@@ -47,7 +47,7 @@ def test_constants_alone_do_not_draw_the_tail_in() -> None:
     x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "sigmoid")
     anchors = g.op("Gather", [g.const("table", np.ones((1, 8, 4, 4), np.float32)), g.const("i", np.array([0]))], "pick")
     found = step(g.model(g.add(x, anchors, "shift")), MyelinOptimization)
-    inside = {layer.name for layer in found.network.layers.values() if in_myelin(layer)}
+    inside = {layer.name for layer in found.network.layers.values() if layer.in_myelin}
     assert "pick" in inside
     assert {"sigmoid", "shift"} & inside == set()
     assert not found.network.relisted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -68,4 +68,4 @@ def test_evidence() -> None:
     x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
     found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
     assert found.rows == []
-    assert found.layer("Pad_6 + c.weight + c.w.Q + c").attrs["evidence"] == Evidence.DOCUMENTED
+    assert found.layer("Pad_6 + c.weight + c.w.Q + c").evidence == Evidence.DOCUMENTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.trt.network import POINTWISE
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -23,7 +23,7 @@ def test_silu(target: str, name: str) -> None:
     found = step(g.model(g.silu(g.conv(g.input(1, 3, 8, 8), "c"), "a")), PointWiseFusion, target=target)
     assert found.rows == [("Running", "a.s"), ("Fusing", "a.s", "a.m")]
     layer = found.layer(name)
-    assert layer.kind == POINTWISE
+    assert layer.kind == LayerKind.POINTWISE
     assert [t.source for t in layer.inputs] == ["c:0"]
 
 

@@ -45,7 +45,7 @@ def test_decomposed_batch_normalization_is_not_folded() -> None:
     found = step(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
     assert found.rows == []
     assert found.reasons == [("c", "batchnorm-not-constant")]
-    assert found.refusals[0].detail("batchnorm") == "bn"
+    assert found.refusals[0].batchnorm == "bn"
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -63,8 +63,8 @@ def test_float_skip_is_refused() -> None:
     found = step(block(None).model("end:0"), QuantizeConvWithResidualAdd)
     assert found.rows == []
     assert found.reasons == [("Conv_34", "residual-float")]
-    assert found.refusals[0].detail("add") == "Add_42"
-    assert found.refusals[0].detail("residual") == "before:0"
+    assert found.refusals[0].add == "Add_42"
+    assert found.refusals[0].residual.tensor == "before:0"
 
 
 def test_output_without_q_is_refused() -> None:
@@ -72,7 +72,7 @@ def test_output_without_q_is_refused() -> None:
     found = step(block(next_pair=False).model("end:0"), QuantizeConvWithResidualAdd)
     assert found.rows == []
     assert found.reasons == [("Conv_34", "add-output-not-quantized")]
-    assert found.refusals[0].detail("consumers") == (("end", "Neg"),)
+    assert [(r.node, r.op) for r in found.refusals[0].readers] == [("end", "Neg")]
 
 
 def test_pairs_on_both_sides_are_refused() -> None:

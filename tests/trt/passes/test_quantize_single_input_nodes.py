@@ -30,15 +30,15 @@ def test_between_dq_and_q(op: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "reasons"),
     [
-        (True, False, [("pool", "output-not-quantized")]),
-        (False, True, [("pool", "input-not-dequantized")]),  # resnet18-a100-qat: a Reformat in front of fc
+        (True, False, [("pool", "pooling-one-side", True)]),
+        (False, True, [("pool", "pooling-one-side", False)]),  # resnet18-a100-qat: a Reformat in front of fc
         (False, False, []),
     ],
 )
-def test_one_side_only(before: bool, after: bool, reasons: list[tuple[str, str]]) -> None:
+def test_one_side_only(before: bool, after: bool, reasons: list[tuple[str, str, bool]]) -> None:
     found = step(pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes)
     assert found.rows == []
-    assert found.reasons == reasons
+    assert [(r.node, r.reason, r.quantized_input) for r in found.refusals] == reasons
 
 
 def test_max_pool_is_no_case() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.trt.network import POOLING, REDUCE
+from qdqtool.operators import LayerKind
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
-from qdqtool.trt.predict import predict
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -21,8 +21,8 @@ def test_global_pooling(op: str, pooling: str) -> None:
         ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
     ]
     layer = found.layer("GlobalAveragePool_300")
-    assert layer.kind == POOLING
-    assert layer.attrs["pooling"] == pooling
+    assert layer.kind == LayerKind.POOLING
+    assert layer.window is not None and layer.window.type == pooling
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: 
         given["axes"] = axes
     found = step(g.model(g.op("ReduceMean", inputs, "m", **given)), ReduceToPoolingFusion)
     assert bool(found.rows) is pooled
-    assert found.layer("m").kind == (POOLING if pooled else REDUCE)
+    assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)
 
 
 def test_quantized_reduce_mean() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.trt.network import DEQUANTIZE, QUANTIZE
+from qdqtool.operators import LayerKind
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
@@ -18,7 +18,7 @@ def test_convolution_takes_it() -> None:
     found = step(g.model(g.op("Elu", g.pair(joined, "p", 0.3), "e")), RequantizeFusion)
     layer = found.layer("c.weight + c.w.Q + c + own.DQ + p.Q_clone_0")
     assert layer.int8_out
-    assert layer.attrs["evidence"] == Evidence.DOCUMENTED
+    assert layer.evidence == Evidence.DOCUMENTED
     assert not found.has("p.Q_clone_0")
 
 
@@ -27,9 +27,9 @@ def test_elsewhere_it_is_one_conversion() -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
     found = step(g.model(g.conv(x, "c")), RequantizeFusion)
     layer = found.layer("a.DQ + c.in.Q")
-    assert layer.kind == QUANTIZE
+    assert layer.kind == LayerKind.QUANTIZE
     assert layer.data.producer is found.layer("a.Q")
-    assert not found.network.of_kind(DEQUANTIZE)
+    assert not found.network.of_kind(LayerKind.DEQUANTIZE)
 
 
 def test_dq_with_a_float_reader_stays() -> None:
@@ -37,11 +37,11 @@ def test_dq_with_a_float_reader_stays() -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
     found = step(g.model(g.conv(x, "c"), g.op("Tanh", x, "t")), RequantizeFusion)
     assert found.has("a.DQ + c.in.Q")
-    assert [layer.name for layer in found.network.of_kind(DEQUANTIZE)] == ["a.DQ"]
+    assert [layer.name for layer in found.network.of_kind(LayerKind.DEQUANTIZE)] == ["a.DQ"]
 
 
 def test_equal_scales_are_gone_before() -> None:
     g = Graph()
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.1)
     found = step(g.model(g.conv(x, "c")), RequantizeFusion)
-    assert [layer.name for layer in found.network.of_kind(QUANTIZE)] == ["a.Q"]
+    assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE)] == ["a.Q"]

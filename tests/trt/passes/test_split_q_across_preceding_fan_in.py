@@ -46,7 +46,7 @@ def test_second_reader_is_refused() -> None:
     found = step(g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")), SplitQAcrossPrecedingFanIn)
     assert found.rows == []
     assert found.reasons == [("Concat", "output-not-only-quantized")]
-    assert ("a", "Abs") in found.refusals[0].detail("consumers")
+    assert ("a", "Abs") in [(r.node, r.op) for r in found.refusals[0].readers]
 
 
 def test_two_different_qs_are_refused() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from onnx import helper
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
-from qdqtool.trt.predict import predict
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

@@ -1,0 +1,1 @@
+"""What findings, log lines and error texts mean, and what to do."""

@@ -1,0 +1,139 @@
+"""What the ONNX parser says: models that it refuses, and its remarks."""
+
+from __future__ import annotations
+
+from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
+
+IMPORTER: tuple[KnownError, ...] = (
+    KnownError(
+        "zero-point", "A zero point that is not 0",
+        r"shiftIsAllZeros|only supports symmetric quantization|Non-zero zero point is not supported"
+        r"|zeroPt must be all zeros",
+        ERROR,
+        "A QuantizeLinear or DequantizeLinear has a zero point other than 0. TensorRT quantizes symmetrically only.",
+        "Calibrate symmetrically (int8, zero point 0). 'qdqtool fix' rewrites uint8 with zero point 128 exactly; other "
+        "asymmetric scales must be calibrated again ('qdqtool insert').",
+        "issue 2774, onnx-tensorrt importer",
+        ("ZP-NONZERO",),
+        versions="all; other wording from 10.11",
+    ),
+    KnownError(
+        "uint8-zero-point", "A uint8 zero point",
+        r"UINT8 zero_point only on DLA|Defaulting to INT8|Found invalid input type of UINT8",
+        WARNING,
+        "A zero point of type uint8. TensorRT reads the codes as int8, so that those above 127 saturate.",
+        "Store int8 zero points: run 'qdqtool fix', or quantize with signed activations "
+        "(onnxruntime: ActivationSymmetric=True, QuantType.QInt8).",
+        "onnx-tensorrt importer, 10.10 and later",
+        ("ZP-UINT8",),
+        versions="warning from 9.0, refused before in part",
+    ),
+    KnownError(
+        "scale-positive", "A scale that is not positive",
+        r"Scale coefficients must all be positive",
+        ERROR,
+        "A scale is zero or negative (a dead channel), or, on TensorRT 8.x, the scales are FP16, which 8.x misreads.",
+        "'qdqtool fix' replaces zero scales; give TensorRT 8.x FP32 scales.",
+        "onnx-tensorrt issue 764",
+        ("SCALE-NONPOS", "SCALE-FP16"),
+        versions="zero scales: all; FP16 scales: 8.x",
+    ),
+    KnownError(
+        "scale-count", "The number of scales does not fit the channels",
+        r"number of scales is not equal to the number of output channels|K == scale\.count|"
+        r"shift weights has count \d+ but",
+        ERROR,
+        "Per-channel scales lie along the wrong axis, or there are too few or too many of them.",
+        "The axis is that of the output channels: 0 for Conv, 0 for Gemm with transB=1, else 1. For ConvTranspose give "
+        "one scale per tensor, which every version takes: TensorRT 8 wants axis 0 there, newer versions axis 1.",
+        "developer guide; issues 1694, 1519, 2380",
+        ("SCALE-COUNT", "CT-AXIS"),
+    ),
+    KnownError(
+        "scale-rank", "A scale with too many dimensions",
+        r"Invalid rank for the scale tensor",
+        ERROR,
+        "A scale tensor with two or more dimensions that is not a blocked scale.",
+        "Make the scale a scalar (per tensor) or one-dimensional (per channel).",
+        "onnx-tensorrt importer",
+        ("SCALE-RANK",),
+    ),
+    KnownError(
+        "zero-point-volume", "Zero point and scale differ in size",
+        r"scale and zero point must have the same volume",
+        ERROR,
+        "One zero point for many scales, or the other way round.",
+        "Give the zero point the shape of the scale: 'qdqtool fix'.",
+        "onnx-tensorrt importer",
+    ),
+    KnownError(
+        "dq-three-inputs", "A Q or DQ without a zero point",
+        r"requires 3 inputs for the (?:De)?QuantizeLinear operator",
+        ERROR,
+        "TensorRT 8.x needs the zero point of a Q or DQ written out.",
+        "Add an int8 zero point of zeros, or build with TensorRT 10.",
+        "onnx-tensorrt importer, 8.x",
+        versions="8.x",
+    ),
+    KnownError(
+        "bias-quantized", "A quantized bias, or stored int8 weights",
+        r"only activation types allowed as input to this layer|Invalid Node - \S*bias\S*_DequantizeLinear"
+        r"|invalid weights type of Int8",
+        ERROR,
+        "An int32 bias behind a DequantizeLinear, or int8 weights stored in the file: TensorRT 8.x takes neither.",
+        "'qdqtool fix' folds the bias and turns stored int8 weights into float weights with Q and DQ (exact). "
+        "onnxruntime: QuantizeBias=False, AddQDQPairToWeight=True.",
+        "onnx-tensorrt issue 850",
+        ("BIAS-DQ", "WEIGHT-PREQUANT"),
+        versions="8.x",
+    ),
+    KnownError(
+        "kernel-not-set", "Weights that come through Q and DQ",
+        r"Kernel weights are not set yet",
+        HARMLESS,
+        "The parser says it of every convolution whose weights come through Q and DQ.",
+        "Nothing to do.",
+        "seen in every Q/DQ build",
+    ),
+    KnownError(
+        "axis-attribute", "Per-channel Q/DQ needs opset 13",
+        r"Unrecognized attribute: axis for operator",
+        ERROR,
+        "Per-channel Q/DQ needs ONNX opset 13.",
+        "Export with opset 13 or later.",
+        "issue 1685",
+        versions="all",
+    ),
+    KnownError(
+        "int64-weights", "64-bit integers",
+        r"ONNX model has been generated with INT64 weights",
+        HARMLESS,
+        "Indices and shapes are 64-bit in ONNX; TensorRT 8 narrows them to 32 bits.",
+        "Nothing to do.",
+        "onnx-tensorrt importer",
+    ),
+    KnownError(
+        "int64-clamped", "A 64-bit integer narrowed",
+        r"One or more weights outside the range of INT32 was clamped",
+        HARMLESS,
+        "A slice end of 'the maximum' was narrowed to 32 bits.",
+        "Nothing to do.",
+        "onnx-tensorrt importer",
+    ),
+    KnownError(
+        "plugin-missing", "An operator that TensorRT does not know",
+        r"No importer registered for op|Plugin not found|could not find plugin",
+        ERROR,
+        "The model has an operator that TensorRT does not know.",
+        "Load its plugin (--plugins=... or --staticPlugins), or export the model without the operator.",
+        "onnx-tensorrt importer",
+    ),
+    KnownError(
+        "integer-operators", "ONNX integer operators",
+        r"QLinear(?:Conv|MatMul)|ConvInteger|MatMulInteger",
+        ERROR,
+        "The model uses ONNX's integer operators, which TensorRT does not import.",
+        "Quantize in Q/DQ form (onnxruntime: QuantFormat.QDQ).",
+        "developer guide",
+    ),
+)

@@ -1,0 +1,151 @@
+"""What a line of TensorRT's optimizer log says: its pass, the cases that show it, and what it means for the user."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from qdqtool.evidence import Case
+from qdqtool.explain.meanings import HEADINGS, MEANINGS
+from qdqtool.trt import trace
+from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.rules import cases, passes
+from qdqtool.types import Event, Json
+
+# Behind a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".
+_PREFIX = re.compile(r"\s*(?:\[[^\]]{1,40}\]\s*){0,4}(?:TensorRT VERBOSE:?\s*)?")
+_HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b")
+
+# Whose line it may be, where the line itself names no pass.
+_OWNERS: dict[str, tuple[str, ...]] = {
+    trace.SWAPPING: ("VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ", "QuantizeConvWithResidualAdd"),
+    trace.ELIMINATING: ("HorizontalMergeQNodes",),
+    trace.SWAP_TYPE: ("QDQToCopy", "EltwiseAddToPwn", "ActivationToPointwiseConversion", "ReduceToPoolingFusion"),
+    trace.CONVERT_TYPE: ("MatMulToConvTransform",),
+    trace.SQUEEZE: ("SqueezePushDownJoin",),
+    trace.MERGING: ("MergeLayers",),
+    trace.ELIMINATING_SLICE: ("SliceRemoval",),
+    trace.REPLACING_SLICE: ("SliceRemoval",),
+    trace.ELIMINATING_CONCAT: ("ConcatRemoval",),
+    trace.RETARGETING: ("ConcatRemoval",),
+    trace.COPY_STRIDING: ("ConcatRemoval",),
+    trace.COPY_STOMPING: ("ConcatRemoval",),
+    trace.REMOVING: (
+        "ConstQDQInitializersFusion", "QConvScaleFusion", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes",
+        "HorizontalMergeQNodes", "ShuffleErasure",
+    ),
+}
+_TYPES = {"kQDQ": "QDQToCopy", "ELEMENTWISE": "EltwiseAddToPwn", "ACTIVATION": "ActivationToPointwiseConversion",
+          "REDUCE": "ReduceToPoolingFusion"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pass that the line may come from.
+
+    Attributes:
+        pass_name: As TensorRT names it, or as qdqtool does where TensorRT's name is not known.
+        does: What the pass does.
+        means: What that means for the user.
+        cases: Its cases by id.
+        file: Where the rule stands.
+        test: Where it is tested.
+    """
+
+    pass_name: str
+    does: str
+    means: str
+    cases: dict[str, Case]
+    file: str
+    test: str
+
+    def as_json(self) -> Json:
+        return {
+            "pass": self.pass_name, "does": self.does, "means": self.means, "file": self.file, "test": self.test,
+            "cases": [
+                {
+                    "case": name, "evidence": str(case.evidence), "says": case.says, "builds": list(case.builds),
+                    "source": case.source,
+                }
+                for name, case in self.cases.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """What is known about a line.
+
+    Attributes:
+        line: The line without its prefix.
+        event: What it says, as data; None for a heading or a pass that is not known.
+        rules: The passes that it may come from, the likeliest first; empty for a heading.
+        note: What a heading says, or what is not known.
+    """
+
+    line: str
+    event: Event | None
+    rules: tuple[Rule, ...] = ()
+    note: str = ""
+    counted: int | None = field(default=None)
+
+    def as_json(self) -> Json:
+        return {
+            "schema": "qdqtool/line/1", "line": self.line, "event": self.event.as_json() if self.event else None,
+            "rules": [rule.as_json() for rule in self.rules], "note": self.note, "layers": self.counted,
+        }
+
+
+def explain_line(text: str) -> LineAnswer | None:
+    """The answer to a line of a log, with or without its prefix; None for a line that is not one of the optimizer's."""
+    line = text.strip("\r\n")
+    prefix = _PREFIX.match(line)
+    line = line[prefix.end():] if prefix else line
+    heading = _heading(line)
+    if heading is not None:
+        return heading
+    event = trace.parse(line)
+    if event is None:
+        return None
+    known = {kind.__name__: kind for kind in passes()}
+    named = event.pass_name
+    owners = (named,) if named else _owners(event)
+    rules = tuple(_rule(known[name]) for name in owners if name in known)
+    note = ""
+    if not rules:
+        note = (
+            f"{named} is a pass that no build at hand shows; qdqtool does not simulate it. A log with it is worth "
+            "reporting."
+        )
+    elif len(rules) > 1:
+        note = "The line does not say whose it is: it belongs to the pass of the last 'Running: ...' line above it."
+    return LineAnswer(line, event, rules, note)
+
+
+def _heading(line: str) -> LineAnswer | None:
+    counted = _HEADING.match(line)
+    if counted:
+        note = HEADINGS.get(counted[1], "A stage of the build has ended; so many layers are left.")
+        return LineAnswer(line, None, (), note, int(counted[2]))
+    note = next((told for begins, told in HEADINGS.items() if line.startswith(begins)), "")
+    return LineAnswer(line, None, (), note) if note else None
+
+
+def _owners(event: Event) -> tuple[str, ...]:
+    owners = _OWNERS.get(event.kind, ())
+    if event.kind == trace.SWAP_TYPE:
+        decided = next((name for word, name in _TYPES.items() if word in event.object), None)
+        return (decided,) if decided else owners
+    return owners
+
+
+def _rule(kind: type[Pass]) -> Rule:
+    name = kind.__name__
+    module = kind.__module__.rpartition(".")[2]
+    prefix = f"{name}/"
+    own = {i: case for i, case in cases().items() if i.startswith(prefix) or case in kind.cases}
+    does = (kind.__doc__ or "").partition("\n\n")[0].strip()
+    return Rule(
+        name, " ".join(does.split()), MEANINGS.get(name, ""), own, f"qdqtool/trt/passes/{module}.py",
+        f"tests/trt/passes/test_{module}.py",
+    )

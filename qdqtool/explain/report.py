@@ -1,0 +1,95 @@
+"""Collecting findings for one target, with the wording they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from qdqtool.explain.words import names, number
+from qdqtool.finding_codes import FindingCode
+from qdqtool.qdq import QuantParams
+from qdqtool.types import Finding, Severity
+
+__all__ = ["Report", "names", "number", "scalar", "scale_text"]
+
+
+def title_of(code: FindingCode) -> str:
+    """The one-line form of a code."""
+    from qdqtool.explain import codes
+
+    return codes.get(code).title
+
+
+class Report:
+    """Findings for one target; a code that does not hold there is left out."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.findings: list[Finding] = []
+        self._known: dict[tuple[FindingCode, str], Finding] = {}
+
+    def add(
+        self,
+        code: FindingCode,
+        node: str,
+        message: str,
+        fix: str = "",
+        convolutions: Iterable[str] = (),
+        values: int | None = None,
+        joined: bool = False,
+    ) -> bool:
+        """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
+
+        ``joined`` joins the second message as well: an Add costs the convolution in front and the one it is fused into.
+
+        Returns:
+            Whether the code holds on the target.
+        """
+        from qdqtool.explain import codes  # the tables cost time; most well placed models need few or none
+
+        entry = codes.get(code)
+        holds = entry.on(self.target)
+        if holds is None:
+            return False
+        concerned = list(dict.fromkeys(convolutions))
+        first = self._known.get((code, node))
+        if first is not None:
+            first.convolutions.extend(n for n in concerned if n not in first.convolutions)
+            if joined and message not in first.message:
+                first.message += f" {message}"
+                first.values = max(first.values or 0, values or 0) or None
+            return True
+        severity = entry.severity_on(self.target)
+        error = entry.error_text(self.target)
+        if severity == Severity.ERROR and error:
+            message += f' TensorRT says: "{error}"'
+        finding = Finding(
+            code, severity, node, message, fix or entry.fix, holds.evidence, target=self.target,
+            convolutions=concerned, values=values, automatic=entry.automatic,
+        )
+        self._known[code, node] = finding
+        self.findings.append(finding)
+        return True
+
+    def names(self, code: FindingCode, convolution: str) -> bool:
+        """Whether a finding of that code says that it concerns a convolution."""
+        return any(f.code == code and convolution in f.convolutions for f in self.findings)
+
+    def has(self, code: FindingCode, node: str) -> bool:
+        """Whether a finding of that code at that node is there."""
+        return (code, node) in self._known
+
+
+def scale_text(params: QuantParams) -> str:
+    """The scale of a quantizer as text: a number, or the range of a per-channel one."""
+    if params.scale is None or not params.scale.size:
+        return "unknown"
+    if params.scale.size == 1:
+        return number(float(params.scale[0]))
+    return f"{number(float(np.min(params.scale)))} to {number(float(np.max(params.scale)))}"
+
+
+def scalar(params: QuantParams) -> float | None:
+    """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
+    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None

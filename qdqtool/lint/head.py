@@ -1,0 +1,137 @@
+"""Static checks of detection heads, of shapes that INT8 kernels dislike, and of the float remainder."""
+
+from __future__ import annotations
+
+import onnx
+
+from qdqtool import qdq
+from qdqtool.explain.knowledge import STRONG
+from qdqtool.explain.report import Report, names
+from qdqtool.graph import Node
+from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.structure import is_quantized
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import LayerKind, of
+
+_WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
+
+
+def run(view: View, report: Report) -> None:
+    """Adds the findings about heads, channel counts, depthwise convolutions and float types."""
+    quantized = {n.index for n in view.weighted if is_quantized(view, n)}
+    _heads(view, report, quantized)
+    for conv in view.weighted:
+        if conv.index in quantized and conv.op in ("Conv", "ConvTranspose"):
+            _shapes(view, report, conv)
+    if quantized:
+        _float_types(view, report)
+
+
+def _heads(view: View, report: Report, quantized: set[int]) -> None:
+    last = last_convolutions(view)
+    if not last:
+        return
+    if any(n.index in quantized for n in last) or any(view.is_dfl(n) for n in view.weighted):
+        _ends(view, report, last, quantized)
+    for q in view.activation_qs:
+        if q.index in view.feeds_weighted:
+            continue
+        concat = _concat_above(view, q)
+        if concat is not None:
+            report.add("HEAD-CONCAT", q.name, f"{q.name} gives everything that {concat.name} joins behind the head "
+                       "one scale.")
+
+
+def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
+    """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
+    head = head_of(view)
+    for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
+        report.add("HEAD-QUANT", conv.name, f"{conv.name} is the DFL (the mean over a box side's bins) and is "
+                   "quantized.", convolutions=[conv.name])
+    for conv in (n for n in last if n.index in quantized):
+        if head.dfl and conv.index not in head.boxes:
+            report.add("HEAD-SCORE", conv.name, f"{conv.name} is the last convolution of a class branch and is "
+                       "quantized.", convolutions=[conv.name])
+        else:
+            branch = "box" if head.dfl else "head"
+            report.add("HEAD-QUANT", conv.name, f"{conv.name} is the last convolution of a {branch} branch and is "
+                       "quantized.", convolutions=[conv.name])
+
+
+def _concat_above(view: View, q: Node) -> Node | None:
+    node = view.model.producer(q.input(0))
+    for _ in range(_WALK):
+        if node is None or (not _reshapes(node) and not qdq.is_qdq(node)):
+            break
+        node = view.model.producer(node.input(0))
+    return node if node is not None and node.op == "Concat" else None
+
+
+def _reshapes(node: Node) -> bool:
+    """What stands between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
+    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
+
+
+def _shapes(view: View, report: Report, conv: Node) -> None:
+    known = view.channels(conv)
+    if known is None:
+        return
+    inputs, outputs, groups = known
+    concerned = [conv.name]
+    depthwise = groups == inputs and groups > 1
+    stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
+    if depthwise:
+        _depthwise(view, report, conv)
+    elif groups > 1:
+        report.add("GROUP-SLOW", conv.name, f"{conv.name} has {groups} groups of {inputs // groups} channels.",
+                   convolutions=concerned)
+    small = [c for c in ((inputs,) if not stem else ()) + (outputs,) if c < 16]
+    odd = [c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16]
+    if small:
+        report.add("CH-SMALL", conv.name, f"{conv.name} has {inputs} input and {outputs} output channels.",
+                   convolutions=concerned)
+    elif odd:
+        report.add("CH-ALIGN", conv.name, f"{conv.name} has {inputs} input and {outputs} output channels; "
+                   f"{names(str(c) for c in odd)} {'is' if len(set(odd)) == 1 else 'are'} not a multiple of 16.",
+                   convolutions=concerned)
+
+
+def _reads_network_input(view: View, conv: Node) -> bool:
+    found = qdq.source_of_dq(view.model, conv.input(0))
+    if found is None:
+        return False
+    dq, q = found
+    return (q or dq).input(0) in view.model.inputs
+
+
+def _depthwise(view: View, report: Report, conv: Node) -> None:
+    readers = view.model.readers(conv.output)
+    ops = {n.op for n in readers}
+    if "Sigmoid" in ops and "Mul" in ops:
+        end = "" if conv.index in view.feeds_weighted else " at the end of the network"
+        report.add("DW-SILU", conv.name, f"{conv.name} is a depthwise convolution with SiLU{end}.",
+                   convolutions=[conv.name])
+    if ops == {"Add"}:
+        report.add("DW-ADD", conv.name, f"{conv.name} is a depthwise convolution whose result goes into "
+                   f"{readers[0].name}.", convolutions=[conv.name])
+
+
+def _float_types(view: View, report: Report) -> None:
+    if report.target not in STRONG:
+        report.add("FLAG-FP16", "", "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
+                   "trtexec --int8 --fp16 ...")
+        return
+    float32 = [n for n in view.weighted if _computes_in(view, n) == onnx.TensorProto.FLOAT]
+    if float32:
+        report.add(
+            "FLOAT-FP32", "",
+            f"the float part of the model is FP32 and stays FP32 ({len(float32)} of {len(view.weighted)} convolutions "
+            f"read or write it, {float32[0].name} first).",
+        )
+
+
+def _computes_in(view: View, conv: Node) -> int:
+    found = qdq.source_of_dq(view.model, conv.input(0))
+    if found is not None:
+        return view.params(found[0]).scale_type
+    return view.model.elem_type(conv.input(1))

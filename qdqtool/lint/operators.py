@@ -1,0 +1,85 @@
+"""Operators that a target does not take, or of which the rules of Q/DQ passes say nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import onnx
+
+from qdqtool import operators, qdq
+from qdqtool.explain.report import Report
+from qdqtool.graph import Node
+from qdqtool.lint.structure import is_quantized
+from qdqtool.onnxgraph.view import View
+from qdqtool.types import Precision
+
+_OTHER_TYPES = (Precision.FP8, Precision.INT4)
+_TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
+
+
+def run(view: View, report: Report) -> None:
+    """Adds findings about operators."""
+    outside: dict[str, list[Node]] = defaultdict(list)
+    unknown: dict[str, list[Node]] = defaultdict(list)
+    for node in view.model.nodes:
+        if _computes_integers(node):
+            report.add("QOPERATOR", node.name, f"{node.name} is a {node.op}: TensorRT cannot import it.")
+        elif precision := _other_type(view, node):
+            outside[precision].append(node)
+        elif operators.of(node).name == "" and (node.domain not in operators.DOMAINS or not onnx.defs.has(node.op)):
+            unknown[node.op].append(node)
+        elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
+            message = f"{node.name} ({node.op}) reads a dequantized tensor and is computed in float."
+            report.add("NORM-FLOAT", node.name, message, values=view.values(node.input(0)))
+        elif operators.of(node).kind == operators.LayerKind.CONVOLUTION and _spatial(view, node) == 3:
+            _conv3d(view, report, node)
+    _outside(view, report, outside)
+    for op, nodes in unknown.items():
+        more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
+        told = f"{nodes[0].name}{more} is a plugin or unknown operator, {op}"
+        report.add("PLUGIN-OUTSIDE", nodes[0].name, f"{told}: no Q or DQ moves past it or is taken into it.")
+
+
+def _computes_integers(node: Node) -> bool:
+    """Operators of onnxruntime's integer formats."""
+    return node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm"
+
+
+def _normalizes(node: Node) -> bool:
+    return operators.of(node).kind == operators.LayerKind.SOFTMAX or (
+        node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    )
+
+
+def _other_type(view: View, node: Node) -> str:
+    """``FP8`` for a quantizer of a type other than 8-bit integers, ``""`` for everything else."""
+    if qdq.is_qdq(node):
+        precision = view.params(node).precision
+        return str(precision) if precision in _OTHER_TYPES else ""
+    if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
+        return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
+    return ""
+
+
+def _outside(view: View, report: Report, found: dict[str, list[Node]]) -> None:
+    if not found:
+        return
+    nodes = [n for same in found.values() for n in same]
+    told = " and ".join(f"{len(same)} Q/DQ nodes of {kind}" for kind, same in found.items())
+    report.add(
+        "FP8-OUTSIDE", "", f"{told} ({nodes[0].name} first) are outside the rules of this prediction, which are those "
+        "of INT8: what becomes of them is not known here.",
+        convolutions=[c for n in nodes for c in view.convolutions_behind(n)],
+    )
+
+
+def _spatial(view: View, conv: Node) -> int:
+    shape = view.weight_shape(conv)
+    kernel = conv.attributes.get("kernel_shape")
+    return len(shape) - 2 if shape is not None else len(kernel) if isinstance(kernel, (list, tuple)) else 0
+
+
+def _conv3d(view: View, report: Report, conv: Node) -> None:
+    if is_quantized(view, conv):
+        message = f"{conv.name} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."
+        report.add("CONV3D-INT8", conv.name, message, convolutions=[conv.name])

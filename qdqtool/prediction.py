@@ -1,0 +1,120 @@
+"""``qdqtool.predict``: what TensorRT will do with a Q/DQ model."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load
+from qdqtool.trt.simulation import simulate
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+
+
+def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *, advice: bool = True) -> Prediction:
+    """Says which convolutions TensorRT will run in INT8, which not, and why. Needs no GPU and no TensorRT.
+
+    Args:
+        model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
+        target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
+        advice: Whether to look for findings as well.
+
+    Returns:
+        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the optimizer's trace,
+        conversions that stay at run time, and findings with their fixes.
+
+    Raises:
+        ModelError: The model cannot be read.
+        QdqtoolError: The target is not known.
+    """
+    chosen = target_named(target)
+    with _collector_paused():
+        index = load(model)
+        if chosen.is_rtx:
+            from qdqtool.rtx.predict import predict_rtx
+
+            prediction = predict_rtx(index, chosen.name)
+        else:
+            prediction = simulate(index, chosen)
+        if advice:
+            prediction.findings = advise(index, prediction)
+    return prediction
+
+
+def advise(model: Model, prediction: Prediction) -> list[Finding]:
+    """Everything worth telling about a prediction: build failures first, then the widest cost first.
+
+    Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
+
+    Args:
+        model: The model that was predicted.
+        prediction: Its outcome. Findings of a simulation that makes its own (TensorRT-RTX) are kept, and the lint says
+            what they do not: that simulation knows faults and reasons of its target better.
+    """
+    from qdqtool.explain.report import Report
+    from qdqtool.lint.api import run as lint
+    from qdqtool.onnxgraph.view import View
+
+    report = Report(prediction.target)
+    lint(View(model, prediction.target), report)
+    findings = report.findings
+    if target_named(prediction.target).is_rtx:
+        known = {f.code for f in prediction.findings}
+        own = prediction.findings
+        findings = [*own, *(f for f in findings if f.severity != Severity.ERROR and f.code not in known)]
+    else:
+        from qdqtool.explain.api import explain
+
+        explain(prediction, report)
+    findings = _ordered(findings)
+    _number(findings, prediction)
+    return findings
+
+
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """Errors first; within a severity the code that costs most first, and in it the widest tensor first."""
+    total: dict[str, int] = defaultdict(int)
+    count: dict[str, int] = defaultdict(int)
+    first: dict[str, int] = {}
+    for position, finding in enumerate(findings):
+        total[finding.code] += finding.values or 0
+        count[finding.code] += 1
+        first.setdefault(finding.code, position)
+    return sorted(
+        findings,
+        key=lambda f: (
+            _ORDER.index(f.severity), -total[f.code], -count[f.code], first[f.code], -(f.values or 0)
+        ),
+    )
+
+
+def _number(findings: list[Finding], prediction: Prediction) -> None:
+    by_name: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
+    for outcome in prediction.convolutions:
+        outcome.findings.clear()
+    for number, finding in enumerate(findings):
+        finding.id = number
+        if finding.node in by_name and finding.node not in finding.convolutions:
+            finding.convolutions.append(finding.node)
+        for name in finding.convolutions:
+            concerned = by_name.get(name)
+            if concerned is not None:
+                concerned.findings.append(number)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A large network is many objects, all of which stay: looking for garbage among them takes half the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

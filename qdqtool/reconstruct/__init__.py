@@ -1,0 +1,1 @@
+"""ONNX graphs rebuilt from what a build log says."""

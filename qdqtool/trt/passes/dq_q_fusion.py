@@ -1,0 +1,58 @@
+"""DqQFusion."""
+
+from __future__ import annotations
+
+from qdqtool.evidence import assumed, seen
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.passes._infra import Pass, node_name, only_q
+from qdqtool.trt.refusals import ScalesDiffer
+from qdqtool.trt.surroundings import scale_of
+
+EQUAL = seen(
+    "equal-scales", "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
+    "bevfusion-camera-orin-trt8502:324", "bevfusion-camera-rtx3080ti-trt8600:5260",
+    source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a Concat's clone",
+)
+SEVERAL = assumed(
+    "several-readers", "A DQ with other readers stays for them.",
+    "in both logs the Q is the DQ's only reader; a conversion from INT8 to INT8 in such a place would refute it",
+)
+
+
+class DqQFusion(Pass):
+    """Takes out a Q that requantizes to the scale it came from.
+
+    A Q that writes a network output stays (assumed); with unequal scales a requantization stays.
+    """
+
+    cases = (EQUAL, SEVERAL)
+
+    def apply(self, network: Network) -> None:
+        for dq in network.near(LayerKind.DEQUANTIZE):
+            for q in [r for r in dq.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is dq.out]:
+                self._cancel(network, dq, q)
+
+    def _cancel(self, network: Network, dq: Layer, q: Layer) -> None:
+        if dq.quant is None or q.quant is None or q.out.is_output:
+            return
+        if dq.quant.same_as(q.quant) is not True:
+            pair = (node_name(dq), node_name(q))
+            self.refuse(ScalesDiffer(self.name, node_name(q), q.data.source, pair, (scale_of(dq), scale_of(q))))
+            return
+        case = EQUAL if only_q(dq.out) is q else SEVERAL
+        self.running(case, dq)
+        source, out = dq.data, q.out
+        for reader in out.consumers:
+            reader.rest_on(case, *q.cases, *dq.cases)
+        producer = source.producer
+        network.remove(q)
+        if producer is None or source.is_output:
+            network.retarget(out, source)
+        else:
+            network.retarget(source, out)
+            network.set_output_of(producer, source, out)
+            if out.shape is None:
+                out.shape = source.shape
+        if not dq.out.consumers and not dq.out.is_output and network.alive(dq):
+            network.remove(dq)

@@ -1,0 +1,400 @@
+"""Why a pass did not fire: one frozen class for each reason, with the nodes and values that decided.
+
+The explanations (``qdqtool.explain``) are made from these records and look nothing up again, so that what a user reads
+is what the simulator saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
+from qdqtool.types import Precision, Refusal
+
+# Inputs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InputNotDequantized(Refusal):
+    """The data input does not come from a DQ.
+
+    Attributes:
+        tensor: The input's ONNX tensor.
+        producer: What writes it.
+        op: The producer's operator, ``Input`` for a network input.
+        weights_quantized: Whether the weights come from a DQ.
+        dq: The nearest DQ above, which cannot come down; empty where there is none.
+        blocker: The first operator between that a DQ cannot pass.
+    """
+    reason: ClassVar[str] = "input-not-dequantized"
+
+    tensor: str
+    producer: str
+    op: str
+    weights_quantized: bool = False
+    dq: str = ""
+    blocker: Step | None = None
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsNotDequantized(Refusal):
+    """The weights do not come from a DQ, though the data does."""
+    reason: ClassVar[str] = "weights-not-dequantized"
+
+    weight: str
+    dq: str = ""
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsNotConstant(Refusal):
+    """The weights are computed at run time."""
+    reason: ClassVar[str] = "weights-not-constant"
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleComputed(Refusal):
+    """A scale is computed at run time."""
+    reason: ClassVar[str] = "scale-computed"
+
+    quantizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TypesDiffer(Refusal):
+    """Data and weights are quantized to types that cannot be multiplied."""
+    reason: ClassVar[str] = "types"
+
+    dq: str
+    weight_dq: str
+    types: tuple[Precision, Precision]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPerChannel(Refusal):
+    """The data input has one scale per channel."""
+    reason: ClassVar[str] = "activation-per-channel"
+
+    dq: str
+    scales: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NonzeroZeroPoint(Refusal):
+    """A zero point is not 0."""
+    reason: ClassVar[str] = "zero-point"
+
+    dq: str
+    zero_point: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsAxis(Refusal):
+    """The weights are quantized along an axis that is not the outputs'."""
+    reason: ClassVar[str] = "weights-axis"
+
+    dq: str
+    axis: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsShared(Refusal):
+    """Several convolutions read one quantized constant, which can be folded into one of them only."""
+    reason: ClassVar[str] = "weights-shared"
+
+    weight: str
+    convolutions: tuple[str, ...]
+
+
+# Outputs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNotQuantized(Refusal):
+    """No Q reads the result.
+
+    Attributes:
+        activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
+    """
+    reason: ClassVar[str] = "output-not-quantized"
+
+    tensor: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+    activation: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDifferentScales(Refusal):
+    """Several Qs with different scales read the result, and nothing else."""
+    reason: ClassVar[str] = "output-different-scales"
+
+    tensor: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputManyConsumers(Refusal):
+    """A Q and something that reads float read the result."""
+    reason: ClassVar[str] = "output-many-consumers"
+
+    tensor: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputScale(Refusal):
+    """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
+    reason: ClassVar[str] = "output-scale"
+
+    quantizer: str
+    computed: bool
+
+
+# Residual Adds --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualFloat(Refusal):
+    """The Add's other input is float.
+
+    Attributes:
+        residual: What writes that input.
+        readers: Everything that reads the sum.
+        tensor: The ONNX tensor of that input.
+        quantizers: The Qs that read it.
+    """
+    reason: ClassVar[str] = "residual-float"
+
+    add: str
+    residual: Origin
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+    tensor: str = ""
+    quantizers: tuple[Reader, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualBothQuantized(Refusal):
+    """A Q stands between the convolution and the Add, whose other input is quantized as well."""
+    reason: ClassVar[str] = "residual-both-quantized"
+
+    add: str
+    quantizer: str
+    scales: tuple[Scale, Scale] = (None, None)
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddOutputNotQuantized(Refusal):
+    """The residual is quantized, what reads the Add is not (or not alone)."""
+    reason: ClassVar[str] = "add-output-not-quantized"
+
+    add: str
+    residual: Origin
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBeforeAdd(Refusal):
+    """An activation stands between the convolution and the Add."""
+    reason: ClassVar[str] = "activation-before-add"
+
+    add: str
+    activation: str
+    residual: Origin | None = None
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationJoined(Refusal):
+    """What follows the convolution is one pointwise kernel that reads other tensors as well.
+
+    Attributes:
+        pointwise: The kernel's ONNX nodes.
+        others: Where its other inputs come from.
+    """
+    reason: ClassVar[str] = "activation-joined"
+
+    pointwise: tuple[str, ...]
+    others: tuple[Origin, ...]
+    elements: Size | None = None
+
+
+# Folding --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormNotConstant(Refusal):
+    """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
+    reason: ClassVar[str] = "batchnorm-not-constant"
+
+    batchnorm: str
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeBatchNorm(Refusal):
+    """A BatchNormalization behind a quantized ConvTranspose is not folded."""
+    reason: ClassVar[str] = "convtranspose-batchnorm"
+
+    batchnorm: str
+    elements: Size | None = None
+
+
+# Motion ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NotCommuting(Refusal):
+    """A Q cannot move up past the operator."""
+    reason: ClassVar[str] = "not-commuting"
+
+    op: str
+    quantizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManyConsumers(Refusal):
+    """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
+    reason: ClassVar[str] = "many-consumers"
+
+    op: str
+    quantizer: str
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatReadElsewhere(Refusal):
+    """The Concat's result is read by something else than the Q."""
+    reason: ClassVar[str] = "output-not-only-quantized"
+
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatScales(Refusal):
+    """The parts of a Concat are quantized with other scales than the Concat.
+
+    Attributes:
+        parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
+        behind: The scale of the Q that went to each of them.
+    """
+    reason: ClassVar[str] = "concat-scales"
+
+    parts: tuple[Scale, ...]
+    behind: Scale
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalesDiffer(Refusal):
+    """Quantizers in a row, or on one tensor, have different scales."""
+    reason: ClassVar[str] = "scales-differ"
+
+    tensor: str
+    quantizers: tuple[str, ...]
+    scales: tuple[Scale, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOneSide(Refusal):
+    """An averaging pooling is quantized on one side only.
+
+    Attributes:
+        quantized_input: Whether the side is its input.
+    """
+    reason: ClassVar[str] = "pooling-one-side"
+
+    quantized_input: bool
+    origin: Origin
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceNotPooling(Refusal):
+    """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
+
+    Attributes:
+        dq: The DQ in front of it; empty where there is none.
+        readers: Everything that reads its result.
+    """
+    reason: ClassVar[str] = "reduce-not-pooling"
+
+    dq: str
+    readers: tuple[Reader, ...]
+    elements: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InMyelin(Refusal):
+    """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
+
+    Attributes:
+        trigger: The operator that only Myelin runs.
+        data_quantized: Whether its data comes from a DQ.
+        weights_quantized: Whether its weights do.
+    """
+    reason: ClassVar[str] = "in-myelin"
+
+    trigger: Step
+    data_quantized: bool
+    weights_quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRules(Refusal):
+    """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
+    reason: ClassVar[str] = "outside-rules"
+
+    dq: str
+    precision: Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Stays(Refusal):
+    """Nothing absorbed a Q or DQ: it is a conversion of the engine.
+
+    Attributes:
+        name: The conversion's name in the engine (a copy in front of a Concat ends with ``_clone_<input>``).
+        convolutions: What has the converted tensor as its data.
+        pair: For a DQ the Q in front of it, for a conversion from INT8 to INT8 that of the first pair.
+        first_scale: For such a conversion the scale that it reads.
+        requantizes: Whether it is one.
+        precision: The quantized type.
+        quantize: Whether it is a Q.
+        tensor: The ONNX tensor that it converts.
+        scale: Its scale.
+        origin: What writes that tensor.
+        siblings: Everything that reads it.
+        behind: Everything that reads the converted tensor.
+        passed: What it moved past, the last first.
+        blocked: What kept it from moving on.
+        elements: Values converted each time; None where shapes are not known.
+    """
+    reason: ClassVar[str] = "stays"
+
+    name: str
+    quantize: bool
+    tensor: str
+    scale: Scale
+    origin: Origin
+    siblings: tuple[Reader, ...]
+    behind: tuple[Reader, ...]
+    passed: tuple[Step, ...] = ()
+    blocked: Refusal | None = None
+    elements: Size | None = None
+    convolutions: tuple[str, ...] = ()
+    pair: str = ""
+    first_scale: Scale = None
+    requantizes: bool = False
+    precision: Precision = Precision.INT8

@@ -1,0 +1,166 @@
+"""Who reads a tensor and what writes it, past the operators that a Q could pass: what refusals record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qdqtool.operators import LayerKind
+from qdqtool.trt.network import WEIGHTED, Layer, Tensor
+from qdqtool.trt.passes._infra import node_name
+from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
+from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
+
+_LIMIT = 400  # tensors looked at from one
+
+
+def scale_of(layer: Layer | None) -> Scale:
+    """The scale of a Q or DQ: one number, or one for each channel."""
+    if layer is None or layer.quant is None or layer.quant.scale is None:
+        return None
+    values = layer.quant.scale
+    return float(values[0]) if values.size == 1 else tuple(values.tolist())
+
+
+def elements(tensor: Tensor) -> Size | None:
+    """How large a tensor is; None where its shape is not known."""
+    shape = tensor.shape
+    if shape is None and (reader := tensor.only_reader()) is not None and reader.kind == LayerKind.SHUFFLE:
+        shape = reader.out.shape  # behind a matrix product that became a convolution
+    if shape is None or any(not d for d in shape[1:]):
+        return None
+    return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
+
+
+def step_of(layer: Layer, part: int = -1) -> Step:
+    return Step(node_name(layer), layer.op or layer.kind.value.title(), part)
+
+
+def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
+    """The readers of a tensor, looked for past the operators that a Q could pass.
+
+    Args:
+        tensor: The tensor.
+        through: False names the direct readers only.
+    """
+    found: list[Reader] = []
+    queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
+    visited: set[int] = {id(tensor)}
+    for current, path in queue:
+        if current.is_output:
+            found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
+        for layer in current.consumers:
+            if layer.kind == LayerKind.QUANTIZE and layer.data is current:
+                scale = scale_of(layer)
+                for name, passed in ((node_name(layer), layer.passed), *layer.merged):
+                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *reversed(passed)), scale))
+            elif through and layer.passage is not None and len(visited) <= _LIMIT and _data_of(layer, current):
+                part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
+                for output in layer.outputs:
+                    if id(output) not in visited:
+                        visited.add(id(output))
+                        queue.append((output, (*path, step_of(layer, part))))
+            else:
+                found.append(_reader(layer, current, path))
+    return tuple(found)
+
+
+def _data_of(layer: Layer, tensor: Tensor) -> bool:
+    return layer.kind == LayerKind.CONCATENATION or layer.data is tensor
+
+
+def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
+    if layer.joined is not None and tensor is not layer.data:
+        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, feeds_weighted=_feeds_weighted(layer))
+    sums = layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
+    kind = ReaderKind.SUM if sums else ReaderKind.OP
+    return Reader(kind, node_name(layer), layer.op or layer.kind.value, path, feeds_weighted=_feeds_weighted(layer))
+
+
+def _feeds_weighted(layer: Layer) -> bool:
+    """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
+    if layer.kind in WEIGHTED:
+        return any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs)
+    queue, seen = [layer], {layer.id}
+    for current in queue:
+        for reader in (r for t in current.outputs for r in t.consumers):
+            if reader.id in seen:
+                continue
+            if reader.kind in WEIGHTED and not _is_dfl(reader):
+                return True
+            seen.add(reader.id)
+            queue.append(reader)
+        if len(seen) > _LIMIT:
+            return True
+    return False
+
+
+def _is_dfl(layer: Layer) -> bool:
+    """YOLO's distribution focal loss: a convolution with weights [1, bins, 1, 1] behind a Softmax."""
+    dims = layer.weights.dims
+    if layer.kind != LayerKind.CONVOLUTION or not dims or dims[0] != 1 or any(d != 1 for d in dims[2:]):
+        return False
+    above = layer.data.producer
+    for _ in range(8):
+        if above is None or above.kind == LayerKind.SOFTMAX or not above.inputs:
+            break
+        above = above.data.producer
+    return above is not None and above.kind == LayerKind.SOFTMAX
+
+
+def output_refusal(layer: Layer, by: str) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
+    """Why a layer writes float, judged by everything that reads its result."""
+    node, tensor, size = node_name(layer), layer.out.source, elements(layer.out)
+    readers = readers_of(layer.out)
+    quantizers = [r for r in readers if r.kind == ReaderKind.Q]
+    if quantizers and len(quantizers) < len(readers):
+        return OutputManyConsumers(by, node, tensor, readers, size)
+    if differ(quantizers):
+        return OutputDifferentScales(by, node, tensor, readers, size)
+    return OutputNotQuantized(by, node, tensor, readers, size, layer.fusion.activation)
+
+
+def differ(quantizers: Sequence[Reader]) -> bool:
+    """Whether Qs have different scales; one that is not known differs from any other."""
+    return len(quantizers) > 1 and (
+        len({r.scale for r in quantizers}) > 1 or any(r.scale is None for r in quantizers)
+    )
+
+
+def _constant(tensor: Tensor) -> bool:
+    return tensor.producer is not None and tensor.producer.kind == LayerKind.CONSTANT
+
+
+def origin_of(tensor: Tensor) -> Origin:
+    """What writes a tensor, looked for up past the operators that a Q could pass; it ends at a Concat."""
+    path: list[Step] = []
+    maker = tensor.producer
+    while maker is not None and maker.passage is not None and maker.kind != LayerKind.CONCATENATION:
+        path.append(step_of(maker))
+        tensor = maker.data
+        maker = tensor.producer
+    if maker is None:
+        return Origin(tensor.source, "", "Input", path=tuple(path))
+    convolution = next(iter(maker.nodes), "") if maker.kind in WEIGHTED else ""
+    quantizer = ""
+    if maker.kind in (LayerKind.DEQUANTIZE, LayerKind.QUANTIZE):
+        quantizer = maker.pair or node_name(maker)
+    return Origin(
+        tensor.source, node_name(maker), maker.op, convolution, tuple(path), maker.int8 or maker.int8_out,
+        maker.nodes[-1] if maker.nodes else "", quantizer, scale_of(maker) if quantizer else None,
+    )
+
+
+def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
+    """The convolutions (and other layers with weights) whose data a tensor is, through DQs and what a Q could pass."""
+    found: dict[str, None] = {}
+    queue, visited = [tensor], {id(tensor)}
+    for current in queue:
+        for layer in current.consumers:
+            if layer.kind in WEIGHTED and layer.data is current:
+                found[node_name(layer)] = None
+            elif (layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE) and len(visited) <= _LIMIT:
+                new = [o for o in layer.outputs if id(o) not in visited]
+                visited.update(map(id, new))
+                queue.extend(new)
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""Builds with a calibration table are told apart from Q/DQ builds, and verify says that there is nothing to verify."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from qdqtool.buildlog.implicit import implicit_int8
+from qdqtool.buildlog.read import read_build
+from qdqtool.cli import run
+from tests.buildlog.evidence import build_file
+from tests.trt.evidence import HOME
+
+IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
+EXPLICIT = [
+    ("resnet18-a100-qat", "graph.json"), ("mobilenetv2-titanrtx-qat-residual", "graph.json"),
+    ("centernet-resnet34-qat-trt80", "log.txt"), ("bev-blackwell-trt10", "graph.json"),
+    ("yolov8-orin-trt8412-excerpts", "log.txt"), ("resnet18-a100-fp16", "graph.json"),
+    ("centerpoint-a100-trt823-fp16", "log.txt"),
+]
+
+
+def read(text: str) -> bool:
+    return implicit_int8(read_build(io.BytesIO(text.encode())))
+
+
+CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),
+    (CONV.format("Conv_0 + Relu_1", "Half", "Half"), False),
+    (CONV.format("w + QuantizeLinear_7 + Conv_0", "Int8", "Int8"), False),
+    (CONV.format("Conv_0", "Int8", "Int8") + "[V] [TRT] Running: QDQToCopy on q\n", False),
+    ("[V] [TRT] q0 [QuantizeLinear] inputs: [x -> (1)[FLOAT]], \n" + CONV.format("w + q1 + c", "Int8", "Int8"), False),
+    ("[W] [TRT] Missing scale and zero-point for tensor 495, expect fall back to non-int8\n", True),
+    ("[W] [TRT] Calibrator won't be used in explicit precision mode.\n", False),
+])  # fmt: skip
+def test_the_rule(text: str, wanted: bool) -> None:
+    assert read(text) is wanted
+
+
+@pytest.mark.parametrize(("case", "name"), IMPLICIT)
+def test_recorded_implicit_builds(case: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(build_file(case, name))
+    for command in ("log", "engine"):
+        assert run([command, path]) == 0
+        assert "implicit-INT8 build" in " ".join(capsys.readouterr().out.split())
+    model = str(HOME / "resnet18-a100-qat" / "model.onnx.gz")
+    for arguments in (["verify", model, path], ["verify", "--from-log", path]):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert "implicit-INT8 build" in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("case", "name"), EXPLICIT)
+def test_recorded_builds_with_qdq_and_without_int8(case: str, name: str) -> None:
+    assert not implicit_int8(read_build(build_file(case, name)))
+
+
+def test_own_names_of_quantizers_are_no_reason_to_refuse() -> None:
+    """A listing alone, Qs named by the user: the model at hand knows them."""
+    from qdqtool.errors import BuildLogError
+    from qdqtool.graph import Model
+    from qdqtool.verification.api import check_explicit
+    from tests.fuzz.net import Net
+
+    net = Net()
+    proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
+    for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
+        node.name = f"int8_{i}"
+    build = read_build(io.BytesIO(CONV.format("w + int8_1 + c", "Int8", "Float").encode()))
+    assert implicit_int8(build)
+    check_explicit(build, Model(proto))
+    with pytest.raises(BuildLogError, match="implicit-INT8"):
+        check_explicit(build)

@@ -1,0 +1,39 @@
+"""``qdqtool verify``: what the command words itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqtool.cli import run
+from tests.trt.evidence import HOME, prediction
+from tests.verification.synthetic import log_of
+
+CASE = "resnet18-qat-rtx2000-trt8510"
+MODEL = str(HOME / CASE / "model.onnx.gz")
+
+
+def written(folder: Path, version: str = "8502") -> str:
+    path = folder / "build.log"
+    path.write_text("\n".join(log_of(prediction(CASE), version)) + "\n")
+    return str(path)
+
+
+def test_a_version_without_target_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "7203")
+    assert run(["verify", MODEL, path]) == 2
+    error = capsys.readouterr().err
+    assert "older than 8.0" in error and error.rstrip().endswith("give --target")
+    assert run(["verify", MODEL, path, "--target", "trt8.5"]) == 0
+
+
+def test_lines_are_told_as_a_set_and_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path)
+    assert run(["verify", MODEL, path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "607 of 607 agree (607 predicted), 607 of them in the log's order" in text
+    assert run(["verify", MODEL, path, "--format", "json"]) == 0
+    trace = json.loads(capsys.readouterr().out)["trace"]
+    assert trace == {"predicted": 607, "built": 607, "agree": 607, "in_order": 607}

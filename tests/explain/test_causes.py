@@ -1,0 +1,333 @@
+"""The reason that is told for each convolution that is not INT8 to INT8, and for each conversion that stays."""
+
+import numpy as np
+import pytest
+
+from qdqtool.graph import Model
+from qdqtool.prediction import advise, predict
+from qdqtool.types import Severity
+from tests.trt.builder import Graph
+
+
+def quantized_reader(g, x, name="next", scale=0.05):
+    """A quantized convolution, so that the tensor in front of it has a Q."""
+    return g.conv(x, name, 16, scale=scale)
+
+
+def residual(skip="float", conv_side=False, behind=True, activation=False, relu=True):
+    """conv0 -> relu -> conv1 -> conv2, added to what conv1 reads; then a quantized convolution."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    data = g.pair(x, "skip" if skip == "shared" else "c1.in", 0.07)
+    y = g.relu(g.conv(data, "c1", 16, scale=None), "r1")
+    y = g.conv(y, "c2", 16, scale=0.06)
+    y = g.silu(y, "s2") if activation else y
+    other = {"float": x, "own": None, "shared": data}[skip]
+    other = g.pair(x, "res", 0.07) if other is None else other
+    y = g.pair(y, "side", 0.08) if conv_side else y
+    y = g.add(y, other, "sum")
+    y = g.relu(y, "r2") if relu else y
+    return g.model(quantized_reader(g, y) if behind else y)
+
+
+def outcome(proto, target="trt8.5"):
+    prediction = predict(proto, target)
+    codes = {f.code: f for f in prediction.findings}
+    return prediction, codes
+
+
+def test_float_residual():
+    prediction, codes = outcome(residual("float"))
+    found = codes["SKIP-FLOAT"]
+    assert found.node == "sum" and "c2" in found.convolutions
+    assert "c2 writes float (16x16x16)" in found.message and "sum" in found.message
+    assert "c1.in.Q" in found.fix and "0.07" in found.fix and "no new scale" in found.fix
+    assert prediction.convolution("c2").findings[0] == found.id
+    stays = [f for f in prediction.findings if f.code == "CONVERSION"]
+    assert {f.node for f in stays} == {"c1.in.Q", "next.in.Q"}
+    assert all("SKIP-FLOAT at sum" in f.message for f in stays)
+
+
+@pytest.mark.parametrize("skip", ["own", "shared"])
+def test_quantized_residual(skip):
+    prediction, codes = outcome(residual(skip))
+    assert not {"SKIP-FLOAT", "ADD-BOTH", "ADD-OUT-FLOAT"} & set(codes)
+    assert prediction.convolution("c2").int8_in_int8_out
+
+
+def test_both_inputs_quantized():
+    _, codes = outcome(residual("own", conv_side=True))
+    found = codes["ADD-BOTH"]
+    assert found.node == "sum" and found.severity == Severity.INFO
+    assert "0.08 and 0.07" in found.message and "side.Q" in found.fix
+
+
+def test_both_inputs_quantized_behind_silu_is_no_defect():
+    _, codes = outcome(residual("own", conv_side=True, activation=True, relu=False))
+    assert "ADD-BOTH" not in codes
+
+
+def test_sum_not_quantized():
+    prediction, codes = outcome(residual("own", behind=False))
+    found = codes["ADD-OUT-FLOAT"]
+    assert "res.DQ" in found.message and "network's output" in found.message
+    assert any(f.node == "res.DQ" and "ADD-OUT-FLOAT" in f.message for f in prediction.findings)
+
+
+def test_activation_in_front_of_the_add():
+    _, codes = outcome(residual("own", activation=True, relu=False))
+    assert codes["ADD-ACT"].node == "sum" and "s2.m stands between" in codes["ADD-ACT"].message
+
+
+def test_pool_with_a_float_reader():
+    g = Graph()
+    x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
+    y = g.conv(x, "c1", 16, scale=0.03)
+    _, codes = outcome(g.model(quantized_reader(g, g.add(y, x, "sum"))))
+    found = codes["POOL-MIXED"]
+    assert found.node == "pool" and "c0" in found.convolutions and "sum" in found.message
+    assert "c1.in.Q" in found.fix
+
+
+@pytest.mark.parametrize(("outer", "expected"), [(0.05, False), (0.02, True)])
+def test_pool_scales(outer, expected):
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    a = g.conv(x, "direct", 16, scale=outer)
+    b = g.conv(g.pool(x, "pool"), "pooled", 16, scale=0.05)
+    _, codes = outcome(g.model(a, b))
+    assert ("POOL-SCALE" in codes) is expected
+    if expected:
+        assert "0.02 (direct.in.Q)" in codes["POOL-SCALE"].message
+        assert "0.05 (pooled.in.Q)" in codes["POOL-SCALE"].message
+
+
+def test_siblings():
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    prediction, codes = outcome(g.model(g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)))
+    found = codes["SIBLING-SCALE"]
+    assert "0.02 (a.in.Q), 0.05 (b.in.Q)" in found.message
+    assert "one scale, 0.05" in found.fix and f"{np.log2(0.05 / 0.02):.1f} bits" in found.fix
+    assert prediction.conversions == 3  # the input's, and one for each
+
+
+def concat(scales, behind):
+    """Three convolutions into a Concat; each has another reader with a scale of its own."""
+    g = Graph()
+    x = g.input(1, 16, 16, 16)
+    parts, ends = [], []
+    for i, scale in enumerate(scales):
+        y = g.relu(g.conv(x, f"c{i}", 16, scale=0.1), f"r{i}")
+        ends.append(g.conv(y, f"other{i}", 16, scale=scale))
+        parts.append(y)
+    ends.append(g.conv(g.concat(parts, "join"), "next", 16, scale=behind))
+    return g.model(*ends)
+
+
+def test_concat_scales():
+    _, codes = outcome(concat((0.0213, 0.0213, 0.048), 0.048))
+    found = codes["CONCAT-SCALE"]
+    assert found.node == "join"
+    assert "join takes scales 0.0213, 0.0213, 0.048 and is quantized with 0.048" in found.message
+    assert set(found.convolutions) >= {"c0", "c1"} and "c2" not in found.convolutions
+
+
+def test_concat_of_equal_scales():
+    prediction, codes = outcome(concat((0.048, 0.048, 0.048), 0.048))
+    assert "CONCAT-SCALE" not in codes
+    assert prediction.conversions == 1
+
+
+def split(inner, outer):
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 32), "r0")
+    whole = g.conv(x, "whole", 16, scale=outer)
+    part = g.conv(g.slice(x, "cut", 0, 16), "part", 16, scale=inner)
+    return g.model(whole, part)
+
+
+def test_split_scales():
+    _, codes = outcome(split(0.02, 0.05))
+    assert codes["SPLIT-SCALE"].node == "cut"
+    assert "SPLIT-SCALE" not in outcome(split(0.05, 0.05))[1]
+
+
+def test_silu_without_q():
+    g = Graph()
+    x = g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s")
+    y = g.op("Softmax", x, "soft", axis=1)
+    prediction, codes = outcome(g.model(quantized_reader(g, y)))
+    assert codes["SILU-NO-Q-AFTER"].node == "s.m" and "soft" in codes["SILU-NO-Q-AFTER"].message
+    assert not prediction.convolution("c0").int8_in_int8_out
+
+
+def test_network_output_is_a_note():
+    g = Graph()
+    _, codes = outcome(g.model(g.conv(g.input(1, 16, 16, 16), "c0", 16)))
+    assert codes["OUT-FLOAT"].severity == Severity.INFO
+    assert "network's output" in codes["OUT-FLOAT"].message
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_pair_inside_silu(gate):
+    g = Graph()
+    y = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    inside = y if gate else g.pair(y, "in1", 0.1)
+    s = g.op("Sigmoid", inside, "sig")
+    m = g.op("Mul", [inside, g.pair(s, "gate", 0.008) if gate else s], "mul")
+    _, codes = outcome(g.model(quantized_reader(g, m)))
+    assert codes["SILU-INNER-Q"].node == ("gate.Q" if gate else "in1.Q")
+    assert codes["SILU-INNER-Q"].convolutions == ["c0"]
+
+
+def test_pair_in_front_of_relu():
+    g = Graph()
+    y = g.relu(g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner"), "r")
+    _, codes = outcome(g.model(quantized_reader(g, y)))
+    assert codes["ACT-INNER-Q"].node == "inner.Q"
+
+
+def test_average_pool_quantized_on_one_side():
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    y = g.op("GlobalAveragePool", x, "gap")
+    _, codes = outcome(g.model(g.conv(y, "next", 16, k=1)))
+    assert codes["POOL-FLOAT"].node == "gap" and "next.in.Q" in codes["POOL-FLOAT"].message
+
+
+def test_batch_normalization_with_computed_parameters():
+    g = Graph()
+    y = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    y = g.bn(y, "bn")
+    norm = g.nodes[-1]
+    norm.input[2] = g.op("Identity", norm.input[2], "alias")
+    g.nodes.insert(-1, g.nodes.pop())
+    g.nodes[-2], g.nodes[-1] = g.nodes[-1], g.nodes[-2]
+    _, codes = outcome(g.model(quantized_reader(g, g.relu(y, "r"))))
+    assert codes["BN-UNFOLDED"].node == "bn" and codes["BN-UNFOLDED"].convolutions == ["c0"]
+
+
+@pytest.mark.parametrize(("build", "code", "text"), [
+    (lambda g, x: g.conv(x, "c", 16, scale=None, weights="float"), "NOT-QUANTIZED", "has no Q/DQ"),
+    (lambda g, x: g.conv(x, "c", 16, scale=None), "IN-FLOAT", "its weights are quantized, its input"),
+    (lambda g, x: g.conv(g.op("Softmax", g.pair(x, "p"), "soft"), "c", 16, scale=None), "IN-BLOCKED",
+     "p.DQ cannot move down past soft (Softmax)"),
+    (lambda g, x: g.conv(x, "c", 16, weights="float"), "W-NO-DQ", "its weights 'c.weight' are not"),
+])
+def test_float_convolutions(build, code, text):
+    g = Graph()
+    prediction, codes = outcome(g.model(build(g, g.input(1, 16, 16, 16))))
+    assert text in codes[code].message
+    assert codes[code].id in prediction.convolution("c").findings
+
+
+def test_input_conversion():
+    g = Graph()
+    prediction, codes = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
+    found = codes["INPUT-CONVERSION"]
+    assert found.values == 3 * 16 * 16 and "'x'" in found.message
+    assert prediction.conversions == 1
+
+
+def test_pair_behind_pad():
+    g = Graph()
+    x = g.relu(g.input(1, 16, 8, 8), "r")
+    pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+    y = g.op("Pad", [x, pads], "pad")
+    assert "PAD-SPLIT" in outcome(g.model(g.conv(y, "c", 16)))[1]
+
+
+def test_every_convolution_that_is_not_int8_to_int8_has_a_reason():
+    for proto in (residual("float"), residual("own", behind=False), concat((0.02, 0.03, 0.04), 0.04), split(0.1, 0.2)):
+        prediction = predict(proto, "trt8.5")
+        for conv in prediction.convolutions:
+            assert conv.int8_in_int8_out or conv.findings
+
+
+def test_ids_are_the_places_in_the_list():
+    prediction = predict(residual("float"), "trt8.5")
+    assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
+    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
+    ranks = [order.index(f.severity) for f in prediction.findings]
+    assert ranks == sorted(ranks)
+
+
+def test_codes_of_classic_targets_are_not_told_on_rtx():
+    _, codes = outcome(residual("float"), "rtx1.7")
+    assert not {"SKIP-FLOAT", "CONVERSION", "OUT-FLOAT", "INPUT-CONVERSION"} & set(codes)
+
+
+def test_findings_of_the_rtx_simulation_are_kept():
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 3, 8, 8), "c0", 8), "r")
+    model = Model(g.model(g.conv(x, "c1", 8, scale=None)))
+    prediction = predict(model, "rtx1.7")
+    own = {(f.code, f.node) for f in prediction.findings if f.code == "IN-BLOCKED" or f.code == "IN-FLOAT"}
+    assert own
+    prediction.findings = advise(model, prediction)
+    found = {(f.code, f.node) for f in prediction.findings}
+    assert own <= found
+    assert {"FLOAT-FP32"} <= {code for code, _ in found}
+    assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
+    assert prediction.convolution("c1").findings
+
+
+def test_float_residual_whose_sum_stays_float():
+    """A pair on the skip of a block whose sum is float would only add a DQ: law 6 of the placement laws."""
+    g = Graph()
+    x = g.conv(g.input(1, 16, 16, 16), "c0", 16)
+    y = g.add(g.conv(g.relu(g.bn(x, "b0"), "r0"), "c1", 16), x, "sum")
+    g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
+    _, codes = outcome(g.model("c2:0"))
+    assert codes["SKIP-FLOAT"].node == "sum"
+    assert "only if sum's result is quantized as well: b1 (BatchNormalization) reads it as float" in codes[
+        "SKIP-FLOAT"].fix
+
+
+def test_float_residual_whose_sum_is_quantized():
+    _, codes = outcome(residual())
+    assert "only if" not in codes["SKIP-FLOAT"].fix
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_quantized_reduce_mean(keepdims):
+    """Only with keepdims=1 is it a pooling, which two pairs make INT8; else the finding says what to do."""
+    g = Graph()
+    x = g.op("ReduceMean", g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "gap"), "mean", axes=[2, 3],
+             keepdims=keepdims)
+    x = g.op("Flatten", x, "flat") if keepdims else x
+    prediction, codes = outcome(g.model(g.gemm(x, "fc", 16)))
+    assert prediction.conversions == (1 if keepdims else 3)
+    assert ("POOL-FLOAT" in codes) is (keepdims == 0)
+    if not keepdims:
+        assert "keepdims=1" in codes["POOL-FLOAT"].message
+        assert "GlobalAveragePool and Flatten" in codes["POOL-FLOAT"].fix
+
+
+def test_concat_scale_counts_the_bits_of_the_smallest_part():
+    g = Graph()
+    a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
+    b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
+    _, codes = outcome(g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2)))
+    assert "loses 2.0 bits" in codes["CONCAT-SCALE"].fix  # log2(0.2 / 0.05)
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+def test_conversions_of_nodes_without_a_name_of_their_own(name):
+    g = Graph()
+    g.conv(g.conv(g.input(1, 16, 8, 8), "c0", 16), "c1", 16)
+    for node in g.nodes:
+        node.name = name
+    _, codes = outcome(g.model("c1:0"))
+    assert "CONVERSION" not in codes
+    assert "network's input 'x'" in codes["INPUT-CONVERSION"].message
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_batch_norm_behind_conv_transpose_is_told_where_it_costs(target):
+    g = Graph()
+    y = g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn")
+    prediction, codes = outcome(g.model(g.conv(y, "c1", 16)), target)
+    assert prediction.convolutions[0].output.is_float
+    assert codes["CT-BN"].node == "up"

@@ -1,0 +1,67 @@
+"""A line of a log leads to its pass, the cases behind it and their test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqtool.explain.lines import explain_line
+from qdqtool.explain.meanings import MEANINGS
+from qdqtool.trt.rules import passes
+from qdqtool.types import Evidence
+
+ROOT = Path(__file__).parents[2]
+PREFIXES = ("", "[01/10/2024-21:52:53] [V] [TRT] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ", "[V] ")
+LINES = [
+    ("Running: VanillaSwapWithFollowingQ on Resize_724", "VanillaSwapWithFollowingQ"),
+    ("Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15", "HorizontalMergeQNodes"),
+    ("QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34", "QuantizeDoubleInputNodes"),
+    ("ConvEltwiseSumFusion: Fusing w + QuantizeLinear_32 + Conv_34 with Add_42 + Relu_43", "ConvEltwiseSumFusion"),
+    ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
+    ("Replacing slice Slice_895 with copy from 1549 to 1554", "SliceRemoval"),
+    ("Generating copy for a to b because input does not support striding.", "ConcatRemoval"),
+    ("Merging layers: A || B", "MergeLayers"),
+    ("Running: DqQFusion on DequantizeLinear_772", "DqQFusion"),
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("line", "owner"), LINES)
+def test_line(line: str, owner: str, prefix: str) -> None:
+    answer = explain_line(prefix + line)
+    assert answer is not None and answer.line == line
+    rule = answer.rules[0]
+    assert rule.pass_name == owner
+    assert rule.does and rule.means and rule.cases
+    assert (ROOT / rule.file).is_file() and (ROOT / rule.test).is_file()
+    assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
+
+
+def test_line_that_may_be_of_several_passes_says_so() -> None:
+    answer = explain_line("Removing QuantizeLinear_46")
+    assert answer is not None and len(answer.rules) > 1
+    assert "last 'Running: ...' line" in answer.note
+
+
+def test_pass_that_is_not_known_says_so() -> None:
+    answer = explain_line("Running: SomethingNew on Conv_1")
+    assert answer is not None and answer.rules == ()
+    assert "SomethingNew is a pass that no build at hand shows" in answer.note
+
+
+def test_heading_with_a_count() -> None:
+    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
+    assert answer is not None and answer.counted == 504
+    assert "Myelin" in answer.note
+
+
+@pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
+def test_other_texts_are_left_to_others(line: str) -> None:
+    assert explain_line(line) is None
+
+
+def test_every_pass_has_a_meaning_and_a_test() -> None:
+    for kind in passes():
+        assert kind.__name__ in MEANINGS
+        assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()

@@ -1,0 +1,74 @@
+"""The prediction against recorded answers of the compiler, and the record against the compiler, where there is one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import onnx
+import pytest
+
+from qdqtool.builders.child import is_installed
+from qdqtool.modelfile import load
+from qdqtool.rtx.predict import predict_rtx, status_of
+from qdqtool.types import Severity
+from tests.fuzz.driver import Lab
+from tests.fuzz.grammar import network
+from tests.rtx.record import SEEDS, TABLE, answer, models
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(TABLE.read_text())
+    return found
+
+
+@functools.cache
+def all_models() -> dict[str, onnx.ModelProto]:
+    return models()
+
+
+def check(model: onnx.ModelProto, was: dict[str, Any]) -> None:
+    prediction = predict_rtx(load(model))
+    assert status_of(prediction) == was["status"], [f.message for f in prediction.findings]
+    if was["status"] != "built":
+        return
+    types = was.get("types", {})
+    predicted = {c.name: str(c.precision) for c in prediction.convolutions}
+    assert {n: predicted.get(n, p) for n, p in types.items()} == types
+    # A MatMul of two floats that no quantizer touches is not listed.
+    assert set(types) - set(predicted) <= {n for n, p in types.items() if p not in ("INT8", "FP8")}
+    for conv in prediction.convolutions:
+        told = [prediction.findings[i] for i in conv.findings]
+        assert conv.is_int8 or told, f"{conv.name} is float without a reason"
+        assert all(f.message and f.fix for f in told)
+
+
+@pytest.mark.parametrize("question", sorted(all_models()))
+def test_experiment(question: str) -> None:
+    check(all_models()[question], table()["experiments"][question])
+
+
+def test_every_experiment_is_recorded() -> None:
+    assert set(table()["experiments"]) == set(all_models())
+    assert set(table()["networks"]) == {str(s) for s in SEEDS}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_network(seed: int) -> None:
+    check(network(seed), table()["networks"][str(seed)])
+
+
+def test_refusals_say_what_the_compiler_says() -> None:
+    for question, was in table()["experiments"].items():
+        if was["status"] != "built":
+            errors = [f for f in predict_rtx(load(all_models()[question])).findings if f.severity == Severity.ERROR]
+            assert errors and all(f.node and f.fix for f in errors), question
+
+
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+def test_the_record_is_what_the_compiler_says() -> None:
+    with Lab() as lab:
+        for question in sorted(all_models())[::20]:
+            assert answer(lab, all_models()[question]) == table()["experiments"][question], question

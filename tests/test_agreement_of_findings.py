@@ -1,0 +1,205 @@
+"""What a user reads is what the simulator saw: findings about a float result belong to the refusal that made it float.
+
+The laws are checked on random graphs in which one result is read through operators that a Q moves past (Pad, poolings,
+Slice, Split, Dropout, Transpose, Resize, Concat), by quantizers of equal and of different scales.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import qdqtool
+from qdqtool.trt.targets import TARGETS
+from qdqtool.types import ConvOutcome, EngineLayer, Precision, Prediction
+from tests.trt.builder import Graph
+from tests.trt.random_graphs import FORKS, models
+
+CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
+thorough = settings(  # no shrinking: minutes for a failure that is expected; add Phase.shrink to look at one
+    max_examples=300, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+# Several quantizers whose scales differ read the result, and nothing else.
+SCALES = frozenset({"SIBLING-SCALE", "CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE"})
+# A quantizer and a float reader read it.
+MIXED = frozenset({"OUT-MIXED", "SKIP-FLOAT", "POOL-MIXED", "POOL-FLOAT", "ADD-OUT-FLOAT"})
+# No quantizer reads it; one behind an operator that has other readers as well cannot come to it.
+FLOAT = frozenset({"OUT-FLOAT", "SILU-NO-Q-AFTER", "SILU-INNER-Q", "ACT-INNER-Q"})
+BLOCKED = MIXED | SCALES
+
+# Refusal to the codes of which a finding about the convolution has to have one; the first that was recorded decides.
+CLASSES: dict[str, frozenset[str]] = {
+    "batchnorm-not-constant": frozenset({"BN-UNFOLDED"}),
+    "convtranspose-batchnorm": frozenset({"BN-UNFOLDED", "CT-BN"}),
+    "residual-float": frozenset({"SKIP-FLOAT", "ADD-OUT-FLOAT"}),
+    "add-output-not-quantized": frozenset({"ADD-OUT-FLOAT", "ADD-ACT"}) | BLOCKED | FLOAT,
+    "activation-before-add": frozenset({"ADD-ACT", "SKIP-FLOAT", "ADD-OUT-FLOAT"}) | FLOAT,
+    "output-different-scales": SCALES,
+    "output-many-consumers": MIXED,
+    "output-not-quantized": FLOAT | BLOCKED,
+}
+
+
+def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, str]]:
+    """The INT8 convolutions that write float, and the refusal that decided."""
+    for conv in prediction.convolutions:
+        if conv.is_int8 and conv.output.is_float:
+            reasons = [r.reason for r in prediction.refusals if r.node == conv.name]
+            decisive = next((reason for reason in CLASSES if reason in reasons), None)
+            if decisive is not None:
+                yield conv, decisive
+
+
+def disagreements(prediction: Prediction) -> list[str]:
+    """INT8 convolutions that write float, none of whose findings is of the refusal's class."""
+    found = []
+    for conv, reason in written_float(prediction):
+        told = [f for f in prediction.findings if f.id in conv.findings]
+        if not any(f.code in CLASSES[reason] for f in told):
+            found.append(f"{conv.name}: {reason}, told as {[(f.code, f.message) for f in told]}")
+    return found
+
+
+# What messages claim ----------------------------------------------------------------------------------------------
+
+_CLAIM = re.compile(r"(?P<who>.*?)(?<!is )(?<!are )\b(?:reads?|runs?|computes?)\b[^;:]*?\b(?:as|in) float\b|"
+                    r".*\bby (?P<by>[^;:]*?) as float\b")
+_BEFORE = re.compile(r"\b(?:because|but|while|whose|beside|that|and only|INT8 and by)\b|[;:]")
+_SENTENCE = re.compile(r"[.;](?:\s|$)")
+
+
+def claimed_float(message: str, nodes: set[str]) -> set[str]:
+    """The nodes of which a message says that they read or run in float."""
+    found: set[str] = set()
+    for sentence in _SENTENCE.split(message):
+        for claim in _CLAIM.finditer(sentence):
+            who = claim["by"] or _BEFORE.split(claim["who"])[-1]
+            found |= {word for word in re.split(r"[\s,()']+", who) if word in nodes}
+    return found
+
+
+def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
+    """Findings that call float what the predicted layers say is INT8."""
+    nodes = {n.name: n for n in model.graph.node}
+    home = {name: layer for layer in prediction.layers for name in layer.nodes}
+    readers: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        for tensor in node.input:
+            readers.setdefault(tensor, []).append(node.name)
+
+    def is_int8(name: str) -> bool:
+        """Whether a node's layer reads INT8 alone; of one without a layer (a Dropout), whether all behind it do."""
+        layer = home.get(name)
+        if layer is not None:
+            return reads_int8(layer)
+        behind = [r for out in nodes[name].output for r in readers.get(out, ())]
+        return bool(behind) and all(map(is_int8, behind))
+
+    return [
+        f"{f.code}: '{f.message}', but {name} reads INT8"
+        for f in prediction.findings for name in sorted(claimed_float(f.message, set(nodes))) if is_int8(name)
+    ]
+
+
+def reads_int8(layer: EngineLayer) -> bool:
+    if layer.type == "Conversion":  # a Q reads float, a DQ writes it
+        return False
+    return bool(layer.inputs) and all(t.precision == Precision.INT8 for t in layer.inputs)
+
+
+# The laws ---------------------------------------------------------------------------------------------------------
+
+
+@thorough
+@given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
+def test_findings_are_of_the_refusals_class(model: onnx.ModelProto, target: str) -> None:
+    assert disagreements(qdqtool.predict(model, target)) == []
+
+
+@thorough
+@given(models(max_steps=6, steps=FORKS), st.sampled_from(CLASSIC))
+def test_nothing_int8_is_called_float(model: onnx.ModelProto, target: str) -> None:
+    assert false_claims(qdqtool.predict(model, target), model) == []
+
+
+# One graph for each operator --------------------------------------------------------------------------------------
+
+
+def pad(g: Graph, x: str, mode: str) -> str:
+    return g.op("Pad", [x, g.const("pads", [0, 0, 1, 1, 0, 0, 1, 1])], "moved", mode=mode)
+
+
+MOVES: dict[str, Callable[[Graph, str], str]] = {
+    "nothing": lambda g, x: x,
+    "zero Pad": lambda g, x: pad(g, x, "constant"),
+    "reflecting Pad": lambda g, x: pad(g, x, "reflect"),
+    "MaxPool": lambda g, x: g.pool(x, "moved"),
+    "GlobalMaxPool": lambda g, x: g.op("GlobalMaxPool", x, "moved"),
+    "Slice": lambda g, x: g.slice(x, "moved", 0, 4),
+    "Split": lambda g, x: g.ops("Split", [x], "moved", count=2, axis=1)[0],
+    "Dropout": lambda g, x: g.op("Dropout", x, "moved"),
+    "Identity": lambda g, x: g.op("Identity", x, "moved"),
+    "Transpose": lambda g, x: g.op("Transpose", x, "moved", perm=[0, 1, 3, 2]),
+    "nearest Resize": lambda g, x: g.resize(x, "moved"),
+    "linear Resize": lambda g, x: g.resize(x, "moved", "linear"),
+    "Concat": lambda g, x: g.concat([x, x], "moved"),
+}
+OPEN = ("reflecting Pad", "linear Resize")  # whether a Q passes them is said elsewhere; here findings agree either way
+
+
+def forked(move: str, scales: tuple[float, float]) -> onnx.ModelProto:
+    """c0, read by c1 behind an operator and by c2 directly."""
+    g = Graph()
+    x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
+    first = g.conv(MOVES[move](g, x), "c1", 8, 1, scale=scales[0])
+    return g.model(first, g.conv(x, "c2", 8, 1, scale=scales[1]))
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+@pytest.mark.parametrize("move", MOVES)
+def test_two_scales_behind(move: str, target: str) -> None:
+    model = forked(move, (0.1, 0.2))
+    prediction = qdqtool.predict(model, target)
+    reasons = {conv.name: reason for conv, reason in written_float(prediction)}
+    assert reasons["c0"] == "output-different-scales" or move in OPEN
+    assert disagreements(prediction) == []
+    assert false_claims(prediction, model) == []
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_one_scale_behind(move: str) -> None:
+    model = forked(move, (0.1, 0.1))
+    prediction = qdqtool.predict(model)
+    assert prediction.convolution("c0").int8_in_int8_out or move in OPEN
+    assert false_claims(prediction, model) == []
+
+
+# The reading itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("message", "claimed"), [
+    ("a writes float (4x8x8) because b (Pad), c.x (Conv) read it as float, beside d.Q.", {"b", "c.x"}),
+    ("a writes float because b is fused into it and reads the result of c as float.", {"b"}),
+    ("a.Q (scale 0.1) stays: b (Pad) runs in float.", {"b"}),
+    ("a writes float because b (MaxPool) is read by c in INT8 and by d (Conv) and c.x as float: no Q can move up past "
+     "it.", {"d", "c.x"}),
+    ("a writes float. b runs in float: its weights are not quantized", {"b"}),
+    ("a writes float: it is the network's output.", set()),
+])
+def test_claims_are_read(message: str, claimed: set[str]) -> None:
+    assert claimed_float(message, {"a", "b", "c", "d", "c.x", "a.Q", "d.Q"}) == claimed
+
+
+def test_a_false_claim_is_seen() -> None:
+    model = forked("MaxPool", (0.1, 0.1))
+    prediction = qdqtool.predict(model)
+    assert false_claims(prediction, model) == []
+    prediction.findings[0].message = "c0 writes float because moved (MaxPool) reads it as float."
+    assert false_claims(prediction, model) != []
