@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
+# `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
+SEED ?=
+P ?=
 
-.PHONY: demo test lint bench fuzz fuzz-logs clean
+.PHONY: demo test lint bench fuzz fuzz-logs mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -34,6 +37,13 @@ fuzz: $(VENV)/.test-installed
 
 fuzz-logs: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_logs
+
+$(VENV)/.mutants-installed: $(VENV)/.test-installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'
+	touch $@
+
+mutants: $(VENV)/.mutants-installed
+	$(BIN)/python -m tests.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

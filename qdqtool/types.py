@@ -367,10 +367,10 @@ class Verification:
     layers: LayerCounts = field(default_factory=LayerCounts)
     trace: TraceCounts = field(default_factory=TraceCounts)
     conversions: ConversionCounts = field(default_factory=ConversionCounts)
-    copies: TraceCounts = field(default_factory=TraceCounts)
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
     notes: list[str] = field(default_factory=list)
+    copies: TraceCounts = field(default_factory=TraceCounts)
 
     @property
     def complete(self) -> bool:

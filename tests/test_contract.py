@@ -71,7 +71,7 @@ def broken_parameters(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> l
             broken.append(f"parameter {parameter['name']} is gone")
         elif found["kind"] != parameter["kind"]:
             broken.append(f"parameter {parameter['name']} was {parameter['kind']}, is {found['kind']}")
-        elif found["default"] != parameter["default"]:
+        elif parameter["default"] is not None and found["default"] != parameter["default"]:
             broken.append(f"default of {parameter['name']} was {parameter['default']}, is {found['default']}")
     names = {p["name"] for p in was}
     for parameter in now:

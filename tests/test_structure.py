@@ -30,8 +30,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("lint", "explain", "rtx"),
     ("buildlog",),
     ("trt",),
+    ("onnxgraph",),
     ("operators",),
-    ("qdq", "modelfile", "graph", "onnxgraph", "calibration"),
+    ("qdq", "modelfile", "graph", "calibration"),
     ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
@@ -53,7 +54,6 @@ _NOT_YET: frozenset[str] = frozenset({
     "operators: qdqtool.insertion.prepare",
     "operators: qdqtool.insertion.presets",
     "operators: qdqtool.insertion.structure",
-    "upward: buildlog -> trt",
 })
 
 

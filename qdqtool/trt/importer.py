@@ -14,7 +14,8 @@ from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import is_dq, is_q, read_params
-from qdqtool.trt.network import Layer, Network, Tensor, Weighted, Window
+from qdqtool.trt.layers import Layer, Tensor, Weighted, Window
+from qdqtool.trt.network import Network
 
 
 class Importer:

@@ -7,7 +7,8 @@ from qdqtool.graph import Model, Node
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.importer import constant_behind
-from qdqtool.trt.network import Layer, Network, Tensor, float_precision
+from qdqtool.trt.layers import Layer, Tensor, float_precision
+from qdqtool.trt.network import Network
 from qdqtool.trt.rules import id_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized

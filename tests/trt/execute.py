@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.graph import Model, Node
 from qdqtool.operators import LayerKind
 from qdqtool.trt.importer import build
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.types import Precision
 
 _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from qdqtool.evidence import Case
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Network, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import RUNNING
 from qdqtool.types import Event, Refusal

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
 

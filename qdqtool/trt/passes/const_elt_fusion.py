@@ -6,7 +6,8 @@ import math
 
 from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of
 from qdqtool.trt.trace import FUSING
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Network
+from qdqtool.trt.layers import WEIGHTED
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import WeightsShared
 from qdqtool.trt.trace import FUSING

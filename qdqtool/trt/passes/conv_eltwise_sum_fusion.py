@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weights_position
 from qdqtool.trt.trace import FUSING
 

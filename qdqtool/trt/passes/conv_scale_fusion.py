@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from qdqtool.evidence import Case, assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, weights_position
 from qdqtool.trt.trace import FUSING
 

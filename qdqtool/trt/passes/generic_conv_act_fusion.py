@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented
 from qdqtool.operators import GATES, OPERATORS, LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from qdqtool.evidence import Case, assumed, documented
 from qdqtool.operators import INSERTED_SHUFFLE, LayerKind, weights_of
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of
 from qdqtool.trt.trace import CONVERT_TYPE
 

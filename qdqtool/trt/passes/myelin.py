@@ -5,7 +5,8 @@ from __future__ import annotations
 from qdqtool import operators
 from qdqtool.evidence import assumed
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import WEIGHTED, Layer, Network, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of

@@ -6,7 +6,8 @@ import math
 
 from qdqtool.evidence import Case, documented, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
 from qdqtool.trt.trace import FUSING
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind

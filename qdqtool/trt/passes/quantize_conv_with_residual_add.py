@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
 from qdqtool.trt.provenance import ReaderKind
 from qdqtool.trt.quantizable import refusal_of

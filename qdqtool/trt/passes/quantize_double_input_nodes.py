@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.operators import LayerKind, weights_of
-from qdqtool.trt.network import WEIGHTED, Layer, Network
+from qdqtool.trt.layers import WEIGHTED, Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import (
     Pass,
     absorb_q,
@@ -21,7 +22,9 @@ from qdqtool.trt.surroundings import origin_of, output_refusal
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
-CONVOLUTION, DECONVOLUTION_80, MATRIX = (weights_of(op).case for op in ("Conv", "ConvTranspose", "MatMul"))
+CONVOLUTION = weights_of("Conv").case
+DECONVOLUTION_80 = weights_of("ConvTranspose").case
+MATRIX = weights_of("MatMul").case
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
 )

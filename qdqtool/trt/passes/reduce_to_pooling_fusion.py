@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Network, Window
+from qdqtool.trt.layers import Window
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.trace import SWAP_TYPE
 

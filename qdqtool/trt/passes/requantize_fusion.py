@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qdqtool.evidence import assumed, documented
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.surroundings import scale_of
 

@@ -6,7 +6,8 @@ from collections import deque
 
 from qdqtool.evidence import Case, documented
 from qdqtool.operators import LayerKind, passage_of
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
 from qdqtool.trt.provenance import Scale
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales

@@ -6,7 +6,8 @@ from collections import deque
 
 from qdqtool.evidence import seen
 from qdqtool.operators import LayerKind
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name, swap
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting
 from qdqtool.trt.surroundings import readers_of, step_of

@@ -8,7 +8,8 @@ from dataclasses import replace
 from qdqtool.evidence import assumed, documented, seen
 from qdqtool.operators import LayerKind
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.network import Layer, Network, Tensor
+from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of

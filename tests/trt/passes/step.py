@@ -8,7 +8,8 @@ import onnx
 
 from qdqtool.modelfile import load
 from qdqtool.trt import importer
-from qdqtool.trt.network import Layer, Network
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PIPELINE, Loop
 from qdqtool.trt.targets import target_named

@@ -1,0 +1,337 @@
+"""Layers and tensors of TensorRT's network, with what passes need to know of each kind."""
+
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qdqtool.evidence import Case
+from qdqtool.operators import LayerKind, QPassage
+from qdqtool.qdq import QuantParams, precision_of
+from qdqtool.trt.provenance import Scale, Step
+from qdqtool.types import Evidence, Precision, Refusal
+
+Dims = tuple[int | None, ...]
+
+WEIGHTED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY)
+
+
+class Tensor:
+    """A tensor between layers.
+
+    Attributes:
+        name: TensorRT's name; it stays with the position when a pass swaps layers.
+        producer: The layer that writes it; None for a network input.
+        consumers: The layers that read it, with the number of their inputs that do, in the order in which they began.
+        source: The ONNX tensor it stands for.
+        is_output: Whether it is a network output.
+        elem_type: ONNX element type of the float graph.
+        shape: Dimensions where known.
+        view_of: The tensor in whose memory it lies, once a slice or concatenation was eliminated.
+    """
+
+    __slots__ = ("consumers", "elem_type", "is_output", "name", "producer", "shape", "source", "view_of")
+
+    def __init__(self, name: str, source: str = "", elem_type: int = 0) -> None:
+        self.name = name
+        self.source = source or name
+        self.producer: Layer | None = None
+        self.consumers: dict[Layer, int] = {}
+        self.is_output = False
+        self.elem_type = elem_type
+        self.shape: Dims | None = None
+        self.view_of: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name}>"
+
+    @property
+    def memory(self) -> Tensor:
+        """The tensor that the engine names for it: itself, or the one it is a view of."""
+        tensor, steps = self, 0
+        while tensor.view_of is not None and steps < 1000:
+            tensor, steps = tensor.view_of, steps + 1
+        return tensor
+
+    def only_reader(self) -> Layer | None:
+        """The single layer that reads the tensor; None when several do, none does, or it is a network output."""
+        if self.is_output or len(self.consumers) != 1:
+            return None
+        (reader, count), = self.consumers.items()
+        return reader if count == 1 else None
+
+    def sole_reader(self) -> Layer | None:
+        """As :meth:`only_reader`, of a layer that may read the tensor at several of its inputs (``x * x``)."""
+        return None if self.is_output or len(self.consumers) != 1 else next(iter(self.consumers))
+
+    def read_by(self, layer: Layer) -> None:
+        """Notes that one more input of a layer reads the tensor."""
+        self.consumers[layer] = self.consumers.get(layer, 0) + 1
+
+    def left_by(self, layer: Layer) -> None:
+        """Notes that one input of a layer does not read the tensor any more."""
+        if self.consumers[layer] == 1:
+            del self.consumers[layer]
+        else:
+            self.consumers[layer] -= 1
+
+
+@dataclass(slots=True)
+class Weighted:
+    """What a convolution, deconvolution or matrix product knows of its weights.
+
+    Attributes:
+        name: The weights' ONNX tensor.
+        constant: Whether they are a constant, quantized or not.
+        inside: Whether they are plain constants inside the layer: the layer has no weights input.
+        dims: Dimensions of the weights; for a Conv [out, in/groups, ...].
+        axis: Their axis along which the outputs lie.
+        kernel, strides, pads, dilations, group, auto_pad: As in ONNX; empty for a matrix product.
+        from_matmul: The layer was a matrix product.
+    """
+
+    name: str
+    constant: bool
+    inside: bool
+    dims: Dims = ()
+    axis: int = 0
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    auto_pad: str = "NOTSET"
+    from_matmul: bool = False
+
+
+@dataclass(slots=True)
+class Window:
+    """A pooling: ``MAX`` or ``AVERAGE``, and its window."""
+
+    type: str
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Shuffling:
+    """What a shuffle does, and what it was made by.
+
+    Attributes:
+        moves: It changes the order of the values.
+        perm: The permutation of a Transpose.
+        joined: It was fused of several, or stands behind a Softmax, and may turn out to change nothing.
+        before_matmul: It was inserted in front of a matrix product turned convolution.
+        after_matmul: It stands behind one, and is pushed down past the bias.
+        pushed: That was done.
+    """
+
+    moves: bool = False
+    perm: tuple[int, ...] | None = None
+    joined: bool = False
+    before_matmul: bool = False
+    after_matmul: bool = False
+    pushed: bool = False
+
+
+@dataclass(slots=True)
+class Fusion:
+    """What a convolution took in behind and in front of it.
+
+    Attributes:
+        activated: An activation, or the Relu of an Add: no other is taken.
+        activation: The pointwise activation; SiLU and its like are named by their last node.
+        pointwise: A pointwise layer (an activation other than Relu).
+        pooled: A MaxPool.
+        padded: A Pad in front.
+        weights: Its quantized constant weights.
+        merged: Name of the layer that it shares with convolutions beside it (``A || B``).
+    """
+
+    activated: bool = False
+    activation: Step | None = None
+    pointwise: bool = False
+    pooled: bool = False
+    padded: bool = False
+    weights: bool = False
+    merged: str = ""
+
+
+class Rank(NamedTuple):
+    """Where the optimizer visits a layer.
+
+    Attributes:
+        place: Place of the layer, or of the one that a pass inserted it beside.
+        side: -1 in front of that, 1 behind it, 0 itself.
+        part: Order among several in front or behind.
+    """
+
+    place: int
+    side: int = 0
+    part: int = 0
+
+    def before(self, part: int = 0) -> Rank:
+        return Rank(self.place, -1, part)
+
+    def behind(self) -> Rank:
+        return Rank(self.place, 1)
+
+    def next(self) -> Rank:
+        return Rank(self.place, self.side, self.part + 1)
+
+
+class Layer:
+    """A layer.
+
+    Attributes:
+        id: Place in the order of creation.
+        kind: What it is.
+        name: TensorRT's name; fusions join names with `` + ``.
+        op: The ONNX operator it came from.
+        inputs: Data inputs; for a convolution with computed or dequantized weights the weights are the second.
+        outputs: Output tensors.
+        nodes: ONNX nodes it stands for or absorbed.
+        of: The ONNX node that a layer which the parser left unnamed belongs to.
+        rank: Where the optimizer visits it.
+        cases: What its state rests on, in the order in which it came about.
+        passage: How a Q passes it; None: it does not.
+        activation: TensorRT's type of an ACTIVATION.
+        operation: TensorRT's operation of an ELEMENTWISE.
+        relu: Name of the Relu that was fused to an ELEMENTWISE or SCALE.
+        per_channel: A SCALE with a factor for each channel.
+        shift_only: A SCALE that only adds.
+        strided: A SLICE with steps of more than 1.
+        dims: Dimensions of a CONSTANT; None where they are not known.
+        pooling: Of a REDUCE the pooling that it can become.
+        window: Of a POOLING.
+        shuffling: Of a SHUFFLE.
+        weights: Of a layer with weights.
+        fusion: Of a layer with weights.
+        quant: Scale and zero point of a Q, DQ or copy.
+        computed_scale: A Q or DQ whose scale is computed at run time.
+        clone: A Q that is a copy in front of a Concat.
+        pair: The Q in front of a DQ.
+        passed: What a Q moved up past, or a DQ down, in the order of its moves.
+        merged: Qs that this one stands for as well, each with what it moved up past.
+        blocked: What kept a Q from moving on, where it last stood.
+        joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
+        first_scale: The scale that a conversion from INT8 to INT8 reads.
+        dq_passed: A DQ moved down past it.
+        requantizes: A copy from INT8 to INT8.
+        int8: The layer computes in INT8 (inputs are quantized).
+        int8_out: The layer writes INT8 because a Q was absorbed.
+        quantized_as: The type that ``int8`` stands for.
+        residual: The residual input of a convolution that took an Add.
+        in_myelin: It was handed to Myelin.
+        copied: A Slice that is a copy in the engine.
+        eliminated: A Slice or Concat whose tensors share memory.
+        copies: Names and tensors of the copies that an eliminated Concat needs.
+    """
+
+    of: str = ""
+    passage: QPassage | None = None
+    activation: str = ""
+    operation: str = ""
+    relu: str = ""
+    per_channel: bool = True
+    shift_only: bool = False
+    strided: bool = False
+    dims: tuple[int, ...] | None = None
+    pooling: str | None = None
+    window: Window | None = None
+    quant: QuantParams | None = None
+    computed_scale: bool = False
+    clone: bool = False
+    pair: str = ""
+    passed: tuple[Step, ...] = ()
+    merged: tuple[tuple[str, tuple[Step, ...]], ...] = ()
+    blocked: Refusal | None = None
+    joined: tuple[str, str] | None = None
+    first_scale: Scale = None
+    dq_passed: bool = False
+    requantizes: bool = False
+    int8: bool = False
+    int8_out: bool = False
+    quantized_as: Precision = Precision.INT8
+    residual: Tensor | None = None
+    in_myelin: bool = False
+    copied: bool = False
+    eliminated: bool = False
+    copies: tuple[tuple[str, Tensor], ...] = ()
+    _weights: Weighted | None = None
+    _shuffling: Shuffling | None = None
+    _fusion: Fusion | None = None
+
+    def __init__(self, kind: LayerKind, name: str, op: str = "") -> None:
+        self.id = -1
+        self.kind = kind
+        self.name = name
+        self.op = op
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.nodes: list[str] = []
+        self.rank = Rank(0)
+        self.cases: dict[Case, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
+    @property
+    def weights(self) -> Weighted:
+        """Of a layer with weights, as the importer made it."""
+        assert self._weights is not None, self
+        return self._weights
+
+    @weights.setter
+    def weights(self, value: Weighted) -> None:
+        self._weights = value
+
+    @property
+    def shuffling(self) -> Shuffling:
+        """Of a SHUFFLE."""
+        if self._shuffling is None:
+            self._shuffling = Shuffling()
+        return self._shuffling
+
+    @property
+    def fusion(self) -> Fusion:
+        """What a layer with weights took in."""
+        if self._fusion is None:
+            self._fusion = Fusion()
+        return self._fusion
+
+    @property
+    def evidence(self) -> Evidence:
+        """The weakest evidence of its cases."""
+        return functools.reduce(Evidence.weaker, {case.evidence for case in self.cases}, Evidence.SEEN)
+
+    def moved_past(self, step: Step) -> None:
+        """Notes that a Q, with those that it stands for, moved past an operator."""
+        self.passed = (*self.passed, step)
+        self.merged = tuple((name, (*way, step)) for name, way in self.merged)
+
+    def rest_on(self, *cases: Case) -> None:
+        """Notes that the layer's state rests on cases."""
+        for case in cases:
+            self.cases[case] = None
+
+    @property
+    def out(self) -> Tensor:
+        """The first output."""
+        return self.outputs[0]
+
+    @property
+    def data(self) -> Tensor:
+        """The first input."""
+        return self.inputs[0]
+
+
+def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
+    """The precision of a float tensor: the ONNX type for strongly typed targets, else FLOAT."""
+    found = precision_of(elem_type)
+    if found.is_float:
+        return found if strongly_typed else Precision.FLOAT
+    return found if found != Precision.UNKNOWN else Precision.FLOAT

@@ -1,0 +1,137 @@
+"""The edges of the comparison: contradictions within a log, what is unknown, residuals in another place."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.errors import BuildLogError
+from qdqtool.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.types import Mismatch
+from qdqtool.verification.api import compare, exit_code, verify
+from qdqtool.verification.from_log import verify_from_log
+from tests.trt.builder import Graph
+from tests.trt.evidence import HOME, prediction
+from tests.verification.synthetic import log_of
+
+CASE = "resnet18-qat-rtx2000-trt8510"
+MODEL = HOME / CASE / "model.onnx.gz"
+LINES = log_of(prediction(CASE))
+
+
+def engine_line(conv: str) -> int:
+    return next(i for i, x in enumerate(LINES) if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " "))
+
+
+def mismatches(changes: dict[int, str], lines: list[str] | None = None) -> dict[str, Mismatch]:
+    """Those of convolutions, by name, of the log with some lines exchanged."""
+    text = "\n".join(changes.get(i, x) for i, x in enumerate(lines or LINES))
+    result = verify(MODEL, read_build(io.BytesIO(text.encode())))
+    return {m.name: m for m in result.mismatches if m.kind == "convolution"}
+
+
+def test_a_log_that_says_both_things_is_not_to_be_trusted() -> None:
+    """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
+    at = engine_line("Conv_22")
+    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
+    assert "quantizes it, the engine lists a float input" in found["Conv_22"].why
+    assert found["Conv_22"].built["fused"] == []
+    before, _, after = LINES[at].rpartition("Int8")
+    assert "quantizes the output, the engine lists float" in mismatches({at: f"{before}Float{after}"})["Conv_22"].why
+    without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
+    assert "the engine lists INT8, no pass line quantizes it" in mismatches({}, without)["Conv_22"].why
+
+
+def test_what_a_layer_absorbed() -> None:
+    """The Add and the Relu; neither the convolution itself nor its quantizers nor its constants."""
+    at = engine_line("Conv_34")
+    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
+    assert found["Conv_34"].built["fused"] == ["Add_42", "Relu_43"]
+
+
+def test_a_residual_on_the_other_side() -> None:
+    """The builder may let either convolution take the Add; a prediction of the other one is wrong about both."""
+    taker, other = engine_line("Conv_96"), engine_line("Conv_107")
+    alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
+    with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
+    with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
+    assert set(mismatches({taker: alone, other: with_add})) == {"Conv_96", "Conv_107"}
+
+
+@pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
+def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure: tuple[str, ...]) -> None:
+    build = read_build(io.BytesIO("\n".join(LINES).encode()))
+    result = compare(load(MODEL), prediction(CASE), build, unsure)
+    counts = result.as_json()["convolutions"]
+    assert (counts["agree"], counts["unknown"]) == (21 - len(unsure), len(unsure))
+    assert list(counts["unknown_names"]) == list(unsure)
+    assert exit_code(result) == 2
+
+
+def test_why_names_the_rule_behind_the_prediction() -> None:
+    """The refusal where a pass refused, with what was predicted in words."""
+    at = engine_line("Gemm_311")
+    before, _, after = LINES[at].rpartition("(Float")
+    why = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"].why
+    assert why.startswith("predicted float output, built INT8 output (predicted by QuantizeDoubleInputNodes: output-")
+    at = engine_line("Conv_22")
+    why = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].why
+    assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
+
+
+def parse_section(proto: onnx.ModelProto) -> list[str]:
+    """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
+              for v in (*graph.input, *graph.value_info, *graph.output)}  # fmt: skip
+    types = dict.fromkeys(shapes, "FLOAT")
+    for tensor in graph.initializer:
+        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), onnx.TensorProto.DataType.Name(tensor.data_type)
+
+    def told(names: Iterable[str]) -> str:
+        return "".join(f"[{n} -> ({', '.join(map(str, shapes[n]))})[{types[n]}]], " for n in names)
+
+    lines = [f"Adding network input: {v.name} with dtype: float32, dimensions: "
+             f"({', '.join(map(str, shapes[v.name]))})" for v in graph.input]  # fmt: skip
+    lines += [f"Importing initializer: {t.name}" for t in graph.initializer]
+    for node in graph.node:
+        head = f"{node.name} [{node.op_type}]"
+        lines += [f"Parsing node: {head}", f"{head} inputs: {told(node.input)}", f"{head} outputs: {told(node.output)}"]
+    lines += [f"Marking {v.name} as output: {v.name}" for v in graph.output]
+    return [f"[11/21/2026-12:00:00] [V] [TRT] {line}" for line in lines]
+
+
+def chain(quantized: bool = True) -> onnx.ModelProto:
+    """Two convolutions with an activation between them, which no scale can change."""
+    g = Graph()
+    form, scale = ("qdq", 0.1) if quantized else ("float", None)
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=scale, weights=form), "r0")
+    return g.model(g.conv(x, "c1", 8, 1, scale=scale, weights=form))
+
+
+def log_with_parse_section(proto: onnx.ModelProto) -> str:
+    lines = log_of(predict(proto, "trt8.5"))
+    return "\n".join([*lines[:2], *parse_section(proto), *lines[2:]]) + "\n"
+
+
+def test_a_log_alone(tmp_path: Path) -> None:
+    """Read from a file and given as a build, a log says the same; without Q/DQ there is nothing to predict."""
+    path = tmp_path / "build.log"
+    path.write_text(log_with_parse_section(chain()))
+    from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
+    assert from_file.as_json() == from_build.as_json()
+    data = from_file.as_json()
+    assert [data["convolutions"][k] for k in ("total", "agree", "unknown")] == [2, 2, 0]
+    assert from_file.mismatches == []
+    assert not any("depend" in note for note in from_file.notes)
+    with pytest.raises(BuildLogError, match="a TensorRT-RTX log has no pass lines"):
+        verify_from_log(path, target="rtx1.7")
+    path.write_text(log_with_parse_section(chain(quantized=False)))
+    with pytest.raises(BuildLogError, match="no Q/DQ nodes in the parse section"):
+        verify_from_log(path)
