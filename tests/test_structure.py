@@ -45,7 +45,6 @@ READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
-    "circle of modules: calibration.cache, calibration.statistics",
     "circle of modules: qdqtool.insertion.api, qdqtool.insertion.calibrate",
     "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
     "operators: qdqtool.fixing.weights",

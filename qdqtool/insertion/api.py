@@ -236,7 +236,9 @@ def insert(
         try:
             result.prediction = _predict(proto, chosen)
             if measured is not None:
-                result.losses = with_predictions(measured, proto, result.activations, result.prediction, chosen)
+                result.losses = with_predictions(
+                    measured, proto, result.activations, result.prediction, lambda p: _predict(p, chosen)
+                )
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result

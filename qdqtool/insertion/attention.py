@@ -8,11 +8,13 @@ and in networks that are no detectors, nothing is found.
 
 from __future__ import annotations
 
+from qdqtool import operators
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.presets import convolutions_above, find_head
 from qdqtool.insertion.structure import commuting_inputs
+from qdqtool.operators import LayerKind
 
-_ARITHMETIC = ("Mul", "Add", "Sub", "Div", "Pow", "Exp", "MatMul", "Conv", "ConvTranspose", "Gemm")
+_CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
 
 
 def class_outputs(model: Model) -> tuple[str, ...]:
@@ -40,7 +42,7 @@ def _goes_out(model: Model, node: Node) -> bool:
             continue
         seen.add(name)
         for reader in model.readers(name):
-            if reader.op in _ARITHMETIC:
+            if operators.of(reader).kind in _CALCULATES:
                 return False
             if name in commuting_inputs(reader):
                 stack.extend(reader.outputs)

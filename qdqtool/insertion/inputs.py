@@ -24,7 +24,6 @@ from qdqtool.graph import Model, Node
 from qdqtool.trt.targets import Target
 
 INPUT_TYPES = ("float", "int8", "uint8")
-_UINT8_FROM = (8, 5)  # release notes of TensorRT 8.5: kUINT8 for network inputs
 _LEVELS = 255.0
 
 
@@ -49,7 +48,7 @@ def check_input_type(kind: str, target: Target) -> None:
     """
     if kind not in INPUT_TYPES:
         raise QdqtoolError(f"--input-type {kind}: choose one of {', '.join(INPUT_TYPES)}")
-    if kind == "uint8" and not target.is_rtx and target.version < _UINT8_FROM:
+    if kind == "uint8" and not target.uint8_inputs:
         raise QdqtoolError(f"--input-type uint8: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
 
 

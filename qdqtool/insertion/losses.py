@@ -11,7 +11,7 @@ outputs is what is reported. The outputs are the last convolutions in front of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
     from calibration import FocusMap, Preprocess, TensorStatistics
-    from qdqtool.trt.targets import Target
 
 TRIED = 8
 SAMPLES = 2
@@ -198,8 +197,10 @@ def without_pair(proto: onnx.ModelProto, entry: QuantizedTensor) -> onnx.ModelPr
     return copy
 
 
-def with_predictions(losses: Losses, proto: onnx.ModelProto, activations: Sequence[QuantizedTensor], before: Prediction,
-                     target: Target) -> Losses:  # fmt: skip
+def with_predictions(
+    losses: Losses, proto: onnx.ModelProto, activations: Sequence[QuantizedTensor], before: Prediction,
+    predict: Callable[[onnx.ModelProto], Prediction],
+) -> Losses:
     """The same, with what each of them would change in the engine.
 
     Args:
@@ -207,10 +208,8 @@ def with_predictions(losses: Losses, proto: onnx.ModelProto, activations: Sequen
         proto: The finished Q/DQ model.
         activations: All quantized activations.
         before: The prediction for ``proto``.
-        target: That it was made for.
+        predict: Predicts for the same target.
     """
-    from qdqtool import predict
-
     nodes = {n.name for n in proto.graph.node}
     by_tensor = {a.tensor: a for a in activations}
     known = before.summary()
@@ -218,7 +217,7 @@ def with_predictions(losses: Losses, proto: onnx.ModelProto, activations: Sequen
     for loss in losses.tensors:
         entry = by_tensor[loss.tensor]
         if entry.node in nodes:
-            after = predict(without_pair(proto, entry), target=target).summary()
+            after = predict(without_pair(proto, entry)).summary()
             added = None
             if known["conversions"] is not None and after["conversions"] is not None:
                 added = after["conversions"] - known["conversions"]
