@@ -8,7 +8,7 @@ import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
-from calibration.methods import FOCUS_WEIGHT, focused_error, squared_error
+from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, squared_error
 from calibration.statistics import Statistics
 from qdqtool.errors import ModelError
 from tests.calibration.nets import conv_net
@@ -76,20 +76,30 @@ def test_the_range_is_that_of_least_weighted_error() -> None:
     stats.add_focus([part])
     ranges = np.geomspace(1.0, stats.absmax, 400)
 
+    power = focus_power([stats])
+    assert power == 3.0  # 3,000 of 63,000 values are rare
+
     def error(values: np.ndarray, amax: float) -> float:
         step = amax / 127
-        return float(np.mean((np.clip(np.rint(values / step), -127, 127) * step - values) ** 2))
+        return float(np.mean(np.abs(np.clip(np.rint(values / step), -127, 127) * step - values) ** power))
 
-    by_hand = np.array([
-        (1 - FOCUS_WEIGHT) * error(np.concatenate([everything, part]), a) + FOCUS_WEIGHT * error(part, a) for a in ranges
-    ])
-    np.testing.assert_allclose(focused_error(stats, ranges), by_hand, rtol=0.02, atol=1e-6)
+    whole = np.concatenate([everything, part])
+    by_hand = np.array([(1 - FOCUS_WEIGHT) * error(whole, a) + FOCUS_WEIGHT * error(part, a) for a in ranges])
+    np.testing.assert_allclose(focused_error(stats, ranges, power), by_hand, rtol=0.03, atol=1e-7)
     chosen = amax_of(stats, "focus")
-    assert np.interp(chosen, ranges, by_hand) <= by_hand.min() * 1.02
+    assert np.interp(chosen, ranges, by_hand) <= by_hand.min() * 1.05
     assert chosen > amax_of(stats, "mse")
     plain = TensorStatistics.of(everything)
     assert amax_of(plain, "focus") == amax_of(plain, "mse")
-    np.testing.assert_array_equal(focused_error(plain, ranges), squared_error(plain, ranges))
+    np.testing.assert_allclose(focused_error(plain, ranges), squared_error(plain, ranges), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)])
+def test_power_falls_with_the_share_of_what_is_looked_at(rare: int, power: float) -> None:
+    stats = TensorStatistics.of(np.ones(1000))
+    stats.add_focus([np.ones(rare, np.float32)])
+    assert focus_power([stats]) == pytest.approx(power)
+    assert focus_power([stats, TensorStatistics.of(np.ones(10))]) == 2.0
 
 
 def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path) -> None:
