@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test lint bench fuzz fuzz-logs mutants clean
+.PHONY: demo test lint bench fit-timing fuzz fuzz-logs mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -31,6 +31,10 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py
+
+fit-timing: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/fit_timing.py --write
+	$(BIN)/python benchmarks/timing_docs.py
 
 fuzz: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz --networks $(N)

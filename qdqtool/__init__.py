@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
-    from qdqtool.insertion.api import Insertion, insert
+    from qdqtool.insertion.api import insert
+    from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
-    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction, Verification
+    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
+    from qdqtool.verified import Verification
 
 _HOMES = {
     "insert": "qdqtool.insertion.api",
-    "Insertion": "qdqtool.insertion.api",
+    "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
     "verify": "qdqtool.verification.api",
     "ConvOutcome": "qdqtool.types",
     "Finding": "qdqtool.types",
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
-    "Verification": "qdqtool.types",
+    "Verification": "qdqtool.verified",
 }
 
 __all__ = [

@@ -21,6 +21,7 @@ COMMANDS = {
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
+    "gpus": "List the GPUs that times can be estimated for.",
     "engine": "Per-layer precision, memory, MACs and time of a built engine.",
     "build": "Build a model with a TensorRT found on this machine.",
     "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
@@ -80,7 +81,9 @@ def run(args: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
-        return _fail(str(error), 2)
+        from qdqtool.render.parameters import as_options
+
+        return _fail(as_options(str(error)), 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -7,12 +7,9 @@ that what rests on them says how well it is proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-
 from qdqtool.evidence import Case, assumed, documented, seen
 from qdqtool.graph import Model, Node
+from qdqtool.operator_facts import Activation, LayerKind, Operator, QPassage, Weights
 from qdqtool.qdq import precision_of
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -23,111 +20,6 @@ YOLOV8 = "yolov8-orin-trt8412-excerpts"
 BEV_ORIN = "bevfusion-camera-orin-trt8502"
 BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
 MOBILENET = "mobilenetv2-titanrtx-qat-residual"
-
-
-class LayerKind(StrEnum):
-    """Kinds of layers, with TensorRT's own names where its log prints them."""
-
-    CONSTANT = "CONSTANT"
-    QUANTIZE = "QUANTIZE"
-    DEQUANTIZE = "DEQUANTIZE"
-    CONVOLUTION = "CONVOLUTION"
-    DECONVOLUTION = "DECONVOLUTION"
-    MATRIX_MULTIPLY = "MATRIX_MULTIPLY"
-    SCALE = "SCALE"
-    ACTIVATION = "ACTIVATION"
-    ELEMENTWISE = "ELEMENTWISE"
-    UNARY = "UNARY"
-    POINTWISE = "POINTWISE"
-    POOLING = "POOLING"
-    REDUCE = "REDUCE"
-    PADDING = "PADDING"
-    SHUFFLE = "SHUFFLE"
-    SLICE = "SLICE"
-    CONCATENATION = "CONCATENATION"
-    RESIZE = "RESIZE"
-    SOFTMAX = "SOFTMAX"
-    IDENTITY = "IDENTITY"
-    COPY = "COPY"  # kQDQ: a Q or DQ that stays in the engine
-    SHAPE = "SHAPE"  # folded while parsing, or on the host: neither reads nor blocks a tensor
-    OTHER = "OTHER"
-
-
-@dataclass(frozen=True, slots=True)
-class QPassage:
-    """A Q moves up past the operator, and a DQ down.
-
-    Attributes:
-        case: How well that is known.
-        exact: Whether quantizing before or after gives the same numbers; if not, they differ by a step at most
-            (TensorRT goes by its list of operators, not by exactness).
-        when: The condition on the node; None for always.
-        condition: The condition in words, for explanations.
-    """
-
-    case: Case
-    exact: bool = True
-    when: Callable[[Model, Node], bool] | None = None
-    condition: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A pointwise function of one tensor that a convolution takes into its layer.
-
-    Attributes:
-        type: TensorRT's activation type, as in its API.
-        case: How well the fusion behind a quantized convolution is known.
-        gate: Whether ``x * gate(x)`` is an activation as well (SiLU, HardSwish written out).
-    """
-
-    type: str
-    case: Case
-    gate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The operator multiplies with weights, its second input, and computes in INT8 where both are quantized.
-
-    Attributes:
-        case: How well INT8 is known for it.
-        output_axis: The axis of the weights along which the outputs lie, from the node and the weights' rank.
-    """
-
-    case: Case
-    output_axis: Callable[[Node, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """What is known about one ONNX operator.
-
-    Attributes:
-        name: The operator's ONNX name.
-        kind: The layer that TensorRT's parser makes of it.
-        passage: Whether a Q moves up past it; None: it does not.
-        joins: All inputs are parts of the output (Concat): a Q behind it goes to each of them.
-        cuts: Each output is a part of the input (Split, Slice).
-        activation: Set for a pointwise function that a convolution takes in.
-        weights: Set for what computes in INT8 with quantized weights.
-        operation: TensorRT's elementwise operation, for two operands.
-        averages: It mixes values: INT8 only between a DQ and a Q (the average poolings).
-        moves: A shuffle that changes the order of the values (the others only name the dimensions anew).
-        myelin: Only Myelin runs it; what is connected with it at the network's end goes there too.
-    """
-
-    name: str
-    kind: LayerKind = LayerKind.OTHER
-    passage: QPassage | None = None
-    joins: bool = False
-    cuts: bool = False
-    activation: Activation | None = None
-    weights: Weights | None = None
-    operation: str = ""
-    averages: bool = False
-    moves: bool = False
-    myelin: bool = False
 
 
 # What a Q passes ------------------------------------------------------------------------------------------------
@@ -147,6 +39,10 @@ def _zero_pad(model: Model, node: Node) -> bool:
     return known and (value is None or not value.any())
 
 
+def _copying_pad(model: Model, node: Node) -> bool:
+    return str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
+
+
 def _float_cast(model: Model, node: Node) -> bool:
     return all(precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output))
 
@@ -164,13 +60,26 @@ _RESIZE = QPassage(
     ),
     exact=False,
 )
-_PAD = QPassage(
+ZERO_PAD = QPassage(
     documented(
         "q-past-zero-pad", "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
     ),
     when=_zero_pad, condition="pads with zeros",
+    otherwise=QPassage(
+        assumed(
+            "q-past-copying-pad", "A Q moves up past a Pad that reflects, repeats or wraps.",
+            "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
+            "which a Q stays behind such a Pad would refute it",
+        ),
+        when=_copying_pad, condition="reflects, repeats or wraps",
+    ),
 )
+
+INSERTED_SHUFFLE = QPassage(seen(
+    "q-past-inserted-shuffle", "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
+    f"{RESNET}:2533", f"{RESNET}:2535",
+))
 
 # What a convolution takes in ------------------------------------------------------------------------------------
 
@@ -276,7 +185,7 @@ _TABLE: tuple[Operator, ...] = (
     Operator("ReduceMean", LayerKind.REDUCE, averages=True),
     *(Operator(name, LayerKind.REDUCE) for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
     # What moves values
-    Operator("Pad", LayerKind.PADDING, passage=_PAD),
+    Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
@@ -327,9 +236,15 @@ WEIGHTED = tuple(op.name for op in _TABLE if op.weights is not None)
 AVERAGES = tuple(op.name for op in _TABLE if op.averages)
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
+ACTIVATIONS = tuple(op.name for op in _TABLE if op.activation is not None)
+"""Operators that are an activation by themselves (one written in several nodes: ``onnxgraph/pointwise.py``)."""
+
+RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE))
+"""Operators that a Q passes and that change height and width: max poolings and resizes."""
 GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activation.gate)
 """Activations g for which ``x * g(x)`` is one activation, as SiLU."""
 
+_POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY)
 _UNKNOWN = Operator("")
 
 
@@ -363,16 +278,16 @@ def activation_of(name: str) -> Activation:
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:
     """The cases that an operator's facts rest on."""
-    held = (operator.passage, operator.activation, operator.weights)
+    held = (operator.passage, operator.passage and operator.passage.otherwise, operator.activation, operator.weights)
     return tuple(fact.case for fact in held if fact is not None)
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
     """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
     found = of(node).passage
-    if found is None or node is None or (found.when is not None and not found.when(model, node)):
-        return None
-    return found
+    while found is not None and node is not None and found.when is not None and not found.when(model, node):
+        found = found.otherwise
+    return found if node is not None else None
 
 
 def inputs_behind_q(model: Model, node: Node | None) -> tuple[str, ...]:
@@ -393,20 +308,28 @@ def is_activation(node: Node | None) -> bool:
     return of(node).activation is not None
 
 
-def gated_input(model: Model, node: Node) -> str | None:
-    """``x`` of ``x * gate(x)``, the two-node form of SiLU and HardSwish, for its Mul; None for any other node."""
-    if of(node).operation != "PROD" or len(node.inputs) != 2:
-        return None
-    for gate, data in (node.inputs, node.inputs[::-1]):
-        producer = model.producer(gate)
-        if producer is not None and producer.op in GATES and producer.input(0) == data:
-            return str(data)
-    return None
+def is_pointwise(node: Node | None) -> bool:
+    """Whether each value that a node writes is made of the values at the same place: TensorRT joins such into PWN."""
+    return of(node).kind in _POINTWISE_KINDS
 
 
-def activation_input(model: Model, node: Node) -> str | None:
-    """The tensor that an activation works on: ``x`` of ``Relu(x)`` or of ``Mul(x, Sigmoid(x))``; None for others."""
-    return node.input(0) if is_activation(node) else gated_input(model, node)
+def rearranges(node: Node | None) -> bool:
+    """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
+    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+
+
+def is_run_time(model: Model, tensor: str) -> bool:
+    """Whether a tensor is computed at run time: no constant, nor one that is only reshaped or cast.
+
+    A constant operand (of a Div, Sub, Pow, Mul or Add) is no input of a layer: TensorRT takes it into the PWN
+    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    """
+    while tensor and not model.is_constant(tensor):
+        producer = model.producer(tensor)
+        if not rearranges(producer) or producer is None or not producer.inputs:
+            return True
+        tensor = producer.input(0)
+    return False
 
 
 def pooling_of(model: Model, node: Node) -> str | None:
@@ -433,11 +356,3 @@ def pooling_of(model: Model, node: Node) -> str | None:
 def is_sum(node: Node | None) -> bool:
     """Whether a node adds tensors (a residual, or a bias where one of them is constant)."""
     return of(node).operation == "SUM"
-
-
-
-
-INSERTED_SHUFFLE = QPassage(seen(
-    "q-past-inserted-shuffle", "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
-    f"{RESNET}:2533", f"{RESNET}:2535",
-))

@@ -59,7 +59,7 @@ def advise(model: Model, prediction: Prediction) -> list[Finding]:
     from qdqtool.onnxgraph.view import View
 
     report = Report(prediction.target)
-    lint(View(model, prediction.target), report)
+    lint(View(model, target_named(prediction.target).residual_through_activation), report)
     findings = report.findings
     if target_named(prediction.target).is_rtx:
         known = {f.code for f in prediction.findings}

@@ -14,15 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
-from qdqtool.agreement import (
-    BuildFacts,
-    ConversionCounts,
-    ConvolutionCounts,
-    LayerCounts,
-    Mismatch,
-    TraceCounts,
-)
-
 TOOL_VERSION = "0.1.0"
 
 PREDICTION_SCHEMA = "qdqtool/prediction/1"
@@ -107,7 +98,7 @@ class Event:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Refusal:
     """A pass looked at a node and did not fire.
 
@@ -125,6 +116,20 @@ class Refusal:
     pass_name: str
     node: str
 
+    # Stated once here: thirty classes that make their own take a tenth of a prediction's time to import.
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Refusal) and type(self) is type(other) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
+        return f"{type(self).__name__}({told})"
+
 
 @dataclass(slots=True)
 class Finding:
@@ -134,6 +139,7 @@ class Finding:
         convolutions: Names of the convolutions that it concerns.
         automatic: Whether qdqtool can change it by itself.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
+        saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
 
     code: FindingCode
@@ -147,12 +153,13 @@ class Finding:
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
     automatic: bool = False
+    saves_ms: float | None = None
 
     def as_json(self) -> Json:
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node,
-            "message": self.message, "fix": self.fix, "evidence": str(self.evidence), "target": self.target,
-            "convolutions": list(self.convolutions), "values": self.values, "automatic": self.automatic,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": self.fix,
+            "message": self.message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
+            "convolutions": list(self.convolutions), "automatic": self.automatic, "saves_ms": self.saves_ms,
         }
 
 
@@ -178,6 +185,7 @@ class EngineLayer:
         inputs: Input tensors, the data input first, a residual second.
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
+        ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
     """
 
     name: str
@@ -185,11 +193,12 @@ class EngineLayer:
     inputs: list[TensorPrecision] = field(default_factory=list)
     outputs: list[TensorPrecision] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    ms: float | None = None
 
     def as_json(self) -> Json:
         return {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes),
+            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
 
 
@@ -259,6 +268,7 @@ class ModelInfo:
 class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
+    ``time`` is the estimated time on a GPU (see ``qdqtool.timing.estimate``), None where none was named.
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
@@ -274,6 +284,7 @@ class Prediction:
     conversions: int | None = None
     conversion_nodes: list[str] = field(default_factory=list)
     target_evidence: str = ""
+    time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> Json:
@@ -306,7 +317,7 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            "counts": dict(self.counts),
+            "counts": dict(self.counts), **({"time": self.time} if self.time is not None else {}),
         }
 
 
@@ -329,10 +340,7 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
-        return {
-            "tensor": self.tensor, "scale": self.scale, "method": self.method, "group": self.group,
-            "node": self.node,
-        }
+        return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,45 +352,3 @@ class SkippedNode:
 
     def as_json(self) -> Json:
         return {"node": self.node, "reason": self.reason}
-
-
-@dataclass(slots=True)
-class Verification:
-    """A prediction held against a build.
-
-    Attributes:
-        build: Which build.
-        convolutions: Convolution by convolution.
-        layers: Engine layers by name and types.
-        trace: Lines of the Q/DQ passes.
-        conversions: Q and DQ that stay in the engine.
-        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
-        mismatches: Everything that differs.
-        prediction: What was held against the build.
-        notes: What else the user should know.
-    """
-
-    build: BuildFacts
-    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
-    layers: LayerCounts = field(default_factory=LayerCounts)
-    trace: TraceCounts = field(default_factory=TraceCounts)
-    conversions: ConversionCounts = field(default_factory=ConversionCounts)
-    mismatches: list[Mismatch] = field(default_factory=list)
-    prediction: Prediction | None = None
-    notes: list[str] = field(default_factory=list)
-    copies: TraceCounts = field(default_factory=TraceCounts)
-
-    @property
-    def complete(self) -> bool:
-        return self.build.complete
-
-    def as_json(self) -> Json:
-        return {
-            "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
-            "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None, "build": self.build.as_json(),
-            "convolutions": self.convolutions.as_json(), "layers": self.layers.as_json(),
-            "trace": self.trace.as_json(), "conversions": self.conversions.as_json(),
-            "copies": self.copies.as_json(), "mismatches": [m.as_json() for m in self.mismatches],
-            "notes": list(self.notes),
-        }

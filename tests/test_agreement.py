@@ -14,7 +14,7 @@ from qdqtool.agreement import (
     MismatchKind,
     TraceCounts,
 )
-from qdqtool.types import Verification
+from qdqtool.verified import Verification
 
 # Keys of 0.1, which others read; more may come.
 PUBLISHED = {

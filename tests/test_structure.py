@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("render",),
     ("qat", "fixing", "verification"),
+    ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),
     ("lint", "explain", "rtx"),
@@ -32,7 +33,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("trt",),
     ("onnxgraph",),
     ("operators",),
+    ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
+    ("verified",),
     ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
@@ -45,14 +48,7 @@ READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
-    "circle of modules: qdqtool.insertion.api, qdqtool.insertion.calibrate",
     "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
-    "operators: qdqtool.fixing.weights",
-    "operators: qdqtool.insertion.halfprecision",
-    "operators: qdqtool.insertion.placement",
-    "operators: qdqtool.insertion.prepare",
-    "operators: qdqtool.insertion.presets",
-    "operators: qdqtool.insertion.structure",
 })
 
 

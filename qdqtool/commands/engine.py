@@ -16,13 +16,16 @@ _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 @click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
 @click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
               help="A second engine (give its profile with another --compare): show where the time went.")
+@click.option("--gpu", metavar="NAME", help="Where it ran, if the log does not tell: adds what each layer "
+                                            "usually takes.")
+@click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
 @click.option("--dot", default=None, type=click.Path(), help="Write the engine as a Graphviz file.")
 @click.option("--svg", default=None, type=click.Path(), help="Write the engine as an SVG (needs qdqtool[draw]).")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
     files: tuple[str, ...], profile: str | None, sort: str | None, everything: bool, other: tuple[str, ...],
-    dot: str | None, svg: str | None, form: str, output: str | None,
+    gpu: str | None, clock: float | None, dot: str | None, svg: str | None, form: str, output: str | None,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
@@ -48,7 +51,13 @@ def command(
             raise BuildLogError(f"{', '.join(paths)}: layer names without precisions; build again with: {again}")
         if not build.layers:
             raise BuildLogError(f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log")
-        return analyze(build)
+        costs = analyze(build)
+        from qdqtool.timing.expected import add_expected, gpu_of
+
+        chosen = gpu_of(build, gpu, clock)
+        if chosen is not None:
+            add_expected(costs, chosen)
+        return costs
 
     report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:

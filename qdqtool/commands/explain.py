@@ -13,9 +13,10 @@ from qdqtool.errors import QdqtoolError
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(what: tuple[str, ...], listing: bool, form: str, output: str | None) -> int:
-    """Explain WHAT: a finding code such as SKIP-FLOAT, or the text of a TensorRT error.
+    """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
-    The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold.
+    The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
+    line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
     from qdqtool.explain import codes
     from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text
@@ -28,10 +29,18 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
         return 0
     text = " ".join(what).strip()
     if not text:
-        raise click.UsageError("give a finding code or an error text, or --list")
+        raise click.UsageError("give a finding code, an error text or a line of a log, or --list")
     entry = codes.find(text)
     if entry is not None:
         emit(to_json(code_json(entry)) if form == "json" else code_text(entry, width), output)
+        return 0
+    from qdqtool.explain.lines import explain_line
+
+    answer = explain_line(text)
+    if answer is not None:
+        from qdqtool.render.line_text import line_text
+
+        emit(to_json(answer.as_json()) if form == "json" else line_text(answer, width), output)
         return 0
     from qdqtool.explain.errors import lookup
 
@@ -39,6 +48,8 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
     if known is None:
         near = codes.similar(text)
         hint = f"nearest codes: {', '.join(near)}" if near else "see 'qdqtool explain --list'"
-        raise QdqtoolError(f"'{text[:80]}' is neither a finding code nor a known TensorRT error; {hint}")
+        raise QdqtoolError(
+            f"'{text[:80]}' is no finding code, no known TensorRT error and no line of its optimizer; {hint}"
+        )
     emit(to_json(error_json(known)) if form == "json" else error_text(known, width), output)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -119,11 +120,18 @@ def command(
     if write_table is not None:
         save_table(result, write_table)
     if form == "json":
-        emit(to_json(result.as_json()), None)
+        emit(to_json(_worded(result.as_json())), None)
         return 0
     text = render(result, terminal_width(), everything=everything)
     emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}", None)
     return 0
+
+
+def _worded(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with reasons, notes and warnings in the words of the command line."""
+    from qdqtool.render.parameters import all_as_options
+
+    return {**answer, **{k: all_as_options(answer[k]) for k in ("skipped", "notes", "warnings")}}
 
 
 def _default_output(model: str) -> str:

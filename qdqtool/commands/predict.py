@@ -19,13 +19,23 @@ _SEVERITIES = ("error", "warning")
 @click.option("--all", "everything", is_flag=True, help="Tell every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
+@click.option("--gpu", metavar="NAME", help="Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).")
+@click.option("--sm", metavar="CC", help="Only say what a compute capability, such as 7.5, cannot do.")
+@click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
+@click.option("--power", metavar="W|MAXN", help="Power mode of a Jetson (15W); guesses the clock from it.")
+@click.option("--batch", type=click.IntRange(1, 65536), help="Estimate the time for this batch.")
+@click.option("--no-fp16", is_flag=True, help="Estimate for a builder without --fp16: floats are FP32.")
+@click.option("--calibrate", metavar="TIME|FILE", help="A measured time (5.3ms), a trtexec profile of this model, or a "
+              "file of --save-calibration.")
+@click.option("--save-calibration", type=click.Path(), metavar="FILE", help="Keep the correction for later calls.")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
-    model: str, target: str | None, everything: bool, trace: bool, layers: bool, required: tuple[str, ...],
-    fail_on: tuple[str, ...], form: str, output: str | None,
+    model: str, target: str | None, everything: bool, trace: bool, layers: bool, gpu: str | None, sm: str | None,
+    clock: float | None, power: str | None, batch: int | None, no_fp16: bool, calibrate: str | None,
+    save_calibration: str | None, required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
 ) -> int:
     """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -41,15 +51,26 @@ def command(
     from qdqtool.render.predict_text import render
     from qdqtool.trt.targets import DEFAULT_TARGET
 
-    if output and same_file(output, model):
-        raise QdqtoolError(f"{output}: is the model; choose another output name")
-    prediction = predict(model, target or DEFAULT_TARGET)
+    if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
+        raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
+    for written in (output, save_calibration):
+        for read, what in ((model, "the model"), (calibrate, "the measurement")):
+            if written and read and same_file(written, read):
+                raise QdqtoolError(f"{written}: is {what}; choose another output name")
+    time = None
+    if gpu is None and sm is None:
+        prediction = predict(model, target or DEFAULT_TARGET)
+    else:
+        from qdqtool.timing import ask
+
+        request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
+        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
     if form == "json":
         emit(to_json(prediction.as_json()), output)
     else:
         width = 100 if output else terminal_width()
-        emit(render(prediction, width, everything=everything, layers=layers, trace=trace), output)
+        emit(render(prediction, width, everything=everything, layers=layers, trace=trace, time=time), output)
     for line in unmet:
         print(f"qdqtool: {line}", file=sys.stderr)
     return 1 if unmet else 0

@@ -9,7 +9,7 @@ import click
 from qdqtool.errors import QdqtoolError, VersionError
 
 if TYPE_CHECKING:
-    from qdqtool.types import Verification
+    from qdqtool.verified import Verification
 
 
 @click.command()
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), help="Build MODEL here, then compare."
 )
 @click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
+@click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not tell: times are compared.")
 @click.option("--from-log", "from_log", is_flag=True, help="No model at hand: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -28,6 +29,7 @@ def command(
     target: str | None,
     builder: str | None,
     sm: str | None,
+    gpu: str | None,
     from_log: bool,
     allow_partial: bool,
     form: str,
@@ -46,7 +48,7 @@ def command(
     from qdqtool.verification.api import exit_code
 
     try:
-        result = _run(files, target, builder, sm, from_log)
+        result = _run(files, target, builder, sm, gpu, from_log)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target") from None
     emit(to_json(result.as_json()) if form == "json" else render_verification(result, terminal_width()), output)
@@ -54,7 +56,8 @@ def command(
 
 
 def _run(
-    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, from_log: bool
+    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, gpu: str | None,
+    from_log: bool,
 ) -> Verification:
     from qdqtool.verification.api import verify
 
@@ -72,4 +75,4 @@ def _run(
         return verify_with_builder(files[0], builder, sm=sm, target=target)
     if len(files) < 2:
         raise click.UsageError("give MODEL and at least one BUILD, or --from-log BUILD, or --builder")
-    return verify(files[0], *files[1:], target=target)
+    return verify(files[0], *files[1:], target=target, gpu=gpu)

@@ -17,10 +17,11 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision, Verification
+from qdqtool.types import Precision
 from qdqtool.verification.pairs import Pair
 from qdqtool.verification.products import BuiltNode
 from qdqtool.verification.rtx import of_pairs
+from qdqtool.verified import Verification
 
 RECORDING = Path(__file__).with_name("recorded_build.json")
 

@@ -13,7 +13,8 @@ import onnxruntime
 from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.api import Insertion, insert
+from qdqtool.insertion.api import insert
+from qdqtool.insertion.result import Insertion
 from qdqtool.modelfile import save
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap

@@ -43,6 +43,8 @@ class LayerCost:
         output_bytes: Bytes written.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
+        expected_ms: What such a layer usually takes on the GPU, as a profile shows it; None where that is not known.
+        best_ms: What it would take at the GPU's peak rates.
     """
 
     layer: BuiltLayer
@@ -53,6 +55,8 @@ class LayerCost:
     output_bytes: int | None = None
     ms: float | None = None
     share: float | None = None
+    expected_ms: float | None = None
+    best_ms: float | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +75,11 @@ class LayerCost:
         return self.input_bytes + self.weight_bytes + self.output_bytes
 
     @property
+    def times_expected(self) -> float | None:
+        """Measured time over what such a layer usually takes."""
+        return self.ms / self.expected_ms if self.ms is not None and self.expected_ms else None
+
+    @property
     def intensity(self) -> float | None:
         """MACs per byte."""
         total = self.total_bytes
@@ -83,7 +92,8 @@ class LayerCost:
             "precision": str(self.precision), "inputs": [t.as_json() for t in layer.inputs],
             "outputs": [t.as_json() for t in layer.outputs], "macs": self.macs, "input_bytes": self.input_bytes,
             "weight_bytes": self.weight_bytes, "output_bytes": self.output_bytes, "bytes": self.total_bytes,
-            "intensity": self.intensity, "ms": self.ms, "share": self.share,
+            "intensity": self.intensity, "ms": self.ms, "share": self.share, "expected_ms": self.expected_ms,
+            "best_ms": self.best_ms, "times_expected": self.times_expected,
         }
 
 
@@ -116,11 +126,13 @@ class EngineReport:
         build: Where they come from.
         rows: The layers in engine order.
         unmatched: Names in the profile that no layer has.
+        gpu: The GPU that expected times are for; None where they are not known.
     """
 
     build: Build
     rows: list[LayerCost] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
+    gpu: str | None = None
 
     @property
     def implicit_int8(self) -> bool:
@@ -164,6 +176,7 @@ class EngineReport:
             "type")},
             "layers": [row.as_json() for row in self.rows],
             "unmatched": list(self.unmatched),
+            "gpu": self.gpu,
             "implicit_int8": self.implicit_int8,
         }
 

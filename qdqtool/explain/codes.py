@@ -7,11 +7,12 @@ import difflib
 from qdqtool.explain.codes_build import BUILD
 from qdqtool.explain.codes_float import FLOAT
 from qdqtool.explain.codes_fusion import FUSION
+from qdqtool.explain.codes_gpu import GPU
 from qdqtool.explain.codes_speed import SPEED
 from qdqtool.explain.codes_weights import WEIGHTS
 from qdqtool.explain.knowledge import Code
 
-CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED)}
+CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED, *GPU)}
 
 
 def get(code: str) -> Code:

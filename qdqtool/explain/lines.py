@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qdqtool.evidence import Case
 from qdqtool.explain.meanings import HEADINGS, MEANINGS
@@ -97,8 +97,14 @@ class LineAnswer:
 
 
 def explain_line(text: str) -> LineAnswer | None:
-    """The answer to a line of a log, with or without its prefix; None for a line that is not one of the optimizer's."""
+    """The answer to a line of a log, with or without its prefix; None for a line that is not one of the optimizer's.
+
+    The name of a pass, and the id of a case as a prediction names it (``<pass>/<case>``), are answered alike.
+    """
     line = text.strip("\r\n")
+    named = line.strip()
+    if named.partition("/")[0] in {kind.__name__ for kind in passes()} or named in cases():
+        return _named(named)
     prefix = _PREFIX.match(line)
     line = line[prefix.end():] if prefix else line
     heading = _heading(line)
@@ -120,6 +126,20 @@ def explain_line(text: str) -> LineAnswer | None:
     elif len(rules) > 1:
         note = "The line does not say whose it is: it belongs to the pass of the last 'Running: ...' line above it."
     return LineAnswer(line, event, rules, note)
+
+
+def _named(name: str) -> LineAnswer:
+    owner = name.partition("/")[0]
+    known = {kind.__name__: kind for kind in passes()}
+    if owner in known:
+        rule = _rule(known[owner])
+        own = {i: c for i, c in rule.cases.items() if i == name}
+        return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
+    rule = Rule(
+        owner, f"What TensorRT does with {owner}.", "", {name: cases()[name]}, "qdqtool/operators.py",
+        "tests/test_operators.py",
+    )
+    return LineAnswer(name, None, (rule,))
 
 
 def _heading(line: str) -> LineAnswer | None:

@@ -18,7 +18,8 @@ from qdqtool.explain.words import (
     scale_words,
     size_words,
 )
-from qdqtool.operators import AVERAGES, OPERATORS, LayerKind
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import AVERAGES, OPERATORS
 from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,

@@ -45,6 +45,7 @@ STEPS = (
     Step(("W-SHARED",), weights.shared, _EXACT),
     Step(("BN-UNFOLDED",), batchnorm.parameters, _EXACT),
     Step(("CT-BN",), batchnorm.transposed, _EXACT),
+    Step(("CT-AXIS",), weights.transposed, _ONE_BIT),
     Step(("W-NO-DQ",), weights.bare, _ONE_BIT),
     Step(("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT, default=False),
     Step(("SILU-INNER-Q", "ACT-INNER-Q"), pairs.inside_activations, _EXACT),
@@ -165,7 +166,7 @@ def _wanted(only: Sequence[str]) -> set[str]:
     for text in only:
         entry = codes.find(text)
         if entry is None:
-            near = ", ".join(codes.similar(text)) or "see 'qdqtool explain --list'"
+            near = ", ".join(codes.similar(text)) or "none is like it"
             raise QdqtoolError(f"no finding has the code '{text}'; nearest: {near}")
         if entry.code not in FIXABLE:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
@@ -225,8 +226,11 @@ class _Work:
                 self.refused.append(Change(site.code, site.node, site.what, why_not))
 
     def _sites(self, step: Step, wanted: set[str]) -> list[Site]:
-        found = step.find(View(self.model, self.target.name), self.target.name)
+        found = step.find(self._view(self.model), self.target)
         return [s for s in found if s.code in wanted]
+
+    def _view(self, model: Model) -> View:
+        return View(model, self.target.residual_through_activation)
 
     def _attempt(self, sites: list[Site], step: Step) -> str:
         editor = Editor(self.model)
@@ -242,8 +246,7 @@ class _Work:
         model, changes, factor = self.model, [], 1.0
         tried: set[str] = set()
         for step, wanted in self._left:
-            view = View(model, self.target.name)
-            sites = [s for s in step.find(view, self.target.name) if s.code in wanted]
+            sites = [s for s in step.find(self._view(model), self.target) if s.code in wanted]
             editor = Editor(model)
             for site in sites:
                 site.apply(editor)
@@ -322,7 +325,7 @@ class _Work:
         self._reference = reference
         if self._noise.relative > _ROUGH:
             self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "
-                              "fit the scales, so the comparison is weak; give real ones with --inputs")
+                              "fit the scales, so the comparison is weak; give real ones with `inputs`")
         if self._body:
             self.notes.append("onnxruntime cannot run the whole model: outputs were compared behind its last "
                               "convolutions")

@@ -13,11 +13,12 @@ from qdqtool.fixing.weights import evaluate
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
+from qdqtool.trt.targets import Target
 
 _Array = npt.NDArray[Any]
 
 
-def parameters(view: View, target: str) -> list[Site]:
+def parameters(view: View, target: Target) -> list[Site]:
     """BN-UNFOLDED: parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
     for norm in view.model.nodes:
@@ -40,7 +41,7 @@ def parameters(view: View, target: str) -> list[Site]:
     return sites
 
 
-def transposed(view: View, target: str) -> list[Site]:
+def transposed(view: View, target: Target) -> list[Site]:
     """CT-BN: a BatchNormalization folded into the quantized weights of the ConvTranspose in front of it.
 
     Weights and scales are multiplied by the same factor for each output channel, so that the integers stay the same.
@@ -95,6 +96,6 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
         editor.set_input(conv, 1, tensor)
         editor.set_input(conv, 2, editor.constant(f"{conv.name}/folded_bias", shift.astype(dtype)))
         editor.remove(norm)
-        editor.proto_of(conv).output[0] = norm.output
+        editor.set_output(conv, 0, norm.output)
 
     return Site("CT-BN", conv.name, f"{norm.name} folded into {conv.name}", apply)

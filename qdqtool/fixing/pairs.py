@@ -10,8 +10,11 @@ from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
 from qdqtool.lint.structure import both_sides, quantized_gate
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, is_sum, layer_of, uses
+from qdqtool.onnxgraph.flow import boundary, is_sum, layer_of, uses
 from qdqtool.onnxgraph.view import View
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import is_activation, of, passage
+from qdqtool.trt.targets import Target
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
@@ -26,7 +29,7 @@ def _quantizer_of(view: View, tensor: str) -> Node | None:
     return None
 
 
-def inside_activations(view: View, target: str) -> list[Site]:
+def inside_activations(view: View, target: Target) -> list[Site]:
     """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
     sites: list[Site] = []
     for conv in view.weighted:
@@ -51,8 +54,8 @@ def _gates(view: View, tensor: str, inner: Node | None) -> list[tuple[Node, Node
 def _inner(view: View, q: Node) -> Site:
     dqs = _dqs(view, q)
     ends = [n for dq in dqs for n in view.model.readers(dq.output)]
-    gates = [n for n in ends if n.op in ACTIVATIONS]
-    muls = [n for n in ends if n.op == "Mul"]
+    gates = [n for n in ends if is_activation(n)]
+    muls = [n for n in ends if of(n).operation == "PROD"]
     code = "SILU-INNER-Q" if muls else "ACT-INNER-Q"
     last = muls[0] if muls else gates[0]
     readers = view.model.readers(last.output)
@@ -80,7 +83,7 @@ def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
     return apply
 
 
-def convolution_side(view: View, target: str) -> list[Site]:
+def convolution_side(view: View, target: Target) -> list[Site]:
     """ADD-BOTH: the pair on the convolution's side of a residual Add goes."""
     sites: list[Site] = []
     for add in view.model.nodes:
@@ -92,7 +95,7 @@ def convolution_side(view: View, target: str) -> list[Site]:
     return sites
 
 
-def residuals(view: View, target: str) -> list[Site]:
+def residuals(view: View, target: Target) -> list[Site]:
     """SKIP-FLOAT, POOL-MIXED, ADD-ACT: an Add reads its residual through the pair that the tensor has already."""
     sites: list[Site] = []
     for add in view.model.nodes:
@@ -134,8 +137,8 @@ def _is_convolution_side(view: View, add: Node, tensor: str) -> bool:
     return edge.tensor == tensor and (edge.activation is None or view.add_behind_activation)
 
 
-def behind_pads(view: View, target: str) -> list[Site]:
-    """PAD-SPLIT: the pair moves in front of a Pad that pads with zeros."""
+def behind_pads(view: View, target: Target) -> list[Site]:
+    """PAD-SPLIT: the pair moves in front of a Pad that a Q passes (of zeros, or one that copies)."""
     sites: list[Site] = []
     for conv in view.weighted:
         found = qdq.source_of_dq(view.model, conv.input(0))
@@ -143,7 +146,7 @@ def behind_pads(view: View, target: str) -> list[Site]:
             continue
         dq, q = found[0], found[1]
         pad = view.model.producer(q.input(0))
-        if pad is None or pad.op != "Pad" or not _pads_zeros(view, pad):
+        if pad is None or of(pad).kind != LayerKind.PADDING or passage(view.model, pad) is None:
             continue
         if any(len(view.model.readers(t)) != 1 or view.model.is_output(t) for t in (pad.output, q.output, dq.output)):
             continue
@@ -160,14 +163,7 @@ def behind_pads(view: View, target: str) -> list[Site]:
     return sites
 
 
-def _pads_zeros(view: View, pad: Node) -> bool:
-    if str(pad.attributes.get("mode", "constant")) != "constant":
-        return True  # reflect and edge copy values
-    value = view.model.constant(pad.input(2)) if pad.input(2) else None
-    return not pad.input(2) or (value is not None and not value.any())
-
-
-def heads(view: View, target: str) -> list[Site]:
+def heads(view: View, target: Target) -> list[Site]:
     """HEAD-QUANT and HEAD-CONCAT: float box outputs and DFL (all last convolutions without one), no pair behind."""
     sites: list[Site] = []
     last = last_convolutions(view)

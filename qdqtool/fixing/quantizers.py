@@ -14,13 +14,14 @@ from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams
+from qdqtool.trt.targets import Target
 from qdqtool.types import Precision
 
 _LEVELS = 127.0
 Floats = npt.NDArray[np.float64]
 
 
-def zero_points(view: View, target: str) -> list[Site]:
+def zero_points(view: View, target: Target) -> list[Site]:
     """ZP-NONZERO, ZP-UINT8, DQ-3-INPUTS and ZP-VOLUME: int8 with zero points of 0, of the scale's shape."""
     sites: list[Site] = []
     for q, dqs in _families(view):
@@ -41,7 +42,7 @@ def _families(view: View) -> list[tuple[Node | None, list[Node]]]:
     return families
 
 
-def _family_site(view: View, q: Node | None, dqs: list[Node], target: str) -> Site | None:
+def _family_site(view: View, q: Node | None, dqs: list[Node], target: Target) -> Site | None:
     head = q or dqs[0]
     params = view.params(head)
     if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
@@ -49,7 +50,7 @@ def _family_site(view: View, q: Node | None, dqs: list[Node], target: str) -> Si
     nodes = [n for n in (q, *dqs) if n is not None]
     unsigned = params.precision == Precision.UINT8
     shifted = bool(np.any(params.zero_point != 0))
-    missing = target.startswith("trt8") and any(not view.params(n).has_zero_point for n in nodes)
+    missing = target.needs_zero_point and any(not view.params(n).has_zero_point for n in nodes)
     uneven = any(
         view.params(n).has_zero_point and (z := view.params(n).zero_point) is not None and z.size != params.scale.size
         for n in nodes
@@ -115,7 +116,7 @@ def _along(values: npt.NDArray[np.float64], rank: int, axis: int | None) -> Floa
     return values.reshape(shape)
 
 
-def positive_scales(view: View, target: str) -> list[Site]:
+def positive_scales(view: View, target: Target) -> list[Site]:
     """SCALE-NONPOS: weights get the scale of their largest value, other scales their absolute value or 1."""
     sites: list[Site] = []
     for q, dqs in _families(view):
@@ -161,14 +162,14 @@ def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats
     return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
 
 
-def scalars(view: View, target: str) -> list[Site]:
+def scalars(view: View, target: Target) -> list[Site]:
     """SCALE-SHAPE1 and ACT-PER-CHANNEL: one scalar scale for an activation."""
     sites: list[Site] = []
     for q, dqs in view.pairs():
         params = view.params(q)
         if params.scale is None or not params.scale.size or params.scale_shape == ():
             continue
-        if params.scale.size == 1 and not target.startswith("rtx"):
+        if params.scale.size == 1 and not target.is_rtx:
             continue
         code = "SCALE-SHAPE1" if params.scale.size == 1 else "ACT-PER-CHANNEL"
         scale = float(params.scale.max())

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.view import View
+from qdqtool.trt.targets import Target
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class Step:
 
     Attributes:
         codes: The finding codes that it can remove.
-        find: Lists the places, given the model and the target's name.
+        find: Lists the places, given the model and the target.
         noise: By how much the noise of the network's outputs against the float network may grow.
         default: Whether it is done without being asked for by ``--only``.
     """
 
     codes: tuple[str, ...]
-    find: Callable[..., list[Site]]
+    find: Callable[[View, Target], list[Site]]
     noise: float
     default: bool = True

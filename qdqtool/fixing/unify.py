@@ -11,18 +11,19 @@ from qdqtool.explain.report import number, scalar
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import CUTS, JOINS, commutes
 from qdqtool.onnxgraph.view import View
+from qdqtool.operators import inputs_behind_q, of
+from qdqtool.trt.targets import Target
 from qdqtool.types import Precision
 
 CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
 
 
-def scales(view: View, target: str) -> list[Site]:
-    """One scale, the largest, for all quantizers that are tied by commuting operators.
+def scales(view: View, target: Target) -> list[Site]:
+    """One scale, the largest, for all quantizers that are tied by operators that a Q passes.
 
-    Tied are the tensors on both sides of a commuting operator and of a Q/DQ pair (Concat, Split, Slice, MaxPool,
-    nearest Resize ...): what TensorRT may merge into one. A chain of Concats is one group.
+    Tied are the tensors on both sides of an operator that a Q passes and of a Q/DQ pair: what TensorRT may merge into
+    one. A chain of Concats is one group.
     """
     groups = _Groups(view)
     sites: list[Site] = []
@@ -57,9 +58,10 @@ def _shifted(view: View, q: Node) -> bool:
 
 
 def _code(view: View, members: list[Node], crossed: list[Node]) -> str:
-    for code, ops in (("CONCAT-SCALE", JOINS), ("SPLIT-SCALE", CUTS)):
-        if any(n.op in ops for n in crossed):
-            return code
+    if any(of(n).joins for n in crossed):
+        return "CONCAT-SCALE"
+    if any(of(n).cuts for n in crossed):
+        return "SPLIT-SCALE"
     if crossed:
         return "POOL-SCALE"
     tensors = {q.input(0) for q in members}
@@ -74,8 +76,8 @@ class _Groups:
         self.parent: dict[str, str] = {}
         self.crossed: list[Node] = []
         for node in view.model.ordered:
-            if commutes(node) and node.input(0) not in view.constants:
-                sources = [t for t in node.inputs if t] if node.op in JOINS else [node.input(0)]
+            sources = inputs_behind_q(view.model, node)
+            if sources and sources[0] not in view.constants:
                 for tensor in (*sources, *(o for o in node.outputs if o)):
                     self._join(sources[0], tensor)
                 self.crossed.append(node)
@@ -94,15 +96,14 @@ class _Groups:
         self.parent[self._find(b)] = self._find(a)
 
     def found(self) -> list[tuple[list[Node], list[Node]]]:
-        """Quantizers of each group, with the commuting nodes in it."""
+        """Quantizers of each group, with the nodes in it that a Q passes."""
         members: dict[str, list[Node]] = defaultdict(list)
         crossed: dict[str, list[Node]] = defaultdict(list)
         for q in self.view.activation_qs:
             members[self._find(q.input(0))].append(q)
         for node in self.crossed:
             crossed[self._find(node.input(0))].append(node)
-        order = (*JOINS, *CUTS)
         return [
-            (qs, sorted(crossed[key], key=lambda n: (order.index(n.op) if n.op in order else len(order), n.index)))
+            (qs, sorted(crossed[key], key=lambda n: (not of(n).joins, not of(n).cuts, n.index)))
             for key, qs in members.items() if len(qs) > 1
         ]

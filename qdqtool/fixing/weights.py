@@ -13,25 +13,29 @@ from onnx.reference import ReferenceEvaluator
 from qdqtool import qdq
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Model, Node
+from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.insertion.structure import weight_axis
+from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View, Weights
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of
+from qdqtool.trt.targets import Target
 from qdqtool.types import Precision
 
 _Array = npt.NDArray[Any]
 _FOLD_LIMIT = 50  # nodes between a constant and a weight's Q
 
 
-def biases(view: View, target: str) -> list[Site]:
+def biases(view: View, target: Target) -> list[Site]:
     """BIAS-DQ: the dequantized bias as a float constant."""
     sites: list[Site] = []
     done: set[int] = set()
     for dq in view.quantizers:
         if not qdq.is_dq(dq) or not view.is_weight(dq) or dq.index in done:
             continue
-        is_bias = all(n.op in ("Conv", "ConvTranspose", "Gemm") and n.input(2) == dq.output
-                      for n in view.model.readers(dq.output)) and bool(view.model.readers(dq.output))
+        readers = view.model.readers(dq.output)
+        is_bias = bool(readers) and all(of(n).weights is not None and n.input(2) == dq.output for n in readers)
         if not is_bias and view.params(dq).precision != Precision.INT32:
             continue
         value = _dequantized(view, dq)
@@ -68,7 +72,7 @@ def _dequantized(view: View, dq: Node) -> _Array | None:
     return np.asarray(integers.astype(scale.dtype) * along(scale.reshape(-1)), scale.dtype)
 
 
-def stored_integers(view: View, target: str) -> list[Site]:
+def stored_integers(view: View, target: Target) -> list[Site]:
     """WEIGHT-PREQUANT: float weights with a Q in front of the DQ; the integers come out the same."""
     sites: list[Site] = []
     for conv in view.weighted:
@@ -91,7 +95,7 @@ def stored_integers(view: View, target: str) -> list[Site]:
     return list(unique.values())
 
 
-def shared(view: View, target: str) -> list[Site]:
+def shared(view: View, target: Target) -> list[Site]:
     """W-SHARED: constant, Q and DQ copied for every convolution but the first."""
     users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
     for conv in view.weighted:
@@ -122,7 +126,7 @@ def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
     editor.set_input(conv, 1, tensor)
 
 
-def computed(view: View, target: str) -> list[Site]:
+def computed(view: View, target: Target) -> list[Site]:
     """W-NONCONST: what stands between the constant and its quantizer, computed now."""
     sites: list[Site] = []
     for conv in view.weighted:
@@ -174,7 +178,7 @@ def evaluate(model: Model, tensor: str) -> _Array | None:
     return np.asarray(result[0])
 
 
-def bare(view: View, target: str) -> list[Site]:
+def bare(view: View, target: Target) -> list[Site]:
     """W-NO-DQ: Q/DQ for the weights of a convolution whose input is quantized."""
     sites: list[Site] = []
     for conv in view.weighted:
@@ -184,9 +188,9 @@ def bare(view: View, target: str) -> list[Site]:
         value = view.model.constant(weights.source)
         if value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
             continue
+        axis = weight_scale_axis(conv, value.ndim, target.transposed_per_channel)
 
-        def apply(editor: Editor, conv: Node = conv, value: _Array = value) -> None:
-            axis = weight_axis(view.model, conv)
+        def apply(editor: Editor, conv: Node = conv, value: _Array = value, axis: int | None = axis) -> None:
             scale = weight_scale(value, axis).astype(value.dtype)
             inputs = [editor.constant(f"{conv.name}/weight_scale", scale),
                       editor.constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8))]
@@ -196,5 +200,58 @@ def bare(view: View, target: str) -> list[Site]:
             dq = editor.insert(conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes)
             editor.set_input(conv, 1, dq)
 
-        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized per output channel", apply))
+        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized {_told(axis)}", apply))
     return sites
+
+
+def _told(axis: int | None) -> str:
+    return "with one scale" if axis is None else "per output channel"
+
+
+def transposed(view: View, target: Target) -> list[Site]:
+    """CT-AXIS: one scale, from the largest weight, where a ConvTranspose has one for each channel.
+
+    Done where the target is not known to take a scale for each output channel, and where the axis is the wrong one.
+    """
+    sites: list[Site] = []
+    for conv in view.weighted:
+        weights = view.weights(conv)
+        if of(conv).kind != LayerKind.DECONVOLUTION or weights.first is None or not weights.constant or weights.after:
+            continue
+        value = view.model.constant(weights.source)
+        wanted = weight_scale_axis(conv, 4 if value is None else value.ndim, target.transposed_per_channel)
+        axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
+        if value is None or all(a is None or a == wanted for a in axes):
+            continue
+        real = value if weights.q is not None else _dequantized(view, weights.first)
+        if real is None or view.params(weights.first).precision != Precision.INT8 or not np.all(np.isfinite(real)):
+            continue
+
+        def apply(
+            editor: Editor, conv: Node = conv, weights: Weights = weights, value: _Array = real, like: _Array = value
+        ) -> None:
+            _one_scale(editor, conv, weights, value, like)
+
+        sites.append(Site("CT-AXIS", conv.name, f"{conv.name}: one scale for all its weights", apply))
+    return sites
+
+
+def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like: _Array) -> None:
+    """Q and DQ of a convolution's weights, with one scale for all of them."""
+    assert weights.dq is not None
+    scale: _Array = weight_scale(value, None)
+    kind = editor.model.elem_type(weights.dq.input(1))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
+    if dtype == np.float16:
+        scale = round_up_to_half(scale)
+    if weights.q is None:
+        stored: _Array = quantize(value, scale.astype(np.float32), None).astype(like.dtype)
+        tensor = editor.constant(f"{weights.source}_one_scale", stored)
+    else:
+        tensor = weights.source
+    names = [editor.constant(f"{conv.name}/weight_scale", scale.astype(dtype)),
+             editor.constant(f"{conv.name}/weight_zero_point", np.zeros((), np.int8))]
+    for node in (weights.q, weights.dq):
+        if node is not None:
+            tensor = editor.insert(conv, node.op, f"{node.name}_one_scale", [tensor, *names])
+    editor.set_input(conv, 1, tensor)

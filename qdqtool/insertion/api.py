@@ -5,111 +5,34 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import onnx
 
+from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model
-from qdqtool.insertion import halfprecision, presets
+from qdqtool.insertion import halfprecision, presets, residuals
 from qdqtool.insertion.batchnorm import fold_leading
-from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.calibrate import collect_for, scales_from_table
+from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
-from qdqtool.insertion.losses import Losses, candidates, measure, with_predictions
+from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
+from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
-from qdqtool.modelfile import ModelSource, load_full, save
+from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
+from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Preprocess
 
 HIGH_PRECISIONS = ("fp32", "fp16")
-
-
-@dataclass
-class Insertion:
-    """A Q/DQ model and how it came about.
-
-    Attributes:
-        model: The Q/DQ model.
-        quantized: What got a Q/DQ pair, in graph order, with its scale.
-        skipped: What could have been quantized and was left float, and why.
-        calibration: Method, number of images, warnings; as in the JSON.
-        groups: Scale groups of more than one source, with the bits that each source loses.
-        notes: What was done to the model before.
-        warnings: What the user should look at.
-        target: Which TensorRT the model was made for.
-        prediction: What TensorRT will make of it; None with ``predict=False``.
-        source: Path of the float model; empty for one in memory.
-        output: Where :meth:`save` wrote the model; empty before.
-        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
-    """
-
-    model: onnx.ModelProto
-    quantized: list[QuantizedTensor]
-    skipped: list[SkippedNode]
-    calibration: Json
-    groups: list[GroupScale]
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    target: str = DEFAULT_TARGET
-    prediction: Prediction | None = None
-    source: str = ""
-    output: str = ""
-    losses: Losses | None = None
-
-    @property
-    def activations(self) -> list[QuantizedTensor]:
-        """The quantized tensors that are not weights."""
-        return [q for q in self.quantized if q.method != "weights-max"]
-
-    @property
-    def weights(self) -> list[QuantizedTensor]:
-        return [q for q in self.quantized if q.method == "weights-max"]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
-
-        Raises:
-            QdqtoolError: ``path`` is the source model, its folder is missing, or it cannot be written.
-        """
-        save(self.model, path, source=self.source)
-        self.output = os.fspath(path)
-        if self.prediction is not None:
-            self.prediction.model.path = self.output
-
-    def as_json(self) -> Json:
-        return {
-            "schema": INSERTION_SCHEMA,
-            "tool": TOOL_VERSION,
-            "model": self.source,
-            "output": self.output,
-            "target": self.target,
-            "quantized": [q.as_json() for q in self.quantized],
-            "skipped": [s.as_json() for s in self.skipped],
-            "calibration": self.calibration,
-            "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-            "losses": self.losses.as_json() if self.losses else None,
-            "prediction": self.prediction.summary() if self.prediction else None,
-        }
-
-
-def _group_json(index: int, scale: GroupScale) -> Json:
-    return {
-        "group": index,
-        "scale": scale.scale,
-        "method": scale.method,
-        "quantized": list(scale.group.quantized),
-        "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
-    }
 
 
 def insert(
@@ -176,14 +99,14 @@ def insert(
         DataError: The data, cache or table cannot be used.
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
-    for value, choices, option in (
-        (head, presets.HEADS, "--head"),
-        (residual, RESIDUALS, "--residual"),
-        (weights, WEIGHT_FORMS, "--weights"),
-        (high_precision, HIGH_PRECISIONS, "--high-precision"),
+    for value, choices, parameter in (
+        (head, presets.HEADS, "head"),
+        (residual, RESIDUALS, "residual"),
+        (weights, WEIGHT_FORMS, "weights"),
+        (high_precision, HIGH_PRECISIONS, "high_precision"),
     ):
         if value not in choices:
-            raise QdqtoolError(f"{option} {value}: choose one of {', '.join(choices)}")
+            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
     chosen = target_named(target)
     check_input_type(input_type, chosen)
     loaded = load_full(model)
@@ -191,7 +114,9 @@ def insert(
     proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
                                           weights, high_precision)
     work = index_of(proto, source)
-    rules = Rules(head, residual, residual_default(chosen), exclude, include, exclude_op, not chosen.is_rtx)
+    rules = Rules(head, residual, "both", exclude, include, exclude_op, not chosen.is_rtx,
+                  chosen.transposed_per_channel)
+    rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
     placement = place(work, rules)
     if not placement.readers:
         reasons = Counter(s.reason for s in placement.skipped).most_common(1)
@@ -201,10 +126,9 @@ def insert(
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
-        found, calibration = _from_table(groups, calib_table)
+        found = scales_from_table(calib_table, groups)
+        calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
-        from qdqtool.insertion.calibrate import collect_for
-
         statistics, calibration = collect_for(
             _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
             preprocess=preprocess, size=size, cache=calib_cache, progress=progress,
@@ -234,10 +158,10 @@ def insert(
     )  # fmt: skip
     if predict:
         try:
-            result.prediction = _predict(proto, chosen)
+            result.prediction = prediction.predict(proto, chosen)
             if measured is not None:
                 result.losses = with_predictions(
-                    measured, proto, result.activations, result.prediction, lambda p: _predict(p, chosen)
+                    measured, proto, result.activations, result.prediction, lambda p: prediction.predict(p, chosen)
                 )
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
@@ -256,7 +180,7 @@ def _float_model(
     if is_quantized(loaded):
         raise ModelError(
             f"{where}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, "
-            "or 'qdqtool predict' this one"
+            "or predict this one"
         )
     proto = loaded.proto
     if not ours:
@@ -267,15 +191,15 @@ def _float_model(
     half = halfprecision.has_half(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
-            f"--high-precision fp16: {target.name} takes no FP16 scales and chooses FP16 itself; leave the option out "
-            "and build with --int8 --fp16"
+            f"`high_precision='fp16'`: {target.name} takes no FP16 scales and chooses FP16 itself; leave it out and "
+            "let the builder use INT8 and FP16"
         )
     if half and not target.float16_scales:
         halfprecision.to_float(proto)
-        notes.append(f"float16 widened to float32: {target.name} takes no FP16 scales (build with --int8 --fp16)")
+        notes.append(f"float16 widened to float32: {target.name} takes no FP16 scales; let the builder use FP16")
         half = False
     if weights == "int8" and not target.int8_weights:
-        warnings.append(f"{target.name} cannot read int8 weights; use --weights float for it")
+        warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     notes.extend(prepare(proto, opset=opset, path=loaded.path))
     if leading := fold_leading(proto):
@@ -288,17 +212,6 @@ def _identified(work: Model, loaded: Model, notes: Sequence[str]) -> Model:
     return Model(work.proto, work.path, sha256="" if notes else loaded.sha256)
 
 
-def residual_default(target: Target) -> str:
-    """What to do with an Add behind Conv and activation (C2f's SiLU), where published evidence differs.
-
-    With both inputs quantized the Add is an INT8 layer of its own, INT8 in and out, and no conversion stays: seen on
-    TensorRT 8.4 with a YOLOv8. With the skip alone quantized, every such Add leaves two conversions wherever Conv, SiLU
-    and Add do not become one layer, which nobody has shown. TensorRT-RTX writes float from every convolution and fuses
-    pointwise work anyway, so that a Q/DQ there only costs accuracy.
-    """
-    return "none" if target.is_rtx else "both"
-
-
 def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:
     numbers = {id(s): i for i, s in enumerate(tied)}
     return {
@@ -306,21 +219,3 @@ def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mappi
         for scale in found
         for tensor in scale.group.quantized
     }
-
-
-def _from_table(groups: Sequence[ScaleGroup], path: str | os.PathLike[str]) -> tuple[list[GroupScale], Json]:
-    from qdqtool.insertion.calibrate import scales_from_table
-
-    table = scales_from_table(path, groups)
-    return table, {"table": os.fspath(path), "images": 0}
-
-
-def _predict(proto: onnx.ModelProto, target: Target) -> Prediction:
-    from qdqtool.prediction import predict
-
-    return predict(proto, target=target)
-
-
-
-
-

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from qdqtool import operators
 from qdqtool.graph import Model, Node
-from qdqtool.insertion.presets import convolutions_above, find_head
-from qdqtool.insertion.structure import commuting_inputs
-from qdqtool.operators import LayerKind
+from qdqtool.onnxgraph.heads import convolutions_above, find_head
+from qdqtool.operator_facts import LayerKind
 
 _CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
 
@@ -44,6 +43,6 @@ def _goes_out(model: Model, node: Node) -> bool:
         for reader in model.readers(name):
             if operators.of(reader).kind in _CALCULATES:
                 return False
-            if name in commuting_inputs(reader):
+            if name in operators.inputs_behind_q(model, reader):
                 stack.extend(reader.outputs)
     return True

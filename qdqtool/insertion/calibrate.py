@@ -15,7 +15,7 @@ from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Preprocess, Statistics
-    from qdqtool.insertion.api import Insertion
+    from qdqtool.insertion.result import Insertion
 
 
 def collect_for(
@@ -38,7 +38,7 @@ def collect_for(
     from calibration import Focus, Preprocess, collect
 
     if data is None:
-        raise DataError("no calibration data; give a folder of images (--calib) or a TensorRT table (--calib-table)")
+        raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = class_outputs(model)
     statistics = collect(

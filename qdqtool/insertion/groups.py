@@ -1,8 +1,9 @@
 """Tensors that have to share one scale.
 
-Concat, Split, Slice, MaxPool, nearest Resize, Reshape and Transpose only move values: TensorRT moves a Q up through
-them, and eliminates Concat and Split by letting the tensors share memory. With different scales on their two sides a
-conversion stays in the engine ("Guidance of QAT performance optimization", NVIDIA yolo_deepstream).
+TensorRT moves a Q up past the operators of :mod:`qdqtool.operators` that have a passage (Concat, Split, MaxPool, Pad,
+Resize, Reshape ...), and eliminates Concat and Split by letting the tensors share memory. With different scales on
+their two sides a conversion stays in the engine ("Guidance of QAT performance optimization", NVIDIA yolo_deepstream),
+or a convolution writes float because two Qs with different scales reach it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qdqtool.graph import Model
-from qdqtool.insertion.structure import commuting_inputs
+from qdqtool.operators import inputs_behind_q
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ScaleGroup:
 
 
 def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> list[ScaleGroup]:
-    """Groups the quantized tensors by union-find over the operators that commute with Q.
+    """Groups the quantized tensors by union-find over the operators that a Q passes.
 
     Args:
         model: The float model.
@@ -67,7 +68,7 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
         seen.add(tensor)
         find(tensor)
         node = model.producer(tensor)
-        inputs = commuting_inputs(node) if node is not None else ()
+        inputs = inputs_behind_q(model, node)
         above = [t for t in inputs if not model.is_constant(t)]
         if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
             sources[tensor] = None

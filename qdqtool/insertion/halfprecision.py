@@ -7,28 +7,56 @@ scales, so a float16 model is widened for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.insertion import presets
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
-from qdqtool.insertion.structure import WEIGHTED, commuting_inputs
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.heads import find_head
+from qdqtool.operators import WEIGHTED, inputs_behind_q
 
 _HALF_MAX = float(np.finfo(np.float16).max)
-# Operators without a float16 form, or whose type is stated in an attribute; control flow keeps its bodies as they are.
-_KEEP = frozenset(
-    {"If", "Loop", "Scan", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Range", "NonMaxSuppression",
-     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
-     "DynamicQuantizeLinear", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow"}
-)  # fmt: skip
-_FLOAT_INPUTS = {"Resize": (1, 2)}  # inputs that stay float32: roi and scales
+_FLOAT, _HALF = "tensor(float)", "tensor(float16)"
+_STATED = frozenset({"to", "dtype", "output_datatype"})  # attributes that state a type
 _SMALL = 16  # elements; in constants up to this size a value that FP16 rounds to zero matters (an epsilon, say)
+
+
+@functools.cache
+def _form(op: str, opset: int, outputs: int) -> frozenset[int] | None:
+    """How an operator takes float16, by ONNX's own schema: the inputs that stay float32, or None where it cannot.
+
+    It cannot where an output's type is float32 whatever the inputs are, is stated in an attribute, or comes out of a
+    body (If, Loop, Scan); an input stays where its type is float32 alone (the scales of a Resize).
+
+    Args:
+        op: An operator of ONNX's own domain.
+        opset: Version of that domain.
+        outputs: How many of its outputs are used.
+    """
+    try:
+        schema = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return None
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    kinds = {a.type for a in schema.attributes.values()}
+    if onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _STATED.isdisjoint(schema.attributes):
+        return None
+    inputs = [i.type_str for i in schema.inputs]
+    for output in schema.outputs[:outputs]:
+        kind = output.type_str
+        if _FLOAT in allowed.get(kind, {kind}) and not (kind in inputs and _HALF in allowed.get(kind, ())):
+            return None
+    floats = [i for i, kind in enumerate(inputs) if _FLOAT in allowed.get(kind, {kind})]
+    stay = frozenset(i for i in floats if _HALF not in allowed.get(inputs[i], ()))
+    return None if stay and len(stay) == len(floats) else stay
 
 
 def to_half(proto: onnx.ModelProto) -> int:
@@ -49,7 +77,7 @@ def to_half(proto: onnx.ModelProto) -> int:
 class _Halver:
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.graph = model.proto.graph
+        self.editor = Editor(model, in_place=True)
         self.half = self._half_nodes()
         self.added: dict[str, str] = {}
 
@@ -59,50 +87,56 @@ class _Halver:
 
     def _can_be_half(self, node: Node) -> bool:
         model = self.model
-        if node.op in _KEEP or node.domain not in ("", "ai.onnx") or node.captured:
+        if node.domain not in ("", "ai.onnx") or node.captured or self._form(node) is None:
             return False
         types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
         if TensorProto.FLOAT not in types or 0 in types:
             return False
         for position, tensor in enumerate(node.inputs):
-            if position in _FLOAT_INPUTS.get(node.op, ()) or model.elem_type(tensor) != TensorProto.FLOAT:
+            if self._stays(node, position) or model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
             value = model.constant(tensor)
             if value is None or not value.size:
                 continue
             if float(np.abs(value).max()) > _HALF_MAX:
                 return False
-            scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
+            scale = node.op in (qdq.Q, qdq.DQ) and position == 1
             if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
                 return False
         return True
 
+    def _form(self, node: Node) -> frozenset[int] | None:
+        return _form(node.op, self.model.opset, len(node.outputs))
+
+    def _stays(self, node: Node, position: int) -> bool:
+        """Whether an input stays float32: its type says so, or it is a constant with no values in it."""
+        empty = 0 in (self.model.constant_shape(node.input(position)) or ())
+        return empty or position in (self._form(node) or ())
+
     def run(self) -> int:
-        model = self.model
-        nodes: list[onnx.NodeProto] = []
+        model, editor = self.model, self.editor
+        retyped: list[str] = []
         for tensor in model.inputs:
             if model.elem_type(tensor) == TensorProto.FLOAT and self._readers(tensor, True):
-                nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
+                editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
         for node in model.ordered:
             is_half = node.index in self.half
             if is_half:
                 self._take_half_inputs(node)
-            nodes.append(node.proto)
             for position, tensor in enumerate(node.outputs):
                 if not tensor or model.elem_type(tensor) != TensorProto.FLOAT or node.op == "Constant":
                     continue
                 needs_float = model.is_output(tensor) or bool(self._readers(tensor, False))
                 if is_half and needs_float:
                     name = self._half_name(tensor)
-                    node.proto.output[position] = name
-                    nodes.append(self._cast(name, tensor, TensorProto.FLOAT))
+                    editor.set_output(node, position, name)
+                    editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
                 elif is_half:
-                    self._retype(tensor)
+                    retyped.append(tensor)
                 elif self._readers(tensor, True):
-                    nodes.append(self._cast(tensor, self._half_name(tensor), TensorProto.FLOAT16))
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
-        self._drop_unused_constants()
+                    editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, node, "_to_fp16")
+        editor.set_type(retyped, TensorProto.FLOAT16)
+        editor.finish()
         return len(self.half)
 
     def _readers(self, tensor: str, half: bool) -> list[Node]:
@@ -110,79 +144,49 @@ class _Halver:
         result = []
         for reader in self.model.readers(tensor):
             positions = [i for i, t in enumerate(reader.inputs) if t == tensor]
-            fixed = _FLOAT_INPUTS.get(reader.op, ())
-            wants_half = reader.index in self.half and any(i not in fixed for i in positions)
-            wants_float = reader.index not in self.half or any(i in fixed for i in positions)
+            stays = [reader.index not in self.half or self._stays(reader, i) for i in positions]
+            wants_half, wants_float = not all(stays), any(stays) or not positions
             if (half and wants_half) or (not half and wants_float):
                 result.append(reader)
         return result
 
     def _take_half_inputs(self, node: Node) -> None:
         for position, tensor in enumerate(node.inputs):
-            if not tensor or position in _FLOAT_INPUTS.get(node.op, ()):
+            if not tensor or self._stays(node, position):
                 continue
             if self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
             if self.model.is_constant(tensor):
-                is_scale = node.op in ("QuantizeLinear", "DequantizeLinear") and position == 1
-                node.proto.input[position] = self._half_constant(tensor, is_scale)
+                is_scale = node.op in (qdq.Q, qdq.DQ) and position == 1
+                self.editor.set_input(node, position, self._half_constant(tensor, is_scale))
                 continue
             producer = self.model.producer(tensor)
             made_half = producer is not None and producer.index in self.half
             if not made_half or self.model.is_output(tensor) or self._readers(tensor, False):
-                node.proto.input[position] = self._half_name(tensor)
+                self.editor.set_input(node, position, self._half_name(tensor))
 
     def _half_name(self, tensor: str) -> str:
         if tensor not in self.added:
-            name, number = f"{tensor}_fp16", 1
-            while name in self.model.producers or name in self.model.initializers or name in self.model.inputs:
-                name, number = f"{tensor}_fp16_{number}", number + 1
-            self.added[tensor] = name
+            self.added[tensor] = self.editor.name(f"{tensor}_fp16")
         return self.added[tensor]
 
     def _half_constant(self, tensor: str, is_scale: bool) -> str:
-        known = tensor in self.added
-        name = self._half_name(tensor)
-        if not known:
+        """A constant in FP16: itself where nothing reads it as FP32, a copy elsewhere."""
+        if tensor not in self.added:
             value = self.model.constant(tensor)
             assert value is not None
-            half = round_up_to_half(value) if is_scale else value.astype(np.float16)
-            self.graph.initializer.append(numpy_helper.from_array(np.asarray(half), name))
-        return name
-
-    def _cast(self, source: str, made: str, to: int) -> onnx.NodeProto:
-        suffix = "to_fp16" if to == TensorProto.FLOAT16 else "to_fp32"
-        return helper.make_node("Cast", [source], [made], name=f"{made}/Cast_{suffix}", to=to)
-
-    def _retype(self, tensor: str) -> None:
-        for value in self.graph.value_info:
-            if value.name == tensor:
-                value.type.tensor_type.elem_type = TensorProto.FLOAT16
-
-    def _drop_unused_constants(self) -> None:
-        """Removes float constants that only their FP16 copies have replaced; the copies take over their names."""
-        model = index_of(self.model.proto)
-        gone = {t for t in self.added if self.model.is_constant(t) and not model.readers(t) and not model.is_output(t)}
-        constant_nodes = {n.output for n in model.nodes if n.op == "Constant"} & gone
-        kept = [n for n in self.graph.node if not (n.op_type == "Constant" and n.output[0] in constant_nodes)]
-        for items in (self.graph.initializer, self.graph.input):
-            for i in reversed(range(len(items))):
-                if items[i].name in gone:
-                    del items[i]
-        renamed = {self.added[t]: t for t in gone}
-        for tensor in self.graph.initializer:
-            tensor.name = renamed.get(tensor.name, tensor.name)
-        for node in kept:
-            for i, name in enumerate(node.input):
-                if name in renamed:
-                    node.input[i] = renamed[name]
-        del self.graph.node[:]
-        self.graph.node.extend(kept)
+            half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
+            if self.model.is_output(tensor) or self._readers(tensor, False):
+                self.added[tensor] = self.editor.constant(f"{tensor}_fp16", half)
+            else:
+                self.editor.set_constant(tensor, half)
+                self.added[tensor] = tensor
+        return self.added[tensor]
 
 
 def _tail(model: Model) -> set[int]:
     """Nodes behind the last convolutions, from the first that computes something."""
-    dfl = presets.find_head(model).dfl
+    dfl = find_head(model).dfl
     leads: set[str] = set()  # tensors from which a weighted node is reached
     for node in reversed(model.ordered):
         weighted = node.op in WEIGHTED and node.index not in dfl
@@ -193,7 +197,7 @@ def _tail(model: Model) -> set[int]:
         if any(t in leads for t in node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
             continue
         makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
-        if not commuting_inputs(node) or any(i in tail for i in makers):
+        if not inputs_behind_q(model, node) or any(i in tail for i in makers):
             tail.add(node.index)
     return tail
 
@@ -211,17 +215,16 @@ def to_float(proto: onnx.ModelProto) -> None:
     """Turns a float16 model into float32, in place; graph inputs and outputs keep their types behind a Cast."""
     graph = proto.graph
     model = index_of(proto)
-    front: list[onnx.NodeProto] = []
-    back: list[onnx.NodeProto] = []
+    editor = Editor(model, in_place=True)
     renamed: dict[str, str] = {}
     for name in model.inputs:
         if model.elem_type(name) == TensorProto.FLOAT16:
-            renamed[name] = f"{name}_fp32"
-            front.append(_widening_cast(name, renamed[name], TensorProto.FLOAT))
+            renamed[name] = editor.name(f"{name}_fp32")
+            editor.cast(name, renamed[name], TensorProto.FLOAT)
     for name in model.outputs:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
-            renamed[name] = f"{name}_fp32"
-            back.append(_widening_cast(renamed[name], name, TensorProto.FLOAT16))
+            renamed[name] = editor.name(f"{name}_fp32")
+            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.ordered[-1])
     for inner in _graphs(graph):
         for node in inner.node:
             for i, name in enumerate(node.input):
@@ -237,13 +240,7 @@ def to_float(proto: onnx.ModelProto) -> None:
         for value in values:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes = [*front, *graph.node, *back]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _widening_cast(source: str, made: str, to: int) -> onnx.NodeProto:
-    return helper.make_node("Cast", [source], [made], name=f"{made}/Cast", to=to)
+    editor.finish()
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

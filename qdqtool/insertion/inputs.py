@@ -47,9 +47,9 @@ def check_input_type(kind: str, target: Target) -> None:
         QdqtoolError: It does not, or there is no such type.
     """
     if kind not in INPUT_TYPES:
-        raise QdqtoolError(f"--input-type {kind}: choose one of {', '.join(INPUT_TYPES)}")
+        raise QdqtoolError(f"`input_type={kind!r}`: choose one of {', '.join(INPUT_TYPES)}")
     if kind == "uint8" and not target.uint8_inputs:
-        raise QdqtoolError(f"--input-type uint8: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
+        raise QdqtoolError(f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
 
 
 def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[str]:
@@ -74,7 +74,7 @@ def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[s
             continue
         said.append(_int8(model, name, quantizers, scaling) if kind == "int8" else _uint8(model, name, scaling))
     if not said:
-        raise ModelError(f"--input-type {kind}: no float input of the model is quantized; leave the option out")
+        raise ModelError(f"`input_type={kind!r}`: no float input of the model is quantized; leave the option out")
     return said
 
 
@@ -89,7 +89,7 @@ def _int8(model: Model, name: str, quantizers: Sequence[Node], scaling: Scaling)
     scales = {_scale_of(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(name):
         reader = f"'{others[0]}' reads it as float" if others else "it is needed as float or with several scales"
-        raise ModelError(f"--input-type int8: input '{name}': {reader}; use uint8 or float")
+        raise ModelError(f"`input_type='int8'`: input '{name}': {reader}; use uint8 or float")
     gone = {q.index for q in quantizers}
     for node in model.nodes:
         for position, tensor in enumerate(node.proto.input):
@@ -127,7 +127,7 @@ def _uint8(model: Model, name: str, scaling: Scaling) -> str:
     values = ""
     if not scaling.plain or any(r.op != "QuantizeLinear" for r in model.readers(name)) or model.is_output(name):
         if model.is_output(name):
-            raise ModelError(f"--input-type uint8: input '{name}' is an output as well; leave the option out")
+            raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
         values = fresh(f"{name}_values")
         rank = len(model.shape(name) or (1, 1, 1, 1))
         by_channel = (1, -1, *(1,) * (rank - 2))
@@ -161,7 +161,7 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
         return np.asarray(values[:1], np.float64)
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
-        raise ModelError(f"--input-type uint8: input '{name}' has not the {len(values)} channels of --mean and --std")
+        raise ModelError(f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and `std`")
     return np.asarray(values, np.float64)
 
 

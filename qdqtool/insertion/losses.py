@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
-from qdqtool.insertion.presets import find_head
+from qdqtool.onnxgraph.heads import find_head
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def candidates(
     """
     from calibration.methods import INT8_LEVELS, focused_error
 
-    ranked = []
+    ranked: list[tuple[float, int, QuantizedTensor]] = []
     for entry in quantized:
         assert not isinstance(entry.scale, list)
         worst = 0.0

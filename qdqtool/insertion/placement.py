@@ -22,14 +22,13 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets
 from qdqtool.insertion.structure import (
     FLOATS,
-    POOLS,
-    WEIGHTED,
-    activation_outputs,
-    commuting_inputs,
     convolution_behind,
     longest_path,
-    weight_axis,
+    weight_scale_axis,
 )
+from qdqtool.onnxgraph.pointwise import activation_outputs
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.patterns import compile_pattern
 from qdqtool.types import SkippedNode
 
@@ -50,6 +49,7 @@ class Rules:
         include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
+        transposed_per_channel: Whether its ConvTranspose takes a weight scale for each output channel.
     """
 
     head: str = "box"
@@ -59,6 +59,7 @@ class Rules:
     include: Sequence[str] = ()
     exclude_ops: Sequence[str] = ()
     transposed: bool = True
+    transposed_per_channel: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,29 +119,40 @@ def place(model: Model, rules: Rules) -> Placement:
     return placement
 
 
+def is_averaging(model: Model, node: Node) -> bool:
+    """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
+    known = of(node)
+    return known.averages and (known.kind == LayerKind.POOLING or pooling_of(model, node) is not None)
+
+
+def can_be_quantized(model: Model, node: Node) -> bool:
+    """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
+    return of(node).weights is not None or is_averaging(model, node) or (is_sum(node) and len(node.inputs) == 2)
+
+
 class _Choice:
     """The user's patterns, checked against the model."""
 
     def __init__(self, model: Model, rules: Rules) -> None:
         self.rules = rules
-        candidates = [n for n in model.nodes if n.op in (*WEIGHTED, *POOLS, "Add")]
-        self.excluded = _matches(candidates, rules.exclude, "--exclude")
-        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "--include")
+        candidates = [n for n in model.nodes if can_be_quantized(model, n)]
+        self.excluded = _matches(candidates, rules.exclude, "`exclude`")
+        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "`include`")
         present = {n.op.lower() for n in model.nodes}
         for op in rules.exclude_ops:
             if op.lower() not in present:
-                raise QdqtoolError(f"--exclude-op {op}: the model has no such operator")
+                raise QdqtoolError(f"`exclude_op` {op}: the model has no such operator")
             if op.lower() not in {n.op.lower() for n in candidates}:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
-                raise QdqtoolError(f"--exclude-op {op}: never quantized anyway; what could be is {kinds}")
+                raise QdqtoolError(f"`exclude_op` {op}: never quantized anyway; what could be is {kinds}")
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
 
     def refusal(self, node: Node) -> str:
         """Why the user wants a node float; an empty string when he does not."""
         if node.index in self.excluded:
-            return f"excluded by --exclude {self.excluded[node.index]}"
+            return f"excluded by `exclude` {self.excluded[node.index]}"
         if node.op.lower() in self.excluded_ops:
-            return f"excluded by --exclude-op {node.op}"
+            return f"excluded by `exclude_op` {node.op}"
         return ""
 
 
@@ -173,16 +185,17 @@ def _place_weighted(
     if not np.isfinite(value).all():
         raise ModelError(
             f"{model.path or 'model'}: the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
-            "export the model again, or leave the node float with --exclude"
+            "export the model again, or leave the node float with `exclude`"
         )
     placement.add(node.input(0), node, 0)
-    placement.weights.append(WeightSite(node, weight, weight_axis(model, node)))
+    axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
+    placement.weights.append(WeightSite(node, weight, axis))
 
 
 def _impossible(model: Model, node: Node, rules: Rules) -> str:
     """Why TensorRT cannot run a node in INT8; an empty string when it can."""
     data, weight = node.input(0), node.input(1)
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in DOMAINS:
         return f"operator of the domain '{node.domain}'"
     if model.is_constant(data):
         return "its first input is a constant"
@@ -195,11 +208,12 @@ def _impossible(model: Model, node: Node, rules: Rules) -> str:
     shape = model.constant_shape(weight) or ()
     if 0 in shape:
         return "its weights are empty"
-    if node.op in ("Gemm", "MatMul") and len(shape) != 2:
+    known = of(node).kind
+    if known == LayerKind.MATRIX_MULTIPLY and len(shape) != 2:
         return f"its weights have {len(shape)} dimensions; TensorRT takes constant INT8 weights of two"
-    if node.op == "Gemm" and node.integer("transA", 0):
+    if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
         return "its data input is transposed (transA)"
-    if node.op == "ConvTranspose" and not rules.transposed:
+    if known == LayerKind.DECONVOLUTION and not rules.transposed:
         return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
     return ""
 
@@ -207,7 +221,7 @@ def _impossible(model: Model, node: Node, rules: Rules) -> str:
 def _small(model: Model, node: Node) -> str:
     """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
     shape = model.constant_shape(node.input(1)) or ()
-    if node.op != "Conv" or len(shape) < 3:
+    if of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
         return ""
     out, per_group, kernel = shape[0], shape[1], shape[2:]
     if out >= 16 and per_group >= 16:
@@ -221,13 +235,13 @@ def _small(model: Model, node: Node) -> str:
         return ""
     return (
         f"small convolution ({per_group} to {out} channels, kernel {'x'.join(map(str, kernel))}): "
-        "no fast INT8 kernel expected (--include quantizes it)"
+        "no fast INT8 kernel expected (`include` quantizes it)"
     )
 
 
 def _say_bodies(model: Model, placement: Placement) -> None:
     for node in model.ordered:
-        if node.op in ("If", "Loop", "Scan"):
+        if node.captured or any(a.HasField("g") for a in node.proto.attribute):
             count = sum(_count_weighted(a.g) for a in node.proto.attribute if a.HasField("g"))
             if count:
                 reason = f"the {count} convolutions or products inside its body are left float"
@@ -245,7 +259,7 @@ def _count_weighted(graph: onnx.GraphProto) -> int:
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
     quantized = {r.node.index for readers in placement.readers.values() for r in readers}
-    open_nodes = [n for n in reversed(model.ordered) if n.op in (*POOLS, "Add")]
+    open_nodes = [n for n in reversed(model.ordered) if of(n).weights is None and can_be_quantized(model, n)]
     refused: dict[int, str] = {}
     changed = True
     while changed:
@@ -268,7 +282,7 @@ def _around(
     model: Model, node: Node, placement: Placement, chosen: _Choice, quantized: set[int]
 ) -> tuple[list[tuple[int, str]], str]:
     """Input positions to quantize with their role, or none and the reason."""
-    if node.op == "Add":
+    if is_sum(node):
         found = _residual(model, node, placement, chosen.rules, quantized)
     else:
         found = _pool(model, node, placement, quantized)
@@ -305,8 +319,9 @@ def _residual(
         by_target = found.activation or rules.residual_after_activation == "none"
         choice = rules.residual_after_activation if by_target else "skip"
     if choice == "none":
-        return [], "residual left float (--residual none)" if rules.residual == "none" else (
-            "residual left float: this target gains nothing from it (--residual skip or both quantizes it)"
+        return [], "residual left float (`residual='none'`)" if rules.residual == "none" else (
+            "residual left float: this target gains nothing from it "
+            "(`residual='skip'` or `residual='both'` quantizes it)"
         )
     positions = [(1 - side, "residual")]
     if choice == "both":
@@ -342,7 +357,7 @@ def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool
             return True
         stack.extend(activation_outputs(model, name))
         for reader in model.readers(name):
-            if name in commuting_inputs(reader):
+            if name in inputs_behind_q(model, reader):
                 stack.extend(reader.outputs)
     return False
 
@@ -359,7 +374,7 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
         seen.add(name)
         if node.index in quantized:
             return True
-        if node.op in (*WEIGHTED, *POOLS):
+        if of(node).weights is not None or is_averaging(model, node):
             continue
         stack.extend(t for t in node.inputs if t and not model.is_constant(t))
     return False

@@ -23,11 +23,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, without_large_weights
-from qdqtool.insertion.structure import WEIGHTED
+from qdqtool.insertion.structure import is_convolution
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import DOMAINS, of, output_axis
 
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales
 _MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory
+_DEEPEST = 8  # nodes between a constant and the weights made from it
 _MIN_IR = {13: 7, 19: 9}
 _Array = npt.NDArray[Any]
 
@@ -63,14 +67,16 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         node.op_type = "Add"
     if sums:
         notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
-    editor = _Editor(proto, path)
-    for count, what in (
-        (editor.fold_constant_weights(), "weights computed from constants were folded"),
-        (editor.copy_shared_weights(), "weights shared by several nodes were copied"),
-        (editor.fold_batch_normalization(), "BatchNormalization nodes were folded into their convolutions"),
+    model = index_of(proto, path)
+    for step, what in (
+        (fold_constant_weights, "weights computed from constants were folded"),
+        (copy_shared_weights, "weights shared by several nodes were copied"),
+        (fold_batch_normalization, "BatchNormalization nodes were folded into their convolutions"),
     ):
+        count = step(model)
         if count:
             notes.append(f"{count} {what}")
+            model = index_of(proto, path)
     return notes
 
 
@@ -145,186 +151,125 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
             node.doc_string = original.doc_string
 
 
-class _Editor:
-    def __init__(self, proto: onnx.ModelProto, path: str) -> None:
-        self.proto = proto
-        self.path = path
-        self.model = index_of(proto, path)
-
-    def _refresh(self) -> None:
-        self.model = index_of(self.proto, self.path)
-
-    def _new_name(self, wanted: str) -> str:
-        taken = {t.name for t in self.proto.graph.initializer} | self.model.producers.keys()
-        name, number = wanted, 1
-        while name in taken or name in self.model.inputs:
-            name, number = f"{wanted}_{number}", number + 1
-        return name
-
-    def _add_constant(self, name: str, value: _Array) -> str:
-        name = self._new_name(name)
-        self.proto.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
-
-    def _remove_nodes(self, indices: set[int]) -> None:
-        kept = [n for i, n in enumerate(self.proto.graph.node) if i not in indices]
-        del self.proto.graph.node[:]
-        self.proto.graph.node.extend(kept)
-
-    def _drop_unused(self, names: set[str]) -> None:
-        """Removes initializers and Constant nodes that nothing reads any more."""
-        self._refresh()
-        unused = {t for t in names if not self.model.readers(t) and not self.model.is_output(t)}
-        graph = self.proto.graph
-        for i in reversed(range(len(graph.initializer))):
-            if graph.initializer[i].name in unused:
-                del graph.initializer[i]
-        for i in reversed(range(len(graph.input))):
-            if graph.input[i].name in unused:
-                del graph.input[i]
-        self._remove_nodes({n.index for n in self.model.nodes if n.op == "Constant" and n.output in unused})
-        self._refresh()
-
-    def fold_constant_weights(self) -> int:
-        """Replaces weights that are computed from constants by their value."""
-        count = 0
-        for node in self.model.nodes:
-            for position in (1, 2) if node.op in WEIGHTED else (1, 2, 3, 4) if node.op == "BatchNormalization" else ():
-                name = node.input(position)
-                value = self._computed(name) if name and not self.model.is_constant(name) else None
-                if value is not None:
-                    node.proto.input[position] = self._add_constant(f"{name}_folded", value)
-                    count += 1
-        if count:
-            self._remove_dead()
-        return count
-
-    def _computed(self, tensor: str, depth: int = 0) -> _Array | None:
-        value = self.model.constant(tensor)
-        if value is not None:
-            return value
-        node = self.model.producer(tensor)
-        if node is None or depth > 8 or node.domain not in ("", "ai.onnx"):
-            return None
-        source = self._computed(node.input(0), depth + 1) if node.inputs else None
-        if source is None:
-            return None
-        if node.op == "Identity":
-            return source
-        if node.op == "ConstantOfShape":
-            return _filled(source, node.attributes.get("value"))
-        if node.op == "Cast":
-            return _cast(source, node.integer("to", 0))
-        if node.op == "Transpose":
-            return np.transpose(source, node.attributes.get("perm"))
-        if node.op == "Reshape":
-            shape = self.model.constant(node.input(1))
-            if shape is None or node.integer("allowzero", 0):
-                return None
-            wanted = [source.shape[i] if d == 0 else int(d) for i, d in enumerate(shape.reshape(-1))]
-            return source.reshape(wanted)
-        return None
-
-    def _remove_dead(self) -> None:
-        """Removes nodes in front of weights whose results are no longer read, and their constants."""
-        while True:
-            self._refresh()
-            dead = {
-                n.index
-                for n in self.model.nodes
-                if n.op in ("Identity", "Cast", "Transpose", "Reshape", "ConstantOfShape")
-                and not self.model.readers(n.output)
-                and not self.model.is_output(n.output)
-            }
-            if not dead:
-                return
-            names = {t for n in self.model.nodes if n.index in dead for t in n.inputs if self.model.is_constant(t)}
-            self._remove_nodes(dead)
-            self._drop_unused(names)
-
-    def copy_shared_weights(self) -> int:
-        """Gives every weighted node weights of its own."""
-        count = 0
-        owners: dict[str, int] = {}
-        for node in self.model.nodes:
-            name = node.input(1)
-            if node.op not in WEIGHTED or not name or not self.model.is_constant(name):
-                continue
-            owner = owners.setdefault(name, node.index)
-            others = [r for r in self.model.readers(name) if r.op not in WEIGHTED]
-            if owner == node.index and not others:
-                continue
-            value = self.model.constant(name)
+def fold_constant_weights(model: Model) -> int:
+    """Replaces weights that are computed from constants by their value, in place; returns how many."""
+    editor = Editor(model, in_place=True)
+    count = 0
+    for node in model.nodes:
+        known = of(node)
+        positions = (1, 2) if known.weights is not None else (1, 2, 3, 4) if known.kind == LayerKind.SCALE else ()
+        for position in positions:
+            name = node.input(position)
+            value = _computed(model, name) if name and not model.is_constant(name) else None
             if value is not None:
-                node.proto.input[1] = self._add_constant(f"{name}_copy", value)
+                editor.set_input(node, position, editor.constant(f"{name}_folded", value))
                 count += 1
-        if count:
-            self._refresh()
-        return count
+    if count:
+        editor.finish()
+    return count
 
-    def fold_batch_normalization(self) -> int:
-        """Folds each BatchNormalization that alone reads a convolution with constant weights."""
-        removed: set[int] = set()
-        old: set[str] = set()
-        for norm in self.model.nodes:
-            conv = self.model.producer(norm.input(0))
-            if norm.op != "BatchNormalization" or conv is None or not self._foldable(conv, norm):
-                continue
-            folded = self._fold(conv, norm)
-            if folded is None:
-                continue
-            weight, bias = folded
-            old.update((*conv.inputs[1:], *norm.inputs[1:]))
-            del conv.proto.input[1:]
-            conv.proto.input.extend([self._add_constant(f"{conv.input(1)}_folded", weight)])
-            conv.proto.input.extend([self._add_constant(f"{conv.input(1)}_folded_bias", bias)])
-            conv.proto.output[0] = norm.output
-            removed.add(norm.index)
-        if removed:
-            self._remove_nodes(removed)
-            self._drop_unused({t for t in old if t})
-            self._drop_value_info()
-        return len(removed)
 
-    def _foldable(self, conv: Node, norm: Node) -> bool:
-        model = self.model
-        return (
-            conv.op in ("Conv", "ConvTranspose")
-            and conv.domain in ("", "ai.onnx")
-            and len(model.readers(conv.output)) == 1
-            and not model.is_output(conv.output)
-            and not norm.integer("training_mode", 0)
-            and not any(norm.outputs[1:])
-            and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
-        )
-
-    def _fold(self, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
-        values = [self.model.constant(t) for t in (conv.input(1), *norm.inputs[1:5])]
-        bias = self.model.constant(conv.input(2)) if conv.input(2) else None
-        if any(v is None for v in values) or (conv.input(2) and bias is None):
+def _computed(model: Model, tensor: str, depth: int = 0) -> _Array | None:
+    value = model.constant(tensor)
+    if value is not None:
+        return value
+    node = model.producer(tensor)
+    if node is None or depth > _DEEPEST or node.domain not in DOMAINS:
+        return None
+    source = _computed(model, node.input(0), depth + 1) if node.inputs else None
+    if source is None:
+        return None
+    if node.op == "Identity":
+        return source
+    if node.op == "ConstantOfShape":
+        return _filled(source, node.attributes.get("value"))
+    if node.op == "Cast":
+        return _cast(source, node.integer("to", 0))
+    if node.op == "Transpose":
+        return np.transpose(source, node.attributes.get("perm"))
+    if node.op == "Reshape":
+        shape = model.constant(node.input(1))
+        if shape is None or node.integer("allowzero", 0):
             return None
-        weight, gamma, beta, mean, variance = (np.asarray(v) for v in values)
-        dtype = weight.dtype
-        weight, gamma, beta, mean, variance = (v.astype(np.float64) for v in (weight, gamma, beta, mean, variance))
-        with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
-            factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
-            shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
-        ones = (1,) * (weight.ndim - 2)
-        if conv.op == "Conv":
-            weight = weight * factor.reshape(-1, 1, *ones)
-        else:  # [in, out / groups, ...]: the channels of each group follow one another
-            groups = conv.integer("group", 1)
-            per_group = factor.reshape(groups, 1, -1)
-            shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-            weight = (shaped * per_group[..., None]).reshape(weight.shape)
-        return weight.astype(dtype), shift.astype(dtype)
+        wanted = [source.shape[i] if d == 0 else int(d) for i, d in enumerate(shape.reshape(-1))]
+        return source.reshape(wanted)
+    return None
 
-    def _drop_value_info(self) -> None:
-        made = self.model.producers.keys() | set(self.model.inputs)
-        info = self.proto.graph.value_info
-        for i in reversed(range(len(info))):
-            if info[i].name not in made and info[i].name not in self.model.initializers:
-                del info[i]
+
+def copy_shared_weights(model: Model) -> int:
+    """Gives every weighted node weights of its own, in place; returns how many were copied."""
+    editor = Editor(model, in_place=True)
+    count = 0
+    owners: dict[str, int] = {}
+    for node in model.nodes:
+        name = node.input(1)
+        if of(node).weights is None or not name or not model.is_constant(name):
+            continue
+        owner = owners.setdefault(name, node.index)
+        if owner == node.index and all(of(r).weights is not None for r in model.readers(name)):
+            continue
+        value = model.constant(name)
+        if value is not None:
+            editor.set_input(node, 1, editor.constant(f"{name}_copy", value))
+            count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def fold_batch_normalization(model: Model) -> int:
+    """Folds each BatchNormalization that alone reads a convolution with constant weights, in place."""
+    editor = Editor(model, in_place=True)
+    count = 0
+    for norm in model.nodes:
+        conv = model.producer(norm.input(0))
+        if of(norm).kind != LayerKind.SCALE or conv is None or not _foldable(model, conv, norm):
+            continue
+        folded = _fold(model, conv, norm)
+        if folded is None:
+            continue
+        weight, bias = folded
+        editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded", weight))
+        editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_bias", bias))
+        editor.set_output(conv, 0, norm.output)
+        editor.remove(norm)
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _foldable(model: Model, conv: Node, norm: Node) -> bool:
+    return (
+        is_convolution(conv)
+        and len(model.readers(conv.output)) == 1
+        and not model.is_output(conv.output)
+        and not norm.integer("training_mode", 0)
+        and not any(norm.outputs[1:])
+        and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
+    )
+
+
+def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
+    values = [model.constant(t) for t in (conv.input(1), *norm.inputs[1:5])]
+    bias = model.constant(conv.input(2)) if conv.input(2) else None
+    if any(v is None for v in values) or (conv.input(2) and bias is None):
+        return None
+    weight, gamma, beta, mean, variance = (np.asarray(v) for v in values)
+    dtype = weight.dtype
+    weight, gamma, beta, mean, variance = (v.astype(np.float64) for v in (weight, gamma, beta, mean, variance))
+    with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
+        factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
+        shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
+    ones = (1,) * (weight.ndim - 2)
+    if output_axis(conv, weight.ndim) == 0:
+        weight = weight * factor.reshape(-1, 1, *ones)
+    else:  # [in, out / groups, ...]: the channels of each group follow one another
+        groups = conv.integer("group", 1)
+        per_group = factor.reshape(groups, 1, -1)
+        shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+        weight = (shaped * per_group[..., None]).reshape(weight.shape)
+    return weight.astype(dtype), shift.astype(dtype)
 
 
 def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:

@@ -50,10 +50,10 @@ class MethodChoice:
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(f"percentile {self.percentile:g} is outside 50 to 100")
         for pattern, method in self.overrides:
-            compiled = compile_pattern(pattern, f"--method-for {pattern}={method}")
+            compiled = compile_pattern(pattern, f"`method_for` {pattern}={method}")
             if not any(compiled.search(t) for t in tensors):
                 example = f"; names look like '{tensors[0]}'" if tensors else ""
-                raise QdqtoolError(f"--method-for {pattern}={method}: matches no quantized tensor{example}")
+                raise QdqtoolError(f"`method_for` {pattern}={method}: matches no quantized tensor{example}")
 
     def of(self, group: ScaleGroup) -> str:
         """The method of a group: that of the first override that matches one of its tensors.
@@ -70,8 +70,8 @@ class MethodChoice:
         if len(found) > 1:
             (one, first), (two, second) = list(found.items())[:2]
             raise QdqtoolError(
-                f"--method-for: '{first}' asks for {one} and '{second}' for {two}, but they share one scale; "
-                "use one method for both, or --no-unify"
+                f"`method_for`: '{first}' asks for {one} and '{second}' for {two}, but they share one scale; "
+                "use one method for both, or `unify=False`"
             )
         return next(iter(found), self.default)
 
@@ -125,7 +125,7 @@ def choose_scale(
             total = seen.nonfinite + seen.count
             raise DataError(
                 f"tensor '{tensor}': {seen.nonfinite} of {total} values are NaN or infinite on the calibration data; "
-                "check the model and the preprocessing, or leave its readers float with --exclude"
+                "check the model and the preprocessing, or leave its readers float with `exclude`"
             )
         if seen.absmax > 0.0:
             own[tensor] = amax_of(seen, method, percentile=choice.percentile)

@@ -1,66 +1,23 @@
-"""Patterns in a float graph that placement has to know: which operators commute with Q, what an activation is."""
+"""Patterns in a float graph that placement has to know; what each operator is stands in :mod:`qdqtool.operators`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.pointwise import activation_input, is_bias, region
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of, output_axis
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-POOLS = ("GlobalAveragePool", "AveragePool")
-
-# Pointwise operators with one data input that TensorRT runs behind a convolution in the same layer.
-ACTIVATIONS = frozenset(
-    {"Relu", "LeakyRelu", "Clip", "PRelu", "Sigmoid", "Tanh", "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish",
-     "Softplus", "Softsign", "Mish", "Gelu", "Swish", "ThresholdedRelu"}
-)  # fmt: skip
-# Operators that only move values: Q(op(x)) = op(Q(x)). Concat and Resize are special, see commuting_inputs.
-_MOVES = frozenset(
-    {"MaxPool", "GlobalMaxPool", "Split", "Slice", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze",
-     "Identity", "DepthToSpace", "SpaceToDepth", "Dropout"}
-)  # fmt: skip
+CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 
 
-def commuting_inputs(node: Node) -> tuple[str, ...]:
-    """The data inputs that a Q behind ``node`` moves up to; empty when the operator does not commute with Q.
-
-    TensorRT moves a Q up through an operator that only moves values, and merges it with the Q of its neighbours where
-    the scales are equal (developer guide, "Q/DQ propagation"; seen for MaxPool, Resize, Flatten, Slice and Concat).
-    """
-    if node.domain not in ("", "ai.onnx"):
-        return ()
-    if node.op == "Concat":
-        return tuple(t for t in node.inputs if t)
-    if node.op in ("Resize", "Upsample"):
-        mode = node.attributes.get("mode", "nearest")
-        return node.inputs[:1] if mode == "nearest" else ()
-    return node.inputs[:1] if node.op in _MOVES else ()
-
-
-def activation_input(model: Model, node: Node) -> str | None:
-    """The tensor that an activation works on: ``x`` of ``Relu(x)`` or of ``Mul(x, Sigmoid(x))``; None for others."""
-    if node.op in ACTIVATIONS:
-        return str(node.input(0))
-    if node.op == "Mul" and len(node.inputs) == 2:
-        for gate, data in (node.inputs, node.inputs[::-1]):
-            producer = model.producer(gate)
-            if producer is not None and producer.op in ("Sigmoid", "HardSigmoid") and producer.input(0) == data:
-                return str(data)
-    return None
-
-
-def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Results of the activations that read ``tensor``; SiLU gives its Mul's output, not its Sigmoid's."""
-    for reader in dict.fromkeys(model.readers(tensor)):
-        if activation_input(model, reader) == tensor:
-            gates = [r for r in model.readers(reader.output) if activation_input(model, r) == tensor]
-            if not gates:
-                yield reader.output
+def is_convolution(node: Node | None) -> bool:
+    """Whether a node is a Conv or ConvTranspose."""
+    return of(node).kind in CONVOLUTIONS
 
 
 @dataclass(frozen=True)
@@ -72,7 +29,10 @@ class ConvBehind:
 
 
 def convolution_behind(model: Model, tensor: str, reader: Node) -> ConvBehind | None:
-    """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none."""
+    """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none.
+
+    An activation is any pointwise function of one tensor (:mod:`qdqtool.onnxgraph.pointwise`); a bias is none.
+    """
     activation = False
     allowed = {reader.index}
     while True:
@@ -81,19 +41,20 @@ def convolution_behind(model: Model, tensor: str, reader: Node) -> ConvBehind | 
         node = model.producer(tensor)
         if node is None:
             return None
-        if node.op in ("Conv", "ConvTranspose"):
+        if is_convolution(node):
             return ConvBehind(node, activation)
+        if of(node).kind == LayerKind.SCALE:
+            tensor, allowed = node.input(0), {node.index}
+            continue
         source = activation_input(model, node)
-        if source is None and node.op == "BatchNormalization":
-            source = node.input(0)
-        elif source is not None:
-            activation = True
         if source is None:
             return None
-        allowed = {node.index}
-        for gate in model.readers(source):  # the Sigmoid of a SiLU reads the convolution as well
-            if gate.op in ("Sigmoid", "HardSigmoid") and gate.output in node.inputs:
-                allowed.add(gate.index)
+        inside = region(model, source, node)
+        allowed = {n.index for n in inside}
+        if any(model.is_output(n.output) or any(r.index not in allowed for r in model.readers(n.output))
+               for n in inside if n is not node):
+            return None
+        activation = activation or not is_bias(model, node)
         tensor = source
 
 
@@ -137,25 +98,18 @@ def _height(model: Model, tensor: str, common: set[int]) -> int:
     return memory[tensor]
 
 
-def weight_axis(model: Model, node: Node) -> int | None:
-    """The output-channel axis of a weighted node's weights; None when one scale for all of them is safer.
+def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
+    """The axis along which a node's weights get a scale each; None where one scale for all of them is safer.
 
-    Source: NVIDIA's rule of one scale per output channel (Conv axis 0, ConvTranspose axis 1, Gemm by transB). The axis
-    1 of a grouped ConvTranspose counts the channels of one group only, so it gets one scale for all.
+    It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
+    where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
+    grouped: axis 1 of its weights counts the channels of one group only.
+
+    Args:
+        node: A node with weights.
+        rank: Number of dimensions of the weights.
+        transposed_per_channel: The target's property of that name.
     """
-    if node.op == "Conv":
-        return 0
-    if node.op == "ConvTranspose":
-        return 1 if node.integer("group", 1) == 1 else None
-    if node.op == "Gemm":
-        return 0 if node.integer("transB", 0) else 1
-    return 1
-
-
-def counts_up(model: Model, tensor: str) -> bool:
-    """Whether a constant holds 0, 1, 2, ... n-1 with n of at least 4: the bins of a DFL."""
-    shape = model.constant_shape(tensor)
-    if shape is None or not 4 <= int(np.prod(shape)) <= 256:
-        return False
-    value = model.constant(tensor)
-    return value is not None and bool(np.array_equal(value.reshape(-1), np.arange(value.size)))
+    if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
+        return None
+    return output_axis(node, rank)

@@ -6,6 +6,7 @@ from qdqtool.explain.report import Report
 from qdqtool.graph import Model
 from qdqtool.lint import head, operators, quantizers, structure, weights
 from qdqtool.onnxgraph.view import View
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding
 
 
@@ -17,7 +18,7 @@ def check(model: Model, target: str) -> list[Finding]:
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
     """
     report = Report(target)
-    run(View(model, target), report)
+    run(View(model, target_named(target).residual_through_activation), report)
     return report.findings
 
 

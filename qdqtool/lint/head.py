@@ -11,7 +11,8 @@ from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import LayerKind, of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 

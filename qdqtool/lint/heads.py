@@ -6,7 +6,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from qdqtool.graph import Model, Node, without_large_weights
-from qdqtool.insertion.presets import Head, find_head
+from qdqtool.onnxgraph.heads import Head, find_head
 from qdqtool.onnxgraph.view import View
 
 

@@ -11,6 +11,7 @@ from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
+from qdqtool.operator_facts import LayerKind
 from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
@@ -31,7 +32,7 @@ def run(view: View, report: Report) -> None:
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             message = f"{node.name} ({node.op}) reads a dequantized tensor and is computed in float."
             report.add("NORM-FLOAT", node.name, message, values=view.values(node.input(0)))
-        elif operators.of(node).kind == operators.LayerKind.CONVOLUTION and _spatial(view, node) == 3:
+        elif operators.of(node).kind == LayerKind.CONVOLUTION and _spatial(view, node) == 3:
             _conv3d(view, report, node)
     _outside(view, report, outside)
     for op, nodes in unknown.items():
@@ -46,7 +47,7 @@ def _computes_integers(node: Node) -> bool:
 
 
 def _normalizes(node: Node) -> bool:
-    return operators.of(node).kind == operators.LayerKind.SOFTMAX or (
+    return operators.of(node).kind == LayerKind.SOFTMAX or (
         node.op.endswith("Normalization") and node.op != "BatchNormalization"
     )
 

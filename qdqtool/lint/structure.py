@@ -8,8 +8,9 @@ from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import ACTIVATIONS, boundary, layer_of
+from qdqtool.onnxgraph.flow import boundary, layer_of
 from qdqtool.onnxgraph.view import View
+from qdqtool.operators import ACTIVATIONS
 
 
 def run(view: View, report: Report) -> None:

@@ -8,7 +8,8 @@ from qdqtool import qdq
 from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View, Weights
-from qdqtool.operators import LayerKind, of, output_axis
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of, output_axis
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 

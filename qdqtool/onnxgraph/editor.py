@@ -1,9 +1,14 @@
-"""Editing a ModelProto: constants, new nodes in front of old ones, removal, and what is left unused afterwards."""
+"""The one editor of ONNX models, for preparing, rewriting, fixing and half precision.
+
+It adds constants and nodes, changes what nodes read and write, removes nodes, and in the end drops what was used before
+and no longer is, keeps a valid order and the model's metadata and value_info.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,29 +16,31 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqtool import qdq
 from qdqtool.graph import Model, Node
-
-_PRUNED = ("QuantizeLinear", "DequantizeLinear", "Constant", "Identity", "Cast", "Transpose", "Reshape")
 
 
 class Editor:
-    """Edits a copy of a model; node indices stay valid until :meth:`finish`.
+    """Edits a model, or a copy of it; node indices stay valid until :meth:`finish`.
 
     Attributes:
-        model: The index over the model as it was.
-        proto: The copy that is edited.
+        model: The index over the model as it was; after :meth:`finish` on the model itself it is out of date.
+        proto: What is edited.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, in_place: bool = False) -> None:
         self.model = model
-        self.proto = onnx.ModelProto()
-        self.proto.CopyFrom(model.proto)
+        self.proto = model.proto
+        if not in_place:
+            self.proto = onnx.ModelProto()
+            self.proto.CopyFrom(model.proto)
         graph = self.proto.graph
         self._nodes: list[onnx.NodeProto] = list(graph.node)
         self._taken = {n.name for n in graph.node} | set(model.producers) | set(model.initializers) | set(model.inputs)
         self._removed: set[int] = set()
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self._behind: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self._first: list[onnx.NodeProto] = []
+        self._retyped: set[str] = set()
         self._alias: dict[str, str] = {}
 
     def proto_of(self, node: Node) -> onnx.NodeProto:
@@ -51,11 +58,31 @@ class Editor:
         self._taken.add(name)
         return name
 
+    @functools.cached_property
+    def _initializers(self) -> dict[str, onnx.TensorProto]:
+        return {t.name: t for t in self.proto.graph.initializer}
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a node or tensor has that name."""
+        return name in self._taken
+
     def constant(self, wanted: str, value: npt.NDArray[Any]) -> str:
         """Adds an initializer and returns its name."""
         name = self.name(wanted)
         self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
+
+    def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
+        """Gives an initializer or Constant another value, for all its readers."""
+        made = numpy_helper.from_array(np.asarray(value), tensor)
+        old = self._initializers.get(tensor)
+        if old is not None:
+            old.CopyFrom(made)
+            return
+        maker = self.model.producer(tensor)
+        if maker is not None:
+            self.remove(maker)
+        self.proto.graph.initializer.append(made)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
         """Makes a node read another tensor; missing optional inputs before it are filled in as not set."""
@@ -89,11 +116,30 @@ class Editor:
         self._before[before.index].append(helper.make_node(op, inputs, [output], name=name, **(attributes or {})))
         return output
 
+    def cast(self, source: str, made: str, to: int, behind: Node | None = None, suffix: str = "") -> None:
+        """Adds a Cast behind a node, or in front of all without one; its output gets the name ``made``."""
+        proto = helper.make_node("Cast", [source], [made], name=f"{made}/Cast{suffix}", to=to)
+        self._taken.update((made, proto.name))
+        (self._first if behind is None else self._behind[behind.index]).append(proto)
+
+    def set_output(self, node: Node, position: int, tensor: str) -> None:
+        """Makes a node write another tensor; who reads the old one is not changed."""
+        self.proto_of(node).output[position] = tensor
+        self._taken.add(tensor)
+
+    def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
+        """States another element type for tensors inside the graph."""
+        wanted = set(tensors)
+        for value in self.proto.graph.value_info:
+            if value.name in wanted:
+                value.type.tensor_type.elem_type = elem_type
+
     def set_quantizer(
         self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any], axis: int | None = None
     ) -> None:
         """Gives a Q or DQ new parameters of its own; the scale keeps the type that it had."""
         proto = self.proto_of(node)
+        self._retyped.update(node.outputs)  # a quantized tensor's type may change
         kind = self.model.elem_type(node.input(1))
         dtype = helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
         self.set_input(node, 1, self.constant(f"{node.name}/scale", scale.astype(dtype)))
@@ -139,20 +185,21 @@ class Editor:
     def finish(self) -> onnx.ModelProto:
         """Applies removals and insertions, drops what nothing reads any more, and returns the model."""
         graph = self.proto.graph
-        nodes: list[onnx.NodeProto] = []
+        nodes = list(self._first)
         for index, node in enumerate(self._nodes):
             nodes.extend(self._before.get(index, ()))
             if index not in self._removed:
                 nodes.append(node)
-        for node in nodes:
-            for position, tensor in enumerate(node.input):
-                if tensor in self._alias:
-                    node.input[position] = self._resolved(tensor)
-        kept = self._prune(nodes)
-        copies = [_copied(n) for n in kept]
+            nodes.extend(self._behind.get(index, ()))
+        if self._alias:
+            for node in nodes:
+                for position, tensor in enumerate(node.input):
+                    if tensor in self._alias:
+                        node.input[position] = self._resolved(tensor)
+        kept = _sorted(self._prune(nodes), self.model.path)
         del graph.node[:]
-        graph.node.extend(copies)
-        self._sort()
+        graph.node.extend(kept)
+        self._drop_constants()
         self._drop_stale()
         return self.proto
 
@@ -162,58 +209,58 @@ class Editor:
         return tensor
 
     def _prune(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """Drops Q, DQ and constants that lost their last reader; nodes unused from the start stay."""
-        unused_before = {n.index for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
-        old = {id(self._nodes[i]) for i in unused_before}
-        outputs = set(self.model.outputs)
-        captured = {t for n in self.model.nodes for t in n.captured}
-        while True:
-            read = {t for n in nodes for t in n.input} | outputs | captured
-            kept = [
-                n for n in nodes
-                if n.op_type not in _PRUNED or id(n) in old or any(o in read for o in n.output)
-            ]
-            if len(kept) == len(nodes):
-                break
-            nodes = kept
-        read = {t for n in nodes for t in n.input} | outputs | captured
+        """Drops nodes that lost their last reader; those unused from the start stay."""
+        unused = {id(self._nodes[n.index]) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
+        outputs = {v.name for v in self.proto.graph.output}
+        outputs.update(t for n in self.model.nodes for t in n.captured)
+        makers = {o: n for n in nodes for o in n.output if o}
+        read = Counter(t for n in nodes for t in n.input)
+        gone: set[int] = set()
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in node.output):
+                continue
+            gone.add(id(node))
+            read.subtract(node.input)
+            stack.extend(makers[t] for t in node.input if t in makers)
+        return [n for n in nodes if id(n) not in gone]
+
+    def _drop_constants(self) -> None:
+        """Drops initializers that lost their last reader, and their entries among the inputs."""
         graph = self.proto.graph
-        was_read = set(self.model.consumers)
-        for position in reversed(range(len(graph.initializer))):
-            name = graph.initializer[position].name
-            if name not in read and (name in was_read or name not in self.model.initializers):
-                del graph.initializer[position]
+        read = {t for n in graph.node for t in n.input} | {v.name for v in graph.output}
+        read.update(t for n in self.model.nodes for t in n.captured)
+        was_read = self.model.consumers
+        _drop(graph.initializer, lambda n: n not in read and (n in was_read or n not in self.model.initializers))
         names = {t.name for t in graph.initializer}
-        for position in reversed(range(len(graph.input))):
-            name = graph.input[position].name
-            if name in self.model.initializers and name not in names:
-                del graph.input[position]
-        return nodes
+        _drop(graph.input, lambda n: n in self.model.initializers and n not in names)
 
     def _is_used(self, tensor: str) -> bool:
         return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))
-
-    def _sort(self) -> None:
-        """Puts the nodes in a topological order, the file's where it already is one."""
-        index = Model(self.proto, sha256="edited")
-        if index.ordered is index.nodes:
-            return
-        ordered = [_copied(n.proto) for n in index.ordered]
-        del self.proto.graph.node[:]
-        self.proto.graph.node.extend(ordered)
 
     def _drop_stale(self) -> None:
         graph = self.proto.graph
         made = {o for n in graph.node for o in n.output} | {t.name for t in graph.initializer}
         made.update(v.name for v in graph.input)
-        changed = {o for n in graph.node if n.op_type in (qdq.Q, qdq.DQ) for o in n.output}
-        for position in reversed(range(len(graph.value_info))):
-            name = graph.value_info[position].name
-            if name not in made or name in changed:  # a quantized tensor's type may have changed
-                del graph.value_info[position]
+        _drop(graph.value_info, lambda n: n not in made or n in self._retyped)
 
 
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
+def _drop(items: Any, gone: Callable[[str], bool]) -> None:
+    for position in reversed(range(len(items))):
+        if gone(items[position].name):
+            del items[position]
+
+
+def _sorted(nodes: list[onnx.NodeProto], path: str) -> list[onnx.NodeProto]:
+    """The nodes in a topological order, as they are where that already is one."""
+    made = {o for n in nodes for o in n.output if o}
+    ready: set[str] = set()
+    for node in nodes:
+        if any(t in made and t not in ready for t in node.input):
+            break
+        ready.update(node.output)
+    else:
+        return nodes
+    graph = onnx.GraphProto(node=nodes)
+    return [n.proto for n in Model(onnx.ModelProto(graph=graph), path, sha256="edited").ordered]

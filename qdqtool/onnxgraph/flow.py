@@ -1,35 +1,21 @@
-"""Following a tensor through a Q/DQ model: what is fused behind a convolution, who reads it, what made it.
+"""Following a tensor through a Q/DQ model: what is fused behind a convolution, and who reads it.
 
-"Commuting" operators are those that a Q can move up past: they copy or select values, so quantizing before or after
-gives the same numbers (MaxPool, nearest Resize, Slice, Split, Concat, Reshape, Transpose ...).
+What a Q passes and what is an activation stands in :mod:`qdqtool.operators`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtool import qdq
+from qdqtool import operators, qdq
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.pointwise import activation_behind, activation_input, is_bias
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import pooling_of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import inputs_behind_q, is_activation
 
-ACTIVATIONS = (
-    "Relu", "LeakyRelu", "Clip", "Elu", "Selu", "PRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Swish",
-    "Softplus", "Gelu", "Mish", "Silu", "ThresholdedRelu",
-)
-POOLS = ("MaxPool", "Resize", "Upsample")
-CUTS = ("Split", "Slice")
-COPIES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "DepthToSpace", "SpaceToDepth")
-JOINS = ("Concat",)
-AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean")
 _LIMIT = 400  # readers looked at from one tensor
-
-
-def commutes(node: Node) -> bool:
-    """Whether a Q can move up past a node."""
-    if node.op in ("Resize", "Upsample"):
-        return str(node.attributes.get("mode", "nearest")) == "nearest"
-    return node.op in POOLS or node.op in CUTS or node.op in COPIES or node.op in JOINS
+_DEEP = 8  # nodes between a convolution and the end of its layer
 
 
 @dataclass(slots=True)
@@ -58,44 +44,53 @@ def boundary(view: View, conv: Node) -> Boundary:
     model = view.model
     result = Boundary(conv.output)
     while not model.is_output(result.tensor):
-        readers = model.readers(result.tensor)
-        silu = silu_of(view, result.tensor)
-        if silu is not None and result.activation is None:
-            result.fused.extend(silu)
-            result.activation, result.silu = silu[-1], True
-            result.tensor = silu[-1].output
-            continue
-        if len(readers) != 1:
+        found = _normalization(view, result) if result.activation is None else None
+        if found is None and result.stopped is None:
+            found = _activation(view, result)
+        if not found:
             break
-        node = readers[0]
-        if node.op == "BatchNormalization" and result.activation is None:
-            if any(model.constant_proto(t) is None for t in node.inputs[1:]):
-                result.stopped = node
-                break
-        elif node.op in ACTIVATIONS and result.activation is None:
-            result.activation, result.silu = node, node.op in ("Swish", "Silu")
-        elif not (node.op == "Add" and result.activation is None and _is_bias(view, node, result.tensor)):
-            break
-        result.fused.append(node)
-        result.tensor = node.output
+        result.fused.extend(found)
+        result.tensor = found[-1].output
     result.inner = _inner(view, result)
     return result
 
 
-def silu_of(view: View, tensor: str) -> list[Node] | None:
-    """The Sigmoid and Mul that make SiLU of a tensor, when they alone read it."""
-    readers = view.model.readers(tensor)
-    if len(readers) != 2:
+def _normalization(view: View, result: Boundary) -> list[Node] | None:
+    """A BatchNormalization or bias that alone reads a convolution's result."""
+    readers = view.model.readers(result.tensor)
+    if len(readers) != 1:
         return None
-    gate = next((n for n in readers if n.op in ("Sigmoid", "HardSigmoid")), None)
-    mul = next((n for n in readers if n.op == "Mul"), None)
-    if gate is None or mul is None or gate.output not in mul.inputs or view.model.is_output(gate.output):
-        return None
-    return [gate, mul] if len(view.model.readers(gate.output)) == 1 else None
+    node = readers[0]
+    if operators.of(node).kind == LayerKind.SCALE:
+        if any(view.model.constant_proto(t) is None for t in node.inputs[1:]):
+            result.stopped = node
+            return None
+        return [node]
+    known = any(t in view.constants for t in node.inputs if t != result.tensor)
+    return [node] if is_bias(view.model, node) or (operators.is_sum(node) and known) else None
 
 
-def _is_bias(view: View, node: Node, tensor: str) -> bool:
-    return any(t in view.constants for t in node.inputs if t != tensor)
+def _activation(view: View, result: Boundary) -> list[Node] | None:
+    """The pointwise nodes that are taken next; a Relu ends the layer and joins no others."""
+    found = activation_behind(view.model, result.tensor)
+    if not found or (result.activation is not None and (_is_relu(result.activation) or _is_relu(found[-1]))):
+        return None
+    result.silu = result.activation is None and _is_silu(found)
+    result.activation = found[-1]
+    return found
+
+
+def _is_relu(node: Node) -> bool:
+    known = operators.of(node).activation
+    return known is not None and known.type == "RELU"
+
+
+def _is_silu(nodes: list[Node]) -> bool:
+    """Whether pointwise nodes are SiLU: a gate and its Mul, or one node."""
+    known = operators.of(nodes[0]).activation
+    if known is None:
+        return False
+    return known.type == "SWISH" if len(nodes) == 1 else known.gate and len(nodes) == 2
 
 
 def _inner(view: View, result: Boundary) -> Node | None:
@@ -108,11 +103,11 @@ def _inner(view: View, result: Boundary) -> Node | None:
         return None
     q = readers[0]
     ends = [n for dq in model.readers(q.output) if qdq.is_dq(dq) for n in model.readers(dq.output)]
-    gates = [n for n in ends if n.op in ACTIVATIONS]
-    others = [n for n in ends if n.op not in ACTIVATIONS]
+    gates = [n for n in ends if is_activation(n)]
+    others = [n for n in ends if not is_activation(n)]
     if not gates:
         return None
-    return q if all(n.op == "Mul" and _reads_gate(view, n, gates) for n in others) else None
+    return q if all(operators.of(n).operation == "PROD" and _reads_gate(view, n, gates) for n in others) else None
 
 
 def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
@@ -128,12 +123,12 @@ def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A reader of a tensor, behind the commuting operators on the way to it.
+    """A reader of a tensor, behind the operators on the way to it that a Q passes.
 
     Attributes:
         kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
         node: The reader; None for a network output.
-        path: The commuting nodes between, the nearest to the tensor first.
+        path: The nodes between that a Q passes, the nearest to the tensor first.
     """
 
     kind: str
@@ -142,7 +137,7 @@ class Use:
 
 
 def uses(view: View, tensor: str) -> list[Use]:
-    """The readers of a tensor, looked for past commuting operators."""
+    """The readers of a tensor, looked for past operators that a Q passes."""
     found: list[Use] = []
     queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
     visited: set[str] = {tensor}
@@ -154,7 +149,7 @@ def uses(view: View, tensor: str) -> list[Use]:
         for node in dict.fromkeys(view.model.readers(current)):
             if qdq.is_q(node):
                 found.append(Use("q", node, path))
-            elif commutes(node) and node.input(0) and (node.op in JOINS or node.input(0) == current):
+            elif current in inputs_behind_q(view.model, node):
                 for output in node.outputs:
                     if output and output not in visited:
                         visited.add(output)
@@ -166,65 +161,23 @@ def uses(view: View, tensor: str) -> list[Use]:
 
 def is_sum(view: View, node: Node) -> bool:
     """Whether a node adds two computed tensors (a bias is not one)."""
-    return node.op in ("Add", "Sum") and sum(t not in view.constants for t in node.inputs if t) >= 2
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """Where a tensor comes from, past commuting operators.
-
-    Attributes:
-        tensor: The tensor above the first of them.
-        maker: What makes it; None for a network input.
-        path: The commuting nodes passed, the nearest to the tensor first.
-    """
-
-    tensor: str
-    maker: Node | None
-    path: tuple[Node, ...]
-
-
-def root(view: View, tensor: str, part: int | None = None) -> Root:
-    """Walks up from a tensor past commuting operators.
-
-    Args:
-        view: The model.
-        tensor: Where to start.
-        part: Which input of the first Concat to follow; without it the walk ends at a Concat.
-    """
-    path: list[Node] = []
-    maker = view.model.producer(tensor)
-    while maker is not None and commutes(maker):
-        if maker.op in JOINS:
-            if part is None or part >= len(maker.inputs):
-                break
-            tensor, part = maker.inputs[part], None
-        else:
-            tensor = maker.input(0)
-        path.append(maker)
-        maker = view.model.producer(tensor)
-    return Root(tensor, maker, tuple(path))
-
-
-def no_pooling(view: View, node: Node) -> bool:
-    """Whether an average over a tensor is nothing that TensorRT turns into a pooling."""
-    return node.op == "ReduceMean" and pooling_of(view.model, node) is None
+    return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
 
 
 def layer_of(view: View, tensor: str) -> Node | None:
     """The convolution whose layer writes a tensor, past activation, BatchNormalization and bias; None otherwise."""
     node = view.model.producer(tensor)
-    for _ in range(8):
-        if node is None or node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+    for _ in range(_DEEP):
+        known = operators.of(node)
+        if node is None or known.weights is not None:
             return node
-        if node.op in ACTIVATIONS or node.op == "BatchNormalization":
-            node = view.model.producer(node.input(0))
-        elif node.op == "Mul":
-            gate = next((g for g in (view.model.producer(t) for t in node.inputs)
-                         if g is not None and g.op in ("Sigmoid", "HardSigmoid") and g.input(0) in node.inputs), None)
-            node = view.model.producer(gate.input(0)) if gate is not None else None
-        elif node.op == "Add" and not is_sum(view, node):
-            node = view.model.producer(next((t for t in node.inputs if t not in view.constants), ""))
+        if known.kind == LayerKind.SCALE:
+            above: str | None = node.input(0)
+        elif operators.is_sum(node) and not is_sum(view, node):
+            above = next((t for t in node.inputs if t not in view.constants), None)
         else:
+            above = activation_input(view.model, node)
+        if not above:
             return None
+        node = view.model.producer(above)
     return None

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
+from qdqtool.operators import WEIGHTED, output_axis, rearranges
 from qdqtool.qdq import QuantParams
-from qdqtool.trt.targets import TARGETS
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
-_MOVES = ("Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 @dataclass(slots=True)
@@ -46,12 +44,17 @@ class Weights:
 
 
 class View:
-    """A model with what several checks need, computed once."""
+    """A model with what several checks need, computed once.
 
-    def __init__(self, model: Model, target: str = "") -> None:
+    Attributes:
+        model: The model.
+        add_behind_activation: Whether the target's convolutions take an Add behind their activation, too
+            (Conv + SiLU + Add), see ``Target.residual_through_activation``.
+    """
+
+    def __init__(self, model: Model, add_behind_activation: bool = False) -> None:
         self.model = model
-        #: Whether a convolution takes an Add behind its activation, too (Conv + SiLU + Add).
-        self.add_behind_activation = target in TARGETS and TARGETS[target].residual_through_activation
+        self.add_behind_activation = add_behind_activation
 
     def params(self, node: Node) -> QuantParams:
         """Scale and zero point of a Q or DQ."""
@@ -100,7 +103,7 @@ class View:
         model = self.model
         after: list[Node] = []
         maker = model.producer(tensor)
-        while maker is not None and maker.op in _MOVES and maker.input(0):
+        while maker is not None and rearranges(maker) and maker.input(0):
             after.append(maker)
             maker = model.producer(maker.input(0))
         dq = maker if qdq.is_dq(maker) else None
@@ -130,7 +133,7 @@ class View:
         if shape is None or len(shape) < 3:
             return None
         groups = node.integer("group", 1) or 1
-        if node.op == "ConvTranspose":
+        if output_axis(node, len(shape)) == 1:
             return shape[0], shape[1] * groups, groups
         return shape[1] * groups, shape[0], groups
 
@@ -169,7 +172,7 @@ class View:
             return False
         maker = self.model.producer(node.input(0))
         for _ in range(6):
-            if maker is None or not (maker.op in _MOVES or qdq.is_qdq(maker)):
+            if maker is None or not (rearranges(maker) or qdq.is_qdq(maker)):
                 break
             maker = self.model.producer(maker.input(0))
         return maker is not None and maker.op == "Softmax"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.insertion import api as insertion_api
-from qdqtool.insertion import presets
+from qdqtool.graph import Model, Node
+from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, place
+from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, can_be_quantized, place
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.prepare import prepare as prepare_proto
-from qdqtool.insertion.structure import POOLS, WEIGHTED
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.sites import ADD, Site
@@ -153,15 +153,16 @@ def plan(
     traced.proto = fold_constants(traced.proto)
     prepare_proto(traced.proto)
     work = index_of(traced.proto)
-    candidates = [n for n in work.nodes if n.op in (*WEIGHTED, *POOLS, "Add")]
+    candidates = [n for n in work.nodes if can_be_quantized(work, n)]
     names = {n.name: _module_of(traced, n.name) for n in candidates}
     reasons = _matches(names, exclude, "exclude")
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
     while True:
         rules = Rules(
-            head, residual, insertion_api.residual_default(chosen), _exactly(reasons), _exactly(included), (),
-            not chosen.is_rtx,
+            head, residual, "both", _exactly(reasons), _exactly(included), (), not chosen.is_rtx,
+            chosen.transposed_per_channel,
         )  # fmt: skip
+        rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
         placement = place(work, rules)
         unreachable = _unreachable(traced, work, placement)
         if not unreachable:
@@ -242,13 +243,18 @@ def _as_plan(
                 result.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
     for weight in placement.weights:
         module = traced.sites[weight.node.name, 0].module
-        axis = None if weight.axis is None else 1 if weight.node.op == "ConvTranspose" else 0
+        axis = None if weight.axis is None else _module_axis(weight.node)
         if module not in result.convolutions:
             result.weights.append(WeightQuantizer(module, axis))
     for skipped in placement.skipped:
-        reason = reasons.get(skipped.node) or re.sub(r"--(\w+) (\w+)", r"\1='\2'", skipped.reason)
-        result.skipped.append((names.get(skipped.node) or skipped.node, reason.replace("--", "")))
+        reason = reasons.get(skipped.node) or skipped.reason.replace("`", "")
+        result.skipped.append((names.get(skipped.node) or skipped.node, reason))
     return result
+
+
+def _module_axis(node: Node) -> int:
+    """The axis of a torch module's weights along which its outputs lie; a Linear's are stored as [outputs, inputs]."""
+    return 0 if of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
 def _norms(traced: Traced) -> dict[str, str]:

@@ -10,6 +10,8 @@ from qdqtool.render.log_text import count, short
 from qdqtool.render.output import wrap
 
 _LISTED = 20
+_SLOW = 1.5  # times the usual from which on a layer stands out
+_SLOW_LISTED = 10
 
 
 def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
@@ -23,6 +25,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
         lines += _row(row, width, everything)
     if len(rows) > len(shown):
         lines.append(f"... and {len(rows) - len(shown)} more (--all)")
+    lines += _slow(report, width)
     for key, title in (("kind", "By kind"), ("precision", "By precision"), ("type", "By type")):
         lines += ["", *_totals(title, report.totals(key), timed=report.timed)]
     if report.unmatched:
@@ -44,7 +47,25 @@ def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
     name = row.name if everything else title_of(row)
     first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}", 8, width)]
+    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
+    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
+
+
+def _slow(report: EngineReport, width: int) -> list[str]:
+    """Layers that take much longer than such layers usually do: a slow tactic, or work that does not show."""
+    slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
+    slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
+    if not slow:
+        return []
+    lines = ["", *wrap(f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format", 2,
+                       width, "")]
+    for row in slow[:_SLOW_LISTED]:
+        lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
+        tactic = row.layer.extras.get("TacticName") or row.layer.tactic
+        told = f"  [{short(str(tactic), 60)}]" if tactic else ""
+        lines += wrap(f"{title_of(row)}{told}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
+                                                          f"#{row.index} ")
+    return lines
 
 
 def _millions(value: int | None) -> str:

@@ -6,11 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from qdqtool.render.output import wrap
+from qdqtool.render.parameters import as_options
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
-    from qdqtool.insertion.api import Insertion
     from qdqtool.insertion.losses import Losses
+    from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
 _NAMED = 3  # node names told for one reason, unless everything is asked for
@@ -25,9 +26,9 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     lines += _groups(insertion.groups, width, everything)
     lines += _losses(insertion.losses, width)
     for note in (*insertion.notes, *insertion.calibration.get("notes", ())):
-        lines += wrap(f"note: {note}", 2, width, "")
+        lines += wrap(f"note: {as_options(note)}", 2, width, "")
     for warning in (*insertion.warnings, *insertion.calibration.get("warnings", ())):
-        lines += wrap(f"warning: {warning}", 2, width, "")
+        lines += wrap(f"warning: {as_options(warning)}", 2, width, "")
     if everything:
         lines += ["", "Activation scales", *_scales(insertion)]
     if insertion.prediction is not None:
@@ -53,7 +54,7 @@ def _skipped(skipped: list[SkippedNode], width: int, everything: bool) -> list[s
         return []
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
-        by_reason.setdefault(node.reason, []).append(node.node)
+        by_reason.setdefault(as_options(node.reason), []).append(node.node)
     lines = ["", f"Left float ({len(skipped)} nodes)" if len(skipped) > 1 else "Left float (1 node)"]
     for reason, names in by_reason.items():
         shown = names if everything else names[:_NAMED]

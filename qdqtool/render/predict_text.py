@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from qdqtool.explain.report import title_of
 from qdqtool.render.output import wrap
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
+
+if TYPE_CHECKING:
+    from qdqtool.timing.estimate import TimeEstimate
 
 _SHOWN = 3  # findings of one code told in full, unless everything is asked for
 _LISTED = 12  # lines of a list, unless everything is asked for
@@ -37,7 +41,8 @@ def _outside(prediction: Prediction) -> str:
 
 
 def render(
-    prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False
+    prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False,
+    time: TimeEstimate | None = None,
 ) -> str:
     """The whole answer.
 
@@ -47,8 +52,16 @@ def render(
         everything: Tell every convolution and every finding in full.
         layers: List the engine's layers.
         trace: List TensorRT's own log lines.
+        time: How long it takes on a GPU.
     """
-    lines = [verdict(prediction), *_header(prediction, width)]
+    lines = [verdict(prediction)]
+    if time is not None:
+        from qdqtool.render.time_text import detail_lines, summary_lines
+
+        lines += summary_lines(time, width)
+    lines += _header(prediction, width)
+    if time is not None:
+        lines += detail_lines(time, prediction, width, everything=everything)
     lines += _findings(prediction, width, everything)
     lines += _unexplained(prediction, width)
     if everything:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
-from qdqtool.types import Verification
+from qdqtool.verified import Verification
 
 _KINDS = {
     MismatchKind.CONVOLUTION: "Convolutions",
@@ -59,6 +59,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
         lines += wrap(text, 2, width, first="")
     for text in (_lines("Pass lines", result.trace), _lines("Slice, concatenation and copy lines", result.copies)):
         lines += wrap(text, 2, width, first="") if text else []
+    lines += _times(result, width)
     for note in result.notes:
         lines += wrap(f"Note: {note}.", 2, width, first="")
     for kind, title in _KINDS.items():
@@ -76,6 +77,29 @@ def render_verification(result: Verification, width: int = 80) -> str:
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")
     return "\n".join(lines) + "\n"
+
+
+def _times(result: Verification, width: int) -> list[str]:
+    """Estimated against measured time, and the layers that were much slower."""
+    times = result.times
+    if times is None:
+        return []
+    held = "within the range" if times["within"] else "outside the range"
+    lines = wrap(
+        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured "
+        f"({times['built_from']}): {held}.", 2, width, first="",
+    )
+    layers = times["layers"]
+    if layers["compared"]:
+        lines += wrap(
+            f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the estimate.", 2,
+            width,
+        )
+    for slow in times["slow"]:
+        lines += wrap(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: "
+                      f"{slow['name']}", 4, width, "  ")
+    return lines
 
 
 def _mismatch(mismatch: Mismatch, width: int) -> list[str]:

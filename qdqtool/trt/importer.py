@@ -12,7 +12,7 @@ from collections.abc import Callable
 from qdqtool import operators
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import is_dq, is_q, read_params
 from qdqtool.trt.layers import Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network

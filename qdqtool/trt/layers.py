@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qdqtool.evidence import Case
-from qdqtool.operators import LayerKind, QPassage
+from qdqtool.operator_facts import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
 from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Evidence, Precision, Refusal
@@ -78,7 +78,7 @@ class Tensor:
             self.consumers[layer] -= 1
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Weighted:
     """What a convolution, deconvolution or matrix product knows of its weights.
 
@@ -106,7 +106,7 @@ class Weighted:
     from_matmul: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Window:
     """A pooling: ``MAX`` or ``AVERAGE``, and its window."""
 
@@ -116,7 +116,7 @@ class Window:
     pads: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Shuffling:
     """What a shuffle does, and what it was made by.
 
@@ -137,7 +137,7 @@ class Shuffling:
     pushed: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Fusion:
     """What a convolution took in behind and in front of it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer, Rank, Tensor
 
 

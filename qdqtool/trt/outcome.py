@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool import operators
 from qdqtool.graph import Model, Node
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.provenance import Step

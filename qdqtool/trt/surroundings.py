@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step

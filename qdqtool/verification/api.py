@@ -16,7 +16,7 @@ from qdqtool.modelfile import ModelSource, load
 from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
-from qdqtool.types import Event, Precision, Prediction, Verification
+from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.lines import (
     MOST,
@@ -27,13 +27,15 @@ from qdqtool.verification.lines import (
     inconsistent_tensors,
 )
 from qdqtool.verification.mapping import Mapper, common_names, trt_name
+from qdqtool.verified import Verification
 
 BuildSource = str | os.PathLike[str]
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 
 
 def verify(
-    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None
+    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None,
+    gpu: str | None = None, clock: float | None = None,
 ) -> Verification:
     """Predicts for the build's own TensorRT version and holds the prediction against the build.
 
@@ -42,6 +44,8 @@ def verify(
         builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build; ``-`` is
             standard input.
         target: Overrides the target that the build's version chooses.
+        gpu: Where it ran, for comparing times, if the build does not tell.
+        clock: SM clock in MHz, if the build does not tell.
 
     Returns:
         Agreement in counts and every mismatch; what the build does not tell is unknown, never agreement.
@@ -62,6 +66,9 @@ def verify(
         result = verify_rtx_build(index, prediction, build)
     else:
         result = compare(index, prediction, build)
+        from qdqtool.verification.times import compare_times
+
+        result.times = compare_times(index, prediction, build, chosen, gpu, clock)
     result.notes[:0] = notes
     return result
 

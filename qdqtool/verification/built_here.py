@@ -9,7 +9,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.types import Verification
+from qdqtool.verified import Verification
 
 
 def verify_with_builder(

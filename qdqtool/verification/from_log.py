@@ -21,8 +21,9 @@ from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
 from qdqtool.reconstruct.to_onnx import graph_from_log
 from qdqtool.trt.targets import Target
-from qdqtool.types import Prediction, Verification
+from qdqtool.types import Prediction
 from qdqtool.verification.api import check_explicit, choose_target, compare
+from qdqtool.verified import Verification
 
 
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from qdqtool.agreement import BuildFacts, ConvolutionCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build
 from qdqtool.graph import Model
-from qdqtool.types import Prediction, Verification
+from qdqtool.types import Prediction
 from qdqtool.verification.pairs import Pair
+from qdqtool.verified import Verification
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:

@@ -65,3 +65,31 @@ def test_every_pass_has_a_meaning_and_a_test() -> None:
     for kind in passes():
         assert kind.__name__ in MEANINGS
         assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("HorizontalMergeQNodes", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("HorizontalMergeQNodes/clone", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("MaxPool/q-past-maxpool", "qdqtool/operators.py"),
+    ],
+)
+def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:
+    answer = explain_line(name)
+    assert answer is not None
+    (rule,) = answer.rules
+    assert rule.file == file and (ROOT / rule.test).is_file()
+    assert "/" not in name or list(rule.cases) == [name]
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from qdqtool.cli import run
+
+    assert run(["explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28"]) == 0
+    out = capsys.readouterr().out
+    assert "A conversion that stays in the engine" in out
+    assert "bevfusion-camera-orin-trt8502:870" in out
+    assert "Rule: qdqtool/trt/passes/qdq_to_copy.py" in out
+    assert "Test: tests/trt/passes/test_qdq_to_copy.py" in out
+    assert all(len(line) <= 80 for line in out.splitlines())

@@ -12,6 +12,7 @@ from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
+from qdqtool.trt.targets import target_named
 from tests.explain.test_causes import concat, residual, split
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
@@ -227,7 +228,7 @@ def test_transposed_convolution_takes_its_batch_normalization():
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     y = g.bn(y, "bn")
     proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
-    fixed = fix(proto, "trt8.5")
+    fixed = fix(proto, "trt8.5", only=["CT-BN"])  # CT-AXIS would give up a bit of the weights
     assert "CT-BN" in {c.code for c in fixed.applied}
     assert "bn" not in {n.name for n in fixed.proto.graph.node}
     x = image(1, 16, 8, 8)
@@ -241,7 +242,7 @@ def test_pair_moves_in_front_of_pad():
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
-    (site,) = pairs.behind_pads(View(model), "trt8.5")
+    (site,) = pairs.behind_pads(View(model), target_named("trt8.5"))
     editor = Editor(model)
     site.apply(editor)
     changed = editor.finish()

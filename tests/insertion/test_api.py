@@ -251,10 +251,10 @@ def test_bare_residuals_run_int8_in_and_out() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"head": "everything"}, QdqtoolError, "--head everything: choose one of"),
-        ({"residual": "some"}, QdqtoolError, "--residual some: choose one of"),
-        ({"weights": "int4"}, QdqtoolError, "--weights int4: choose one of"),
-        ({"high_precision": "bf16"}, QdqtoolError, "--high-precision bf16: choose one of"),
+        ({"head": "everything"}, QdqtoolError, "`head='everything'`: choose one of"),
+        ({"residual": "some"}, QdqtoolError, "`residual='some'`: choose one of"),
+        ({"weights": "int4"}, QdqtoolError, "`weights='int4'`: choose one of"),
+        ({"high_precision": "bf16"}, QdqtoolError, "`high_precision='bf16'`: choose one of"),
         ({"target": "trt7"}, QdqtoolError, "unknown target 'trt7'"),
         ({"method": "kl"}, QdqtoolError, "method 'kl' is unknown"),
         ({"method_for": [("zzz", "max")]}, QdqtoolError, "matches no quantized tensor"),
@@ -273,7 +273,7 @@ def test_quantized_models_are_refused_with_the_reason() -> None:
 
 
 def test_nothing_left_to_quantize_says_why() -> None:
-    with pytest.raises(ModelError, match="nothing to quantize; 1 nodes: excluded by --exclude c"):
+    with pytest.raises(ModelError, match="nothing to quantize; 1 nodes: excluded by `exclude` c"):
         qdqtool.insert(one_layer(), images(), exclude=["c"])
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import pytest
+
+import qdqtool
 from qdqtool.demo.model import yolov8n
 from qdqtool.graph import Model
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
-from tests.insertion.nets import Net
+from tests.insertion.nets import Net, images
 
 
 def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
@@ -59,10 +63,47 @@ def test_a_constant_joined_in_counts_with_its_values() -> None:
 def test_arithmetic_ends_a_group() -> None:
     net = Net()
     a = net.op("Relu", "a", net.conv("ca", "x"))
-    linear = net.op("Resize", "lin", a, "", net.const("s", [1, 1, 2, 2]), mode="linear")
+    bounds = net.const("low", 0.0), net.const("high", 6.0)
+    clipped = net.op("Clip", "clip", a, *bounds)
     pool = net.op("AveragePool", "p", a, kernel_shape=[2, 2])
-    net.output(net.conv("d", linear), net.conv("e", a), net.conv("f", pool))
-    assert len(scale_groups(net.index(), ["a.out", "lin.out", "p.out"])) == 3
+    net.output(net.conv("d", clipped), net.conv("e", a), net.conv("f", pool))
+    assert len(scale_groups(net.index(), ["a.out", "clip.out", "p.out"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [
+        ("Resize", ["", "scales"], {"mode": "linear"}),
+        ("Pad", ["pads"], {}),
+        ("Pad", ["pads", "zero"], {"mode": "constant"}),
+        ("Pad", ["pads"], {"mode": "reflect"}),
+        ("Pad", ["pads"], {"mode": "edge"}),
+        ("GlobalMaxPool", [], {}),
+        ("Dropout", [], {}),
+        ("Cast", [], {"to": 1}),
+        ("Identity", [], {}),
+        ("DepthToSpace", [], {"blocksize": 2}),
+    ],
+)
+def test_whatever_a_q_passes_ties(op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+    net = Net()
+    net.const("scales", [1, 1, 2, 2])
+    net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.const("zero", 0.0)
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    net.output(net.op(op, "n", a, *inputs, **attributes))
+    (group,) = scale_groups(net.index(), ["a.out", "n.out"])
+    assert group.quantized == ("a.out", "n.out")
+    assert group.sources == ("a.out",)
+
+
+@pytest.mark.parametrize(("value", "groups"), [(0.0, 1), (1.0, 2)])
+def test_a_pad_with_other_values_ends_a_group(value: float, groups: int) -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.op("Pad", "n", a, pads, net.const("value", value)))
+    assert len(scale_groups(net.index(), ["a.out", "n.out"])) == groups
 
 
 def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied() -> None:
@@ -90,3 +131,22 @@ def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
     assert groups["/model.17/Concat_output_0"] == {f"/model.4/cv2/{act}", f"/model.12/cv2/{act}", f"/model.16/{act}"}
     sppf = next(g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized)
     assert sppf.sources == (f"/model.9/cv1/{act}",)
+
+
+@pytest.mark.parametrize("unify", [True, False])
+@pytest.mark.parametrize("method", ["percentile", "max"])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+def test_a_pad_between_two_readers_leaves_one_scale(mode: str, method: str, unify: bool) -> None:
+    """Without one scale for both, the simulator finds two at c0, which then writes float."""
+    net = Net()
+    c0 = net.conv("c0", "x")
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
+    samples = images(2, seed=3)
+    samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats
+    result = qdqtool.insert(net.model(), samples, method=method, percentile=90.0, head="none", unify=unify)
+    assert result.prediction is not None
+    (c0_outcome,) = [c for c in result.prediction.convolutions if c.name == "c0"]
+    scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}
+    assert len(scales) == 1 or not unify
+    assert str(c0_outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")

@@ -176,8 +176,8 @@ def test_small_convolutions_by_modelopts_rule(
 @pytest.mark.parametrize(
     ("rules", "word"),
     [
-        (Rules(exclude=["nothing"]), "--exclude 'nothing': matches no node"),
-        (Rules(include=["nothing"]), "--include 'nothing': matches no node"),
+        (Rules(exclude=["nothing"]), "`exclude` 'nothing': matches no node"),
+        (Rules(include=["nothing"]), "`include` 'nothing': matches no node"),
         (Rules(exclude=["("]), "not a regular expression"),
         (Rules(exclude_ops=["Gemm"]), "no such operator"),
         (Rules(exclude_ops=["Relu"]), "never quantized anyway; what could be is Add, Conv"),
@@ -192,9 +192,9 @@ def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, word: str) -> 
 def test_exclusions_are_obeyed_and_told() -> None:
     result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
-    assert reasons(result) == {"c1": "excluded by --exclude ^c1$", "add": "excluded by --exclude add"}
+    assert reasons(result) == {"c1": "excluded by `exclude` ^c1$", "add": "excluded by `exclude` add"}
     by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
-    assert reasons(by_op) == {"add": "excluded by --exclude-op Add"}
+    assert reasons(by_op) == {"add": "excluded by `exclude_op` Add"}
 
 
 def test_computed_constant_and_double_inputs_are_left_with_the_reason() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from qdqtool.demo.model import yolov8n
 from qdqtool.graph import Model
-from qdqtool.insertion.presets import find_head, float_nodes
+from qdqtool.insertion.presets import float_nodes
+from qdqtool.onnxgraph.heads import find_head
 from tests.insertion.nets import Net
 
 BOXES = {f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)}

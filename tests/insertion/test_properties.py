@@ -11,10 +11,15 @@ import qdqtool
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.insertion.scales import METHODS
 from qdqtool.qdq import is_q, read_params
+from qdqtool.trt.refusals import OutputDifferentScales
+from qdqtool.trt.simulation import simulate
+from qdqtool.trt.targets import target_named
 from tests.insertion.nets import Net, check, images, run
 
-_STEPS = ["conv", "conv", "silu", "relu", "add", "concat", "split", "pool", "resize", "norm", "gap", "slice"]
+_STEPS = ["conv", "conv", "silu", "relu", "add", "concat", "split", "pool", "resize", "norm", "gap", "slice", "pad",
+          "linear", "hard_swish", "same"]
 _SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -45,6 +50,20 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         elif step == "resize" and side <= 8:
             scales = net.const(f"{label}.scales", [1, 1, 2, 2])
             made = (net.op("Resize", label, name, "", scales, mode="nearest"), channels, 2 * side)
+        elif step == "linear" and side <= 8:
+            scales = net.const(f"{label}.scales", [1, 1, 2, 2])
+            made = (net.op("Resize", label, name, "", scales, mode="linear"), channels, 2 * side)
+        elif step == "pad" and 2 < side <= 8:
+            pads = net.const(f"{label}.pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+            mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
+            made = (net.op("Pad", label, name, pads, mode=mode), channels, side + 2)
+        elif step == "hard_swish":
+            three, six = net.const(f"{label}.3", 3.0), net.const(f"{label}.6", 6.0)
+            clipped = net.op("Clip", f"{label}/Clip", net.op("Add", f"{label}/Add", name, three), "", six)
+            made = (net.op("Div", f"{label}/Div", net.op("Mul", f"{label}/Mul", name, clipped), six), channels, side)
+        elif step == "same":
+            op, attributes = draw(st.sampled_from([("Identity", {}), ("Dropout", {}), ("Cast", {"to": 1})]))
+            made = (net.op(op, label, name, **attributes), channels, side)
         elif step in ("split", "slice") and channels == 16:
             if step == "split":
                 sizes = net.const(f"{label}.sizes", [8, 8], np.int64)
@@ -91,6 +110,15 @@ def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str
         for group in result.groups:
             scales = [q.scale for q in result.activations if q.tensor in group.group.quantized]
             assert set(scales) == {group.scale}
+
+
+@_SETTINGS
+@given(graphs(), st.sampled_from(METHODS), st.sampled_from(["auto", "skip", "both"]))
+def test_no_insertion_makes_two_scales_meet(model: onnx.ModelProto, method: str, residual: str) -> None:
+    """Scales are chosen for what a Q passes, so that the simulator never finds two at one convolution."""
+    result = qdqtool.insert(model, images(2), method=method, residual=residual, include=["Conv"], predict=False)
+    prediction = simulate(Model(result.model), target_named("trt8.5"))
+    assert [r for r in prediction.refusals if isinstance(r, OutputDifferentScales)] == []
 
 
 @_SETTINGS

@@ -4,57 +4,9 @@ import numpy as np
 import pytest
 
 from qdqtool.graph import Model
-from qdqtool.insertion.structure import (
-    activation_input,
-    activation_outputs,
-    commuting_inputs,
-    convolution_behind,
-    counts_up,
-    longest_path,
-    weight_axis,
-)
+from qdqtool.insertion.structure import convolution_behind, longest_path, weight_scale_axis
 from tests.insertion.nets import Net
-
-
-def test_silu_is_one_activation_with_the_convolution_as_its_input() -> None:
-    net = Net()
-    out = net.silu("s", net.conv("c", "x"))
-    net.output(out)
-    model = net.index()
-    assert activation_input(model, model.node("s/Mul")) == "c.out"
-    assert list(activation_outputs(model, "c.out")) == ["s/Mul.out"]
-
-
-def test_mul_by_another_tensors_sigmoid_is_no_activation() -> None:
-    net = Net()
-    gate = net.op("Sigmoid", "g", net.conv("a", "x"))
-    net.output(net.op("Mul", "m", net.conv("b", "x"), gate))
-    model = net.index()
-    assert activation_input(model, model.node("m")) is None
-
-
-@pytest.mark.parametrize(
-    ("op", "attributes", "expected"),
-    [
-        ("MaxPool", {"kernel_shape": [2, 2]}, True),
-        ("Transpose", {"perm": [0, 2, 3, 1]}, True),
-        ("Relu", {}, False),
-        ("GlobalAveragePool", {}, False),
-    ],
-)
-def test_only_operators_that_move_values_commute(op: str, attributes: dict[str, object], expected: bool) -> None:
-    net = Net()
-    net.output(net.op(op, "n", "x", **attributes))
-    model = net.index()
-    assert bool(commuting_inputs(model.node("n"))) is expected
-
-
-@pytest.mark.parametrize(("mode", "expected"), [("nearest", ("x",)), ("linear", ())])
-def test_resize_commutes_only_when_it_copies(mode: str, expected: tuple[str, ...]) -> None:
-    net = Net()
-    scales = net.const("scales", [1, 1, 2, 2])
-    net.output(net.op("Resize", "r", "x", "", scales, mode=mode))
-    assert commuting_inputs(net.index().node("r")) == expected
+from tests.onnxgraph.test_pointwise import gelu, hard_swish
 
 
 def residual(activation: str) -> Model:
@@ -66,12 +18,19 @@ def residual(activation: str) -> Model:
         inner = net.op("Relu", "r", inner)
     elif activation == "bn":
         inner = net.norm("b", inner)
+    elif activation == "bias":
+        inner = net.op("Add", "bias", inner, net.const("k", np.ones((16, 1, 1))))
+    elif activation == "gelu":
+        inner = gelu(net, inner)
+    elif activation == "hard_swish":
+        inner = hard_swish(net, inner)
     net.output(net.op("Add", "add", inner, "x"))
     return net.index()
 
 
 @pytest.mark.parametrize(
-    ("activation", "expected"), [("", False), ("bn", False), ("relu", True), ("silu", True)]
+    ("activation", "expected"),
+    [("", False), ("bn", False), ("bias", False), ("relu", True), ("silu", True), ("gelu", True), ("hard_swish", True)],
 )
 def test_the_convolution_behind_an_add(activation: str, expected: bool) -> None:
     model = residual(activation)
@@ -113,16 +72,9 @@ def test_weight_axes() -> None:
     net.op("Gemm", "g1", flat, f, transB=1)
     net.output(net.op("MatMul", "m", flat, f))
     model = net.index()
-    axes = {n: weight_axis(model, model.node(n)) for n in ("c", "t", "tg", "g0", "g1", "m")}
+    names = ("c", "t", "tg", "g0", "g1", "m")
+    ranks = {"g0": 2, "g1": 2, "m": 2}
+    axes = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), True) for n in names}
     assert axes == {"c": 0, "t": 1, "tg": None, "g0": 1, "g1": 0, "m": 1}
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [(range(16), True), (range(1, 17), False), (range(3), False), ([0, 1, 2, 4], False), (range(4), True)],
-)
-def test_counts_up(values: object, expected: bool) -> None:
-    net = Net()
-    net.const("k", list(values))  # type: ignore[call-overload]
-    net.output(net.op("Relu", "r", "x"))
-    assert counts_up(net.index(), "k") is expected
+    safe = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), False) for n in names}
+    assert safe == {**axes, "t": None}

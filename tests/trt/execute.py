@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.graph import Model, Node
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.importer import build
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

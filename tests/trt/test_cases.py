@@ -152,9 +152,9 @@ def _gelu(g: Graph) -> list[str]:
     return [g.op("Softmax", g.pair(g.op("Mul", [y, g.const("half", 0.5)], "halved"), "p"), "end")]
 
 
-def _pad(g: Graph) -> str:
+def _pad(g: Graph, mode: str = "constant") -> str:
     pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    return g.op("Pad", [_image(g), pads], "pad")
+    return g.op("Pad", [_image(g), pads], "pad", mode=mode)
 
 
 def _pointwise(g: Graph, op: str) -> list[str]:
@@ -228,6 +228,7 @@ GRAPHS: dict[str, tuple[Build, str]] = {
         lambda g: [g.conv(x := _image(g), "a", scale=0.1), g.conv(x, "b", scale=0.1)], "trt8.5"
     ),
     "MyelinOptimization/constants": (_anchors, "trt8.5"),
+    "Pad/q-past-copying-pad": (lambda g: [g.op("Softmax", g.pair(_pad(g, "reflect"), "p"), "end")], "trt8.5"),
     "Pad/q-past-zero-pad": (lambda g: [g.op("Softmax", g.pair(_pad(g), "p"), "end")], "trt8.5"),
     "PadConvFusion/pad": (lambda g: [g.conv(_pad(g), "c", scale=None, weights="float")], "trt8.5"),
     "PointWiseFusion/constant-operand": (_gelu, "trt8.5"),

@@ -33,8 +33,9 @@ def test_what_is_left_out_has_onnxs_defaults() -> None:
     """Kernel from the weights, strides and dilations 1, pads 0, one group, no automatic padding."""
     spelled = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1,
                "auto_pad": "NOTSET"}  # fmt: skip
-    known = weights_of(bare(), "c")
-    assert known == weights_of(bare(**spelled), "c")
+    known, same = weights_of(bare(), "c"), weights_of(bare(**spelled), "c")
+    for name in ("kernel", "strides", "pads", "dilations", "group", "auto_pad"):
+        assert getattr(known, name) == getattr(same, name), name
     assert (known.kernel, known.strides, known.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
     assert (known.dilations, known.group, known.auto_pad) == ((1, 1), 1, "NOTSET")
     assert (known.dims, known.axis, known.constant) == ((8, 8, 3, 3), 0, True)

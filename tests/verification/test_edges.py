@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.types import Mismatch
 from qdqtool.verification.api import compare, exit_code, verify
 from qdqtool.verification.from_log import verify_from_log
 from tests.trt.builder import Graph
@@ -61,7 +61,25 @@ def test_a_residual_on_the_other_side() -> None:
     alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
     with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
-    assert set(mismatches({taker: alone, other: with_add})) == {"Conv_96", "Conv_107"}
+    found = mismatches({taker: alone, other: with_add})
+    assert set(found) == {"Conv_96", "Conv_107"}
+    assert found["Conv_96"].why.startswith("predicted that it takes a residual input, built otherwise")
+    assert found["Conv_107"].why.startswith("predicted that it takes no residual input, built otherwise")
+
+
+def test_a_second_input_without_an_add_is_no_residual() -> None:
+    """Weights that the engine lists as an input, say."""
+    at = engine_line("Conv_107")
+    assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
+
+
+def test_passes_that_are_cut_off_tell_nothing_of_the_others() -> None:
+    """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
+    first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
+    result = verify(MODEL, read_build(io.BytesIO("\n".join(LINES[: first + 1]).encode())))
+    counts = result.as_json()["convolutions"]
+    assert result.mismatches == []
+    assert 0 < counts["agree"] + counts["unknown"] == counts["total"] and counts["unknown"] > 10
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
@@ -135,3 +153,29 @@ def test_a_log_alone(tmp_path: Path) -> None:
     path.write_text(log_with_parse_section(chain(quantized=False)))
     with pytest.raises(BuildLogError, match="no Q/DQ nodes in the parse section"):
         verify_from_log(path)
+
+
+def forked(scales: tuple[float, float]) -> onnx.ModelProto:
+    """A result that two convolutions quantize: it is INT8 if their scales are equal, which no log tells."""
+    g = Graph()
+    x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
+    return g.model(*(g.conv(x, f"c{i + 1}", 8, 1, scale=s) for i, s in enumerate(scales)))
+
+
+def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> None:
+    path = tmp_path / "build.log"
+    path.write_text(log_with_parse_section(forked((0.1, 0.1))))
+    result = verify_from_log(path)
+    data = result.as_json()["convolutions"]
+    assert (data["total"], data["agree"], list(data["unknown_names"])) == (3, 2, ["c0"])
+    assert not [m for m in result.mismatches if m.kind == "convolution"]
+    few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
+    assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
+    assert result.as_json()["conversions"]["predicted"] is None
+
+
+def test_a_build_that_shares_a_few_names_is_of_another_model() -> None:
+    """It has an engine: nothing is cut off."""
+    text = "\n".join(LINES).replace("Conv_", "Other_").replace("Gemm_", "Product_").replace("Other_9 ", "Conv_9 ")
+    with pytest.raises(BuildLogError, match="names 1 of the model's 21 convolutions; it is a build of another model"):
+        verify(MODEL, read_build(io.BytesIO(text.encode())))

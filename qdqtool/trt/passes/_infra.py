@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from qdqtool.evidence import Case
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.targets import Target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of
 from qdqtool.trt.trace import FUSING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.evidence import assumed, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name, only_q

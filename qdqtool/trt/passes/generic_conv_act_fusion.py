@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented
-from qdqtool.operators import GATES, OPERATORS, LayerKind
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import GATES, OPERATORS
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name

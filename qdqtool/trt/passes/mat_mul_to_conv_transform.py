@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqtool.evidence import Case, assumed, documented
-from qdqtool.operators import INSERTED_SHUFFLE, LayerKind, weights_of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import INSERTED_SHUFFLE, weights_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qdqtool.evidence import documented
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import ZERO_PAD
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 
@@ -21,7 +22,7 @@ class PadConvFusion(Pass):
     def apply(self, network: Network) -> None:
         for pad in network.of_kind(LayerKind.PADDING):
             conv = pad.out.only_reader()
-            if conv is None or conv.kind != LayerKind.CONVOLUTION or pad.passage is None:
+            if conv is None or conv.kind != LayerKind.CONVOLUTION or pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_passed:
                 continue

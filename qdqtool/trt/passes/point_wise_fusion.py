@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qdqtool.evidence import Case, documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from qdqtool.evidence import Case, documented
-from qdqtool.operators import LayerKind, passage_of
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import passage_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q

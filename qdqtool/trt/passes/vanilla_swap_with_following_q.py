@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from qdqtool.evidence import seen
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name, swap

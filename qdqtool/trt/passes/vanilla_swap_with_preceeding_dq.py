@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from qdqtool.evidence import assumed, documented, seen
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

@@ -46,3 +46,17 @@ def test_tensor_that_already_has_a_place() -> None:
     rows = step(g.model(*outputs), ConcatRemoval).rows
     assert sorted(r[0] for r in rows if r[1] == "s:0") == [STOMPING, "Retargeting"]
     assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]
+
+
+def test_convolutions_are_copied_where_something_else_reads_them() -> None:
+    """Of two convolutions the one that the Concat alone reads is written into its place (BEVFusion's two builds)."""
+    g = Graph()
+    x = g.input(1, 8, 4, 4)
+    alone = g.conv(x, "alone", scale=None, weights="float")
+    shared = g.conv(x, "shared", scale=None, weights="float")
+    out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
+    rows = step(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).rows
+    assert rows == [
+        ("Eliminating concatenation", "Concat"), ("Retargeting", "alone:0", "Concat:0"),
+        (STRIDING, "shared:0", "Concat:0"),
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.trt.passes.const_weights_fusion import ConstWeightsFusion
@@ -36,3 +37,14 @@ def test_float_convolution_is_left() -> None:
     g = Graph()
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", scale=None)), ConstWeightsFusion)
     assert (found.rows, found.reasons) == ([], [])
+
+
+def test_a_constant_that_is_added_is_no_weight() -> None:
+    """An INT8 Add reads a quantized constant: it stays a constant of its own."""
+    g = Graph()
+    x = g.pair(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "p")
+    constant = g.pair(g.const("k", np.linspace(-1, 1, 8 * 16).reshape(1, 8, 4, 4)), "kp")
+    out = g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")
+    found = step(g.model(out), ConstWeightsFusion)
+    assert found.layer("add").int8
+    assert found.rows == [] and found.refusals == []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from qdqtool.modelfile import load
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
+from qdqtool.trt.simulation import simulate
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -40,3 +45,24 @@ def test_second_reader() -> None:
     g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")
     assert step(g.model(g.bn(conv, "bn"), conv), ConvScaleFusion).rows == []
+
+
+def test_a_normalization_behind_the_activation_stays() -> None:
+    """Relu and scale do not commute; and what a scale with a Relu was folded into has its activation."""
+    g = Graph()
+    relu = g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r")
+    assert step(g.model(g.bn(relu, "bn")), ConvScaleFusion).rows == []
+    for activated in (True, False):
+        g = Graph()
+        out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
+        found = step(g.model(g.relu(out, "r") if activated else g.op("Neg", out, "n")), ConvScaleFusion)
+        name = "c + bn + r" if activated else "c + bn"
+        assert found.layer(name).fusion.activated is activated
+
+
+@pytest.mark.parametrize(("weights", "scale", "case"), [("qdq", 0.1, "bias"), ("float", None, "float")])
+def test_the_case_that_a_bias_rests_on(weights: str, scale: float | None, case: str) -> None:
+    """Seen for a quantized fully connected layer alone."""
+    g = Graph()
+    trace = simulate(load(g.model(g.gemm(g.input(1, 8), "m", 8, scale=scale, weights=weights))), target_named("trt8.5"))
+    assert {e.case for e in trace.trace if e.pass_name == "ConvScaleFusion"} == {f"ConvScaleFusion/{case}"}

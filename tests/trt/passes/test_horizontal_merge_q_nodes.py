@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.modelfile import load
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
+from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -95,3 +97,27 @@ def test_three_with_two_scales() -> None:
     found = step(g.model(*outputs), HorizontalMergeQNodes)
     assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
     assert found.reasons == [("a.Q", "scales-differ")]
+
+
+def fired(*outputs: str, g: Graph) -> set[str]:
+    """The cases that the pass's lines of a prediction rest on."""
+    trace = simulate(load(g.model(*outputs)), target_named("trt8.4")).trace
+    return {e.case.partition("/")[2] for e in trace if e.case.startswith("HorizontalMergeQNodes/")}
+
+
+def test_the_case_that_a_merge_rests_on() -> None:
+    g = two(0.1)
+    assert fired("na:0", "nb:0", g=g) == {"earlier-survives"}
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
+    joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
+    assert fired(joined, g.op("Neg", g.pair(x, "cv1"), "n2"), g=g) == {"clone"}
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    first = g.op("Neg", g.pair(g.concat([x, g.op("Tanh", x, "t")], "cat1"), "cv1"), "n1")
+    second = g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")
+    assert fired(first, second, g=g) == {"earlier-survives"}  # of two clones none is the model's own
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    assert fired(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"), g=g) == {"network-output"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

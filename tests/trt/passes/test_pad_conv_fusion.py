@@ -55,12 +55,25 @@ def test_float_convolution_takes_it() -> None:
     assert engine("") == [("Pad_6 + Conv_13 + PWN(act)", [Precision.FLOAT])]
 
 
-@pytest.mark.parametrize(("mode", "value"), [("reflect", None), ("edge", None), ("constant", 1.0)])
-def test_other_paddings_stay_in_front_in_float(mode: str, value: float | None) -> None:
-    """They do not commute (a value that is not 0) or are no convolution padding."""
-    names = engine("between", mode, value)
+def test_another_value_stays_in_front_in_float() -> None:
+    """A Q does not pass it."""
+    names = engine("between", "constant", 1.0)
     assert names[0] == ("Pad_6", [Precision.FLOAT])
     assert names[1][1] == [Precision.INT8]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_a_pad_that_copies_runs_in_int8_and_stays_apart(mode: str, place: str) -> None:
+    """A Q passes it, but it is no padding of a convolution."""
+    names = engine(place, mode)
+    assert names[0] == ("Pad_6", [Precision.INT8])
+    assert names[1][1] == [Precision.INT8]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_a_float_convolution_takes_no_pad_that_copies(mode: str) -> None:
+    assert next(name for name, _ in engine("", mode)) == "Pad_6"
 
 
 def test_evidence() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from qdqtool.operators import LayerKind
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
+from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -84,3 +86,28 @@ def test_square_reads_its_input_twice() -> None:
     found = step(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
     assert found.rows == [("Running", "e"), ("Fusing", "e", "m")]
     assert len(found.layer("PWN(e, m)").inputs) == 1
+
+
+@pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])
+@pytest.mark.parametrize(("shape", "taken"), [((1,), True), ((8, 1, 1), False)])
+def test_one_number_is_taken_in_with_what_shaped_it(shape: tuple[int, ...], taken: bool, target: str) -> None:
+    """Before the chains or behind them, as the target does it; one number for each channel stays a constant."""
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    to = np.array([1, *shape] if len(shape) > 1 else [1, 1, 1, 1])
+    shaped = g.op("Reshape", [g.const("k", np.full(shape, 2.0)), g.const("to", to)], "shape")
+    found = step(g.model(g.op("Tanh", g.op("Max", [x, shaped], "m"), "t")), PointWiseFusion, target)
+    kinds = {layer.kind for layer in found.network.layers.values()}
+    assert (LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds) is taken
+    first = next(row for row in found.rows if row[0] == "Fusing")
+    assert first[1].startswith("k") is (taken and target_named(target).constants_first)
+
+
+@pytest.mark.parametrize("target", sorted(t for t in TARGETS if not t.startswith("rtx")))
+def test_an_add_that_a_convolution_may_take_is_left_to_it(target: str) -> None:
+    """Where convolutions take a residual through their activation, the pointwise chain ends in front of the Add."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    out = g.add(g.silu(g.conv(x, "c"), "a"), g.pair(x, "skip", 0.07), "sum")
+    rows = step(g.model(g.op("Neg", g.pair(out, "next"), "n")), PointWiseFusion, target).rows
+    assert any("sum" in part for row in rows for part in row) is not target_named(target).residual_through_activation

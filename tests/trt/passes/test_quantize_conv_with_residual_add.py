@@ -111,3 +111,14 @@ def test_add_of_a_constant_is_no_residual() -> None:
     conv = g.conv(g.input(1, 8, 8, 8), "c")
     out = g.op("Neg", g.pair(g.op("Add", [conv, g.const("k", [[[[1.0]]]])], "add"), "p"), "n")
     assert step(g.model(out), QuantizeConvWithResidualAdd).reasons == []
+
+
+@pytest.mark.parametrize("op", ["Mul", "Sub", "Max", "MatMul"])
+def test_only_a_sum_takes_a_residual(op: str) -> None:
+    """A product, say, stays a layer of its own, however it is quantized; and nothing is said about a residual."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    joined = g.op(op, [g.conv(x, "c"), g.pair(x, "skip", 0.07)], "joined")
+    found = step(g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd)
+    assert found.rows == []
+    assert not [r for r in found.reasons if r[0] == "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.prediction import predict
 from qdqtool.trt.passes.slice_removal import SliceRemoval
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -29,3 +30,12 @@ def test_strided_slice_and_network_input() -> None:
     assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
     g = Graph()
     assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []
+
+
+def test_a_view_is_no_layer_of_the_engine() -> None:
+    """What is eliminated is not listed; a slice with a step is."""
+    for size, listed in ((1, []), (2, ["cut"])):
+        g = Graph()
+        cut = g.slice(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "cut", 0, 4, step=size)
+        prediction = predict(g.model(g.op("Tanh", cut, "t")), "trt8.5")
+        assert [layer.name for layer in prediction.layers if layer.type == "Slice"] == listed

@@ -1,0 +1,506 @@
+"""Fits the constants of the time model (qdqtool.timing.physics) and says how far they can be trusted.
+
+usage: python benchmarks/fit_timing.py [--write] [--quick]
+
+Reads the derived tables in benchmarks/timing alone: layers.tsv (profiles), networks.tsv.gz with latencies.tsv (whole
+networks). Fits all, then again without each architecture in turn, and judges what was left out. --write puts the
+constants, with the spreads measured on what was left out, into qdqtool/timing/constants.json, and the tables and the
+plot into docs/. Damped least squares on logarithms with robust weights; a prior holds each constant near its start,
+so that data that say nothing about one do not move it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.timing import physics, work
+from qdqtool.timing.gpus import Gpu, find
+from qdqtool.timing.work import Work, width
+from qdqtool.types import Precision
+
+HERE = Path(__file__).parent / "timing"
+CONSTANTS = Path(physics.__file__).with_name("constants.json")
+Array = npt.NDArray[np.float64]
+
+START = {
+    "floor_us": 1.0,
+    "floor_clocks": 4000.0,
+    "int8": 0.75,
+    "fp16": 0.75,
+    "tf32": 0.75,
+    "fp32": 0.75,
+    "dp4a": 0.65,
+    "dram": 0.85,
+    "l2": 0.35,
+    "l2_share": 0.5,
+    "few_int8": 450.0,
+    "few_fp16": 350.0,
+    "narrow": 20.0,
+    "step_clocks": 130.0,
+    "step_clocks_old": 400.0,
+    "overlap": 2.0,
+    "depthwise": 0.25,
+    "copy": 0.5,
+    "few_copy": 0.3,
+    "pool": 0.55,
+}
+# Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
+TOTALS = (
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 1.0, 2.0),
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 1.0, 0.8628),
+    ("A100 80GB PCIe", "resnet18-qat", "qdq", "FP16", 1.0, 0.8823),
+    ("A100 80GB PCIe", "resnet18-qat-residual", "qdq", "FP16", 1.0, 0.5457),
+    ("A100 80GB PCIe", "resnet18-qat-residual-qgap", "qdq", "FP16", 1.0, 0.4998),
+    ("TITAN RTX", "mobilenetv2-qat", "qdq", "FP16", 1.0, 0.2639),
+    ("RTX 2000 Ada Laptop", "resnet18-qat-laptop", "qdq", "FP16", 1.0, 0.134),
+    ("Jetson AGX Orin 64GB", "bevfusion-orin", "qdq", "FP16", 1.0, 8.607),
+    ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.0, 1.584),
+)
+# What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
+OVERHEADS = {
+    "resnet18-fp32": 5.2,
+    "resnet18-fp16": 6.2,
+    "resnet18-qat": 6.1,
+    "resnet18-qat-residual": 7.1,
+    "resnet18-qat-residual-qgap": 7.5,
+    "mobilenetv2-qat": 1.6,
+    "centerpoint-fp16": 2.4,
+    "resnet18-qat-laptop": 3.2,
+    "bevfusion-orin": 0.0,
+    "bevfusion-3080ti": 0.5,
+}
+OVERHEAD = (
+    2.4  # for an engine of which only the profile is known: within the middle of those, least error on the worst engine
+)
+UNFIT = ("Jetson AGX Orin 64GB",)  # published latencies of another power mode, about four times too slow
+# How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
+SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
+FIRM = ("dram", "overlap", "floor_us")
+
+
+@dataclass
+class Data:
+    """Measurements: layers, and totals over segments of layers."""
+
+    works: list[Work] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)  # seconds
+    overhead: list[float] = field(default_factory=list)  # seconds that the measurement added
+    weights: list[float] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)  # number of works of each measurement
+
+    def add(self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float) -> None:
+        self.works += works
+        self.gpus += [gpu] * len(works)
+        self.labels.append(label)
+        self.measured.append(ms * 1e-3)
+        self.overhead.append(overhead * 1e-6)
+        self.weights.append(weight)
+        self.segments.append(len(works))
+
+    def of(self, keep: Sequence[bool]) -> Data:
+        result, start = Data(), 0
+        for i, count in enumerate(self.segments):
+            if keep[i]:
+                result.add(
+                    self.works[start : start + count],
+                    self.gpus[start],
+                    self.labels[i],
+                    self.measured[i] * 1e3,
+                    self.overhead[i] * 1e6,
+                    self.weights[i],
+                )
+            start += count
+        return result
+
+    @property
+    def firsts(self) -> list[Gpu]:
+        """The GPU of each measurement."""
+        starts = np.cumsum([0, *self.segments[:-1]])
+        return [self.gpus[i] for i in starts]
+
+
+class Model:
+    """The physical model over a set of measurements, as a function of the logarithms of its constants."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.features = physics.features(data.works, data.gpus)
+        self.starts = np.cumsum([0, *data.segments[:-1]])
+        self.measured = np.asarray(data.measured)
+        self.overhead = np.asarray(data.overhead)
+        self.weights = np.sqrt(np.asarray(data.weights))
+
+    def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+        kernels = physics.kernel_seconds(self.features, constants, factors)
+        total: Array = np.add.reduceat(kernels, self.starts) + self.overhead
+        return total
+
+    def errors(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+        """log(model / measured)."""
+        result: Array = np.log(self.seconds(constants, factors) / self.measured)
+        return result
+
+
+def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    names = list(START)
+    return (
+        dict(zip(names, np.exp(x[: len(names)]).tolist(), strict=True)),
+        dict(zip(architectures, np.exp(x[len(names) :]).tolist(), strict=True)),
+    )
+
+
+def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float]]:
+    """Constants and factors of architectures: damped, robust least squares."""
+    model = Model(data)
+    architectures = sorted({g.cc for g in data.gpus})
+    start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
+    prior = np.sqrt(
+        np.asarray(
+            [FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START] + [ARCHITECTURE_PRIOR] * len(architectures)
+        )
+    )
+
+    def residuals(x: Array) -> Array:
+        return model.errors(*unpack(x, architectures))
+
+    x, damping = start.copy(), 1e-2
+    errors = residuals(x)
+
+    def cost(e: Array, at: Array) -> float:
+        return float(np.sum(model.weights**2 * np.sqrt(e * e + 0.01)) + np.sum((prior * (at - start)) ** 2))
+
+    best = cost(errors, x)
+    for _ in range(rounds):
+        robust = model.weights / (errors * errors + 0.01) ** 0.25
+        jacobian = np.empty((len(errors), len(x)))
+        for i in range(len(x)):
+            moved = x.copy()
+            moved[i] += 1e-3
+            jacobian[:, i] = (residuals(moved) - errors) / 1e-3
+        weighted = jacobian * robust[:, None]
+        normal = weighted.T @ weighted + np.diag(2 * prior**2)
+        gradient = weighted.T @ (errors * robust) + 2 * prior**2 * (x - start)
+        for _ in range(8):
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            trial = x - np.clip(step, -0.5, 0.5)
+            found = residuals(trial)
+            value = cost(found, trial)
+            if value < best:
+                gain = best - value
+                x, errors, best, damping = trial, found, value, max(damping / 4, 1e-6)
+                break
+            damping *= 4
+        else:
+            break
+        if gain < 1e-7:
+            break
+    return unpack(x, architectures)
+
+
+# Data -------------------------------------------------------------------------------------------------------------
+
+
+def layers() -> Data:
+    data = Data()
+    with open(HERE / "layers.tsv") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        counts[row["engine"]] += 1
+    for row in rows:
+        single = row["engine"].startswith("convolutions-")
+        overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
+        data.add(
+            [work_of(row)],
+            find(row["gpu"]),
+            row["engine"],
+            float(row["ms"]),
+            overhead,
+            (0.02 if single else 0.35) / counts[row["engine"]],
+        )
+    return data
+
+
+def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: float = 1.0) -> Work:
+    low, high = Precision(row["precision"]), Precision(row["written_as"])
+    real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
+    grow, widen = width(real_low) / width(low), width(real_high) / width(high)
+    return Work(
+        row["kind"], real_low, real_high, float(row["rows"]) * batch, float(row["columns"]), float(row["depth"]),
+        float(row["channels"]), float(row["groups"]), float(row["read"]) * grow * batch, float(row["weights"]) * grow,
+        float(row["written"]) * widen * batch,
+    )  # fmt: skip
+
+
+def networks() -> dict[tuple[str, str], list[dict[str, str]]]:
+    text = gzip.decompress((HERE / "networks.tsv.gz").read_bytes()).decode()
+    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in csv.DictReader(io.StringIO(text), delimiter="\t"):
+        found[row["network"], row["variant"]].append(row)
+    return found
+
+
+def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float) -> list[Work]:
+    made = [work_of(row, plain, batch) for row in rows]
+    if plain == Precision.FP32:  # no reformats between FP32 and FP16 at the edges
+        made = [w for w in made if not (w.kind == work.CONVERSION and w.precision.is_float and w.written_as.is_float)]
+    return made
+
+
+def totals() -> Data:
+    """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
+    data, table = Data(), networks()
+    for gpu, network, variant, plain, batch, ms in TOTALS:
+        data.add(
+            network_work(table[network, variant], Precision(plain), batch),
+            find(gpu),
+            f"engine {network} {variant} {plain}",
+            ms,
+            0.0,
+            0.15,
+        )
+    with open(HERE / "latencies.tsv") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row["gpu"], row["network"]] += 1
+    for row in rows:
+        yolo = row["network"].startswith("yolo")
+        slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
+        doubtful = (
+            row["gpu"] in UNFIT
+            or slow_host
+            or row["how"] in ("validation", "blind")
+            or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
+        )
+        batch = float(row["batch"])
+        remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
+        offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
+        data.add(
+            network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch),
+            find(row["gpu"]),
+            f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}",
+            float(row["ms"]),
+            0.0 if doubtful else offset,
+            0.0 if doubtful else (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]],
+        )
+    return data
+
+
+def joined(*parts: Data) -> Data:
+    result = Data()
+    for part in parts:
+        for name in ("works", "gpus", "labels", "measured", "overhead", "weights", "segments"):
+            getattr(result, name).extend(getattr(part, name))
+    return result
+
+
+# Report -----------------------------------------------------------------------------------------------------------
+
+
+def summary(errors: Array) -> str:
+    off = np.abs(np.exp(errors) - 1)
+    return (
+        f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
+        f"middle x{np.exp(np.median(errors)):.2f}"
+    )
+
+
+def groups(data: Data) -> dict[tuple[str, str], list[int]]:
+    """Indices of measurements by GPU and engine (layers), or GPU and kind of measurement (totals)."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, (gpu, label) in enumerate(zip(data.firsts, data.labels, strict=True)):
+        words = label.split()
+        found[
+            gpu.name,
+            label
+            if len(words) == 1
+            else " ".join(words[:3])
+            if words[0] != "python" or "yolo" in label
+            else f"python {words[2]} {words[3]}",
+        ].append(i)
+    return found
+
+
+def report(title: str, data: Data, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+    errors = Model(data).errors(constants, factors)
+    print(f"\n{title}")
+    for (gpu, name), at in sorted(groups(data).items()):
+        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(errors[at])}")
+    return errors
+
+
+def left_out(data: Data, key: str) -> tuple[list[str], Array]:
+    """Errors of every measurement by a fit that has not seen its GPU (``name``) or its architecture (``cc``)."""
+    which = [g.name.split(" ")[0] if g.name.startswith("A100") else g.name for g in data.firsts]
+    if key == "cc":
+        which = [g.cc for g in data.firsts]
+    errors = np.zeros(len(which))
+    for one in sorted(set(which)):
+        outside = [w != one for w in which]
+        fitted = fit(data.of([o and weight > 0 for o, weight in zip(outside, data.weights, strict=True)]))
+        inside = np.flatnonzero([not o for o in outside])
+        errors[inside] = Model(data.of([not o for o in outside])).errors(*fitted)
+        print(f"  without {one:22} {summary(errors[inside])}", flush=True)
+    return which, errors
+
+
+def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
+    """The factor within which a share of measurements lies, each counted by its weight."""
+    order = np.argsort(np.abs(errors))
+    run = np.cumsum(weights[order])
+    return float(np.exp(np.abs(errors)[order][np.searchsorted(run, share * run[-1])]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write constants.json and benchmarks/timing/judged.json")
+    parser.add_argument("--quick", action="store_true", help="no leaving out")
+    args = parser.parse_args()
+    single, whole = layers(), totals()
+    everything = joined(single, whole)
+    count = len(single.labels)
+    constants, factors = fit(everything.of([w > 0 for w in everything.weights]))
+    print("constants", {k: float(f"{v:.3g}") for k, v in constants.items()})
+    print("factors  ", {k: float(f"{v:.3g}") for k, v in factors.items()})
+    report("Layers of profiles, in the fit", single, constants, factors)
+    seen = report("Whole networks, in the fit (those of weight 0 are judged only)", whole, constants, factors)
+    if args.quick:
+        return 0
+    engines = [i for i, label in enumerate(single.labels) if not label.startswith("convolutions-")]
+    blind = replace_overhead(single, OVERHEAD)
+    print("\nOne GPU left out")
+    _, by_gpu = left_out(joined(blind, whole), "name")
+    print("\nOne architecture left out")
+    _, by_cc = left_out(joined(blind, whole), "cc")
+    weights = np.asarray(everything.weights)
+    layer_weights, total_weights = weights[:count], weights[count:]
+    spreads = {
+        "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
+        "total": spread(by_gpu[count:], total_weights),
+        "total_unknown": spread(by_cc[count:], total_weights),
+    }
+    spreads["total_calibrated"] = min(spread(*calibrated(whole, by_gpu[count:])), spreads["total"])
+    ordered(whole, seen)
+    print("\nLayers of a GPU left out, the usual overhead of profiles assumed")
+    rows = []
+    for (gpu, name), at in sorted(groups(single).items()):
+        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[at])}")
+        rows.append(
+            {
+                "gpu": gpu,
+                "engine": name,
+                "layers": len(at),
+                "left_out": median_off(by_gpu[at]),
+                "in_fit": median_off(Model(blind).errors(constants, factors)[at]),
+            }
+        )
+    print("\nWhole networks of a GPU left out")
+    networks_rows = []
+    for (gpu, name), at in sorted(groups(whole).items()):
+        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[count:][at])}")
+    for i, (gpu, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
+        networks_rows.append(
+            {
+                "gpu": gpu.name,
+                "what": label,
+                "measured_ms": whole.measured[i] * 1e3,
+                "fitted": whole.weights[i] > 0,
+                "model_ms": float(whole.measured[i] * 1e3 * np.exp(seen[i])),
+                "left_out_ms": float(whole.measured[i] * 1e3 * np.exp(by_gpu[count + i])),
+            }
+        )
+    print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
+    for name, errors in (("GPU", by_gpu), ("architecture", by_cc)):
+        used = total_weights > 0
+        factor = spreads["total" if name == "GPU" else "total_unknown"]
+        inside = np.abs(errors[count:][used]) <= np.log(factor)
+        print(
+            f"coverage of the range of whole networks, {name} left out: "
+            f"{np.average(inside, weights=total_weights[used]):.0%}"
+            f" by weight, {inside.mean():.0%} of {used.sum()} measurements"
+        )
+    if args.write:
+        data = {
+            "made_by": "benchmarks/fit_timing.py --write",
+            "values": rounded(constants),
+            "architectures": rounded(factors),
+            "overhead_us": OVERHEAD,
+            "spreads": rounded(spreads),
+        }
+        CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
+        (HERE / "judged.json").write_text(json.dumps({"layers": rows, "networks": networks_rows}, indent=0) + "\n")
+        print(f"wrote {CONSTANTS.name} and judged.json; docs: python benchmarks/timing_docs.py")
+    return 0
+
+
+def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
+    """What is left of the errors of one network on a GPU when another network on it corrects them; weights."""
+    left, weights = [], []
+    for i, one in enumerate(data.firsts):
+        for j, other in enumerate(data.firsts):
+            differs = data.labels[i].split()[1] != data.labels[j].split()[1]
+            if one.name == other.name and differs and data.weights[i] and data.weights[j]:
+                left.append(errors[i] - errors[j])
+                weights.append(data.weights[i] * data.weights[j])
+    return np.asarray(left), np.asarray(weights)
+
+
+def ordered(data: Data, errors: Array) -> None:
+    """Whether pairs of one network, GPU and batch, of other precision or placement, come in the measured order."""
+    right = wrong = 0
+    for i, one in enumerate(data.firsts):
+        for j in range(i):
+            same = one.name == data.firsts[j].name and base_of(data.labels[i]) == base_of(data.labels[j])
+            gap = data.measured[i] / data.measured[j]
+            if same and abs(np.log(gap)) > np.log(1.05) and works_differ(data.labels[i], data.labels[j]):
+                estimated = gap * np.exp(errors[i] - errors[j])
+                right += (gap > 1) == (estimated > 1)
+                wrong += (gap > 1) != (estimated > 1)
+                if (gap > 1) != (estimated > 1):
+                    print(
+                        f"  wrong order: {one.name}: {data.labels[i]} / {data.labels[j]}: {gap:.2f}, model "
+                        f"{estimated:.2f}"
+                    )
+    print(f"order of pairs that differ by more than 5 %: {right} of {right + wrong} right")
+
+
+def base_of(label: str) -> tuple[str, str, str]:
+    words = label.split()
+    return words[0], words[1].split("-qat")[0], words[4] if len(words) > 4 else ""
+
+
+def works_differ(one: str, other: str) -> bool:
+    return one != other
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {k: float(f"{v:.4g}") for k, v in values.items()}
+
+
+def median_off(errors: Array) -> float:
+    return float(np.median(np.abs(np.exp(errors) - 1)))
+
+
+def replace_overhead(data: Data, overhead: float) -> Data:
+    """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
+    usual = [0.0 if label.startswith("convolutions-") else overhead * 1e-6 for label in data.labels]
+    return replace(data, overhead=usual)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Derives the layers of whole networks, as the simulator predicts them, for the latencies that others published.
+
+usage: python benchmarks/timing_networks.py SHARED FOLDER   # FOLDER holds exported models, <network>.onnx
+
+Writes benchmarks/timing/networks.tsv.gz (work of each layer at batch 1, float types left open) and latencies.tsv
+(published times in milliseconds a call). Networks: exports of torchvision and Ultralytics; see docs/timing.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import sys
+from pathlib import Path
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.timing import twin
+from qdqtool.timing.gpus import find
+from qdqtool.timing.predicted import workload_of
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision
+
+HERE = Path(__file__).parent / "timing"
+FIELDS = (
+    "network",
+    "variant",
+    "kind",
+    "precision",
+    "written_as",
+    "rows",
+    "columns",
+    "depth",
+    "channels",
+    "groups",
+    "read",
+    "weights",
+    "written",
+)
+EVIDENCE = {  # engines with a profile: network, model
+    "resnet18-qat": "resnet18-a100-qat",
+    "resnet18-qat-residual": "resnet18-a100-qat-residual",
+    "resnet18-qat-residual-qgap": "resnet18-a100-qat-residual-qgap",
+    "bevfusion-orin": "bevfusion-camera-orin-trt8502",
+    "bevfusion-3080ti": "bevfusion-camera-rtx3080ti-trt8600",
+    "mobilenetv2-qat": "mobilenetv2-titanrtx-qat-residual",
+    "resnet18-qat-laptop": "resnet18-qat-rtx2000-trt8510",
+}
+NAMES = {
+    "resnet50-v1": "resnet50",
+    "resnet101-v1": "resnet101",
+    "mobilenet-v2": "mobilenet_v2",
+    "efficientnet-b0": "efficientnet_b0",
+    "yolov8n-cls(640)": "yolov8n-cls",
+    "yolov9-c": "yolov9c",
+}
+TARGET = "trt8.6"
+# Looked up after the model's form was settled on the others: judged, never fitted. FP16, batch 1, TensorRT 10.
+BLIND = (
+    ("Tesla T4", "yolo26n", 1.7), ("Tesla T4", "yolo26s", 2.5),
+    ("Tesla T4", "yolo26m", 4.7), ("Tesla T4", "yolo26l", 6.2),
+)  # fmt: skip
+BLIND_SOURCE = "ultralytics/ultralytics docs/macros/yolo-det-perf.md, T4 TensorRT10"
+
+
+def main(shared: Path, folder: Path) -> None:
+    HERE.mkdir(exist_ok=True)
+    rows: list[list[object]] = []
+    models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
+    models |= {name: shared / "evidence" / at / "model.onnx.gz" for name, at in EVIDENCE.items()}
+    for name, path in models.items():
+        print(name, flush=True)
+        rows += of_network(name, path)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(FIELDS)
+    writer.writerows(rows)
+    (HERE / "networks.tsv.gz").write_bytes(gzip.compress(buffer.getvalue().encode(), mtime=0))
+    known = {str(row[0]) for row in rows}
+    with open(HERE / "latencies.tsv", "w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(("gpu", "network", "variant", "float", "batch", "ms", "how", "source"))
+        count = 0
+        with open(shared / "timing/latency.tsv") as source:
+            for row in csv.DictReader(source, delimiter="\t"):
+                line = published(row, known)
+                if line:
+                    writer.writerow(line)
+                    count += 1
+        for gpu, network, ms in BLIND:
+            if network in known:
+                writer.writerow((gpu, network, "float", "FP16", 1, ms, "blind", BLIND_SOURCE))
+                count += 1
+    print(f"{len(rows)} layers of {len(known)} networks, {count} latencies")
+
+
+def of_network(name: str, path: Path) -> list[list[object]]:
+    target = target_named(TARGET)
+    model, _ = twin.resolved(load(path))
+    variants: list[tuple[str, Model]] = []
+    if twin.has_qdq(model):
+        variants = [("qdq", model), ("float", twin.float_twin(model))]
+    else:
+        variants = [("float", model)]
+        try:
+            variants.append(("qdq", twin.best_placement(model, target)))
+        except QdqtoolError as error:
+            print(f"  {error}")
+    rows: list[list[object]] = []
+    for variant, chosen in variants:
+        work = workload_of(chosen, predict(chosen, target, advice=False), Precision.FLOAT)
+        if work.unknown:
+            print(f"  {variant}: {len(work.unknown)} of {len(work.layers)} layers of unknown shape: {work.unknown[:3]}")
+        for w in work.all:
+            numbers = (w.rows, w.columns, w.depth, w.channels, w.groups, w.read, w.weights, w.written)
+            rows.append([name, variant, w.kind, str(w.precision), str(w.written_as), *(f"{x:.9g}" for x in numbers)])
+    return rows
+
+
+def published(row: dict[str, str], known: set[str]) -> list[object] | None:
+    name = row["network"].split()[0]
+    name = NAMES.get(name, name)
+    if name not in known or row["network"].startswith(("bevfusion", "mobilenetv2 QDQ")):
+        return None
+    if "1024" in row["input"] or ("resnet18" in name and "trtexec" in row["what"]):
+        return None
+    if "yolov9" in name and row["network"].split()[-1] not in ("SiLU", "ReLU"):
+        return None
+    try:
+        gpu = find(re.sub(r" \(.*", "", row["gpu"])).name
+    except QdqtoolError:
+        return None
+    batch, ms = int(row["batch"]), float(row["latency_ms"])
+    how = "trtexec" if "trtexec" in row["what"] else "python"
+    if "per IMAGE" in row["what"]:
+        ms *= batch
+    if "val, batch 1" in row["what"]:
+        how = "validation"
+    variant = "qdq" if "INT8" in row["precision"] else "float"
+    if "DOUBT" in row["precision"]:
+        return None
+    plain = "FP32" if row["precision"].startswith("FP32") and variant == "float" else "FP16"
+    return [gpu, name, variant, plain, batch, f"{ms:.6g}", how, row["source"].split(" @")[0]]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: timing_networks.py SHARED FOLDER")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,102 @@
+"""Which inputs of a residual Add behind Conv and activation (C2f's SiLU) to quantize, by the worse of two outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model, without_large_weights
+from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
+from qdqtool.insertion.prepare import index_of
+from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import Target
+
+OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
+Worth = tuple[int, int, int]
+
+
+def after_activation(model: Model, rules: Rules, target: Target, unify: bool = True) -> str:
+    """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
+
+    Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
+    small maps as the builder's choice by timing. With both inputs quantized the Add is an INT8 layer of its own, INT8
+    in and out, whichever holds; with the skip alone quantized it is nothing at all where the three fuse, and leaves
+    conversions where they do not. So each placement is simulated under both, the INT8 convolutions, those of them with
+    INT8 output and the conversions are counted, and the placement with the better worst case is taken. TensorRT-RTX
+    writes float from every convolution and fuses pointwise work anyway: a Q/DQ there only costs accuracy.
+
+    Args:
+        model: The prepared float model; weights are not looked at.
+        rules: The user's choices; ``residual_after_activation`` is what this function decides.
+        target: Which TensorRT.
+        unify: Whether tied tensors share scales.
+
+    Returns:
+        ``both``, ``skip`` or ``none``, for :class:`Rules`.
+    """
+    if target.is_rtx:
+        return "none"
+    if rules.residual != "auto":
+        return OPTIONS[0]
+    placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
+    if len({_read(p) for p in placements.values()}) == 1:  # no such Add
+        return OPTIONS[0]
+    best, reached = OPTIONS[0], None
+    for option, placement in placements.items():
+        try:
+            worst = _worst(model, placement, target, unify, reached)
+        except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
+            return OPTIONS[0]
+        if worst is not None:
+            best, reached = option, worst
+    return best
+
+
+def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
+    return frozenset((t, r.node.index, r.position) for t, found in placement.readers.items() for r in found)
+
+
+def _worst(model: Model, placement: Placement, target: Target, unify: bool, reached: Worth | None) -> Worth | None:
+    """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
+    index = index_of(sketch(model, placement, scale_groups(model, placement.readers, unify)))
+    found: list[Worth] = []
+    for fused in [False] if _all_read(placement) else [False, True]:
+        found.append(_worth(index, replace(target, residual_through_activation=fused)))
+        if reached is not None and found[-1] <= reached:
+            return None
+    return min(found)
+
+
+def _all_read(placement: Placement) -> bool:
+    """Whether every Add that is touched reads both inputs dequantized: then no convolution can take it."""
+    read: dict[int, set[int]] = {}
+    for found in placement.readers.values():
+        for reader in found:
+            if reader.role == "residual":
+                read.setdefault(reader.node.index, set()).add(reader.position)
+    return all(len(positions) > 1 for positions in read.values())
+
+
+def _worth(model: Model, target: Target) -> Worth:
+    """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
+    summary = predict(model, target, advice=False).summary()
+    return summary["int8"], summary["int8_to_int8"], -(summary["conversions"] or 0)
+
+
+def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> onnx.ModelProto:
+    """A Q/DQ model for simulation alone: no large weights, and scales that only say which tensors share one."""
+    slim = index_of(without_large_weights(model.proto))
+    nodes = slim.nodes
+    readers = {t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs] for t, rs in placement.readers.items()}
+    weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
+    scales = {
+        tensor: ActivationScale(0.01 * (number + 1), "", None)
+        for number, group in enumerate(groups) for tensor in group.quantized
+    }
+    rewrite(slim, Placement(readers, weights), scales, "sketch")
+    return slim.proto

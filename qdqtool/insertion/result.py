@@ -1,0 +1,94 @@
+"""What :func:`qdqtool.insert` gives back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import onnx
+
+from qdqtool.insertion.losses import Losses
+from qdqtool.insertion.scales import GroupScale
+from qdqtool.modelfile import save
+from qdqtool.trt.targets import DEFAULT_TARGET
+from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
+
+
+@dataclass
+class Insertion:
+    """A Q/DQ model and how it came about.
+
+    Attributes:
+        model: The Q/DQ model.
+        quantized: What got a Q/DQ pair, in graph order, with its scale.
+        skipped: What could have been quantized and was left float, and why.
+        calibration: Method, number of images, warnings; as in the JSON.
+        groups: Scale groups of more than one source, with the bits that each source loses.
+        notes: What was done to the model before.
+        warnings: What the user should look at.
+        target: Which TensorRT the model was made for.
+        prediction: What TensorRT will make of it; None with ``predict=False``.
+        source: Path of the float model; empty for one in memory.
+        output: Where :meth:`save` wrote the model; empty before.
+        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
+    """
+
+    model: onnx.ModelProto
+    quantized: list[QuantizedTensor]
+    skipped: list[SkippedNode]
+    calibration: Json
+    groups: list[GroupScale]
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    target: str = DEFAULT_TARGET
+    prediction: Prediction | None = None
+    source: str = ""
+    output: str = ""
+    losses: Losses | None = None
+
+    @property
+    def activations(self) -> list[QuantizedTensor]:
+        """The quantized tensors that are not weights."""
+        return [q for q in self.quantized if q.method != "weights-max"]
+
+    @property
+    def weights(self) -> list[QuantizedTensor]:
+        return [q for q in self.quantized if q.method == "weights-max"]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+
+        Raises:
+            QdqtoolError: ``path`` is the source model, its folder is missing, or it cannot be written.
+        """
+        save(self.model, path, source=self.source)
+        self.output = os.fspath(path)
+        if self.prediction is not None:
+            self.prediction.model.path = self.output
+
+    def as_json(self) -> Json:
+        return {
+            "schema": INSERTION_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.source,
+            "output": self.output,
+            "target": self.target,
+            "quantized": [q.as_json() for q in self.quantized],
+            "skipped": [s.as_json() for s in self.skipped],
+            "calibration": self.calibration,
+            "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "losses": self.losses.as_json() if self.losses else None,
+            "prediction": self.prediction.summary() if self.prediction else None,
+        }
+
+
+def _group_json(index: int, scale: GroupScale) -> Json:
+    return {
+        "group": index,
+        "scale": scale.scale,
+        "method": scale.method,
+        "quantized": list(scale.group.quantized),
+        "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
+    }

@@ -1,0 +1,114 @@
+"""An estimate of time as text; the table of GPUs."""
+
+from __future__ import annotations
+
+from qdqtool.render.output import wrap
+from qdqtool.timing.estimate import TimeEstimate
+from qdqtool.timing.gpus import Gpu
+from qdqtool.types import Finding, Prediction
+
+_SLOWEST = 10
+_FIXES = 6
+_WORTH = 0.002  # share of the total below which a fix is not listed
+
+
+def summary_lines(time: TimeEstimate, width: int) -> list[str]:
+    """The time end to end, against the float network; what to know about the figures."""
+    clock = f"{time.gpu.clock:.0f} MHz"
+    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
+    lines = wrap(
+        f"{ms(time.total_ms)} on {time.gpu.name} ({clock}{batch}), estimated; 80 % of measured engines lie within "
+        f"{ms(time.low_ms, unit=False)} to {ms(time.high_ms)}",
+        2,
+        width,
+    )
+    if time.best is not None and time.float_time is not None:
+        best = time.best
+        verdict = f"{best.gain:.2f} times as fast" if best.gain >= 1 else f"slower ({best.gain:.2f} times as fast)"
+        lines += wrap(
+            f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it "
+            f"({best.int8} of "
+            f"{best.convolutions} convolutions): {ms(best.total_ms)}, {verdict} at best",
+            2,
+            width,
+        )
+    elif time.float_time is not None and time.gain is not None:
+        verdict = (
+            f"INT8 is {time.gain:.2f} times as fast"
+            if time.gain >= 1.005
+            else ("INT8 gains nothing" if time.gain > 0.995 else f"INT8 is slower ({time.gain:.2f} times as fast)")
+        )
+        lines += wrap(
+            f"without its Q/DQ, in {time.float_time.precision}: {ms(time.float_time.total_ms)}; {verdict}", 2, width
+        )
+    if time.conversions_ms:
+        lines += wrap(f"conversions take {ms(time.conversions_ms)} of it", 2, width)
+    if time.calibration:
+        told = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
+        if time.calibration.kernel_us:
+            told += f", {time.calibration.kernel_us:+.1f} us a kernel"
+        lines += wrap(told, 2, width)
+    for note in time.notes:
+        lines += wrap(f"note: {note}", 4, width, "  ")
+    return lines
+
+
+def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, everything: bool = False) -> list[str]:
+    """What each fix saves, and the slowest layers."""
+    lines: list[str] = []
+    fixes = saving(prediction.findings, 0.0 if everything else _WORTH * time.total_ms)
+    if fixes:
+        lines += ["", "What each fix saves at most (fixes of the same layers overlap)"]
+        shown = fixes if everything else fixes[:_FIXES]
+        for finding in shown:
+            lines += wrap(f"{finding.code}  {finding.node}", 16, width, f"  {ms(finding.saves_ms or 0.0):>10}  ")
+        if len(fixes) > len(shown):
+            rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown) :])
+            lines.append(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
+    shown_kernels = time.kernels if everything else time.kernels[:_SLOWEST]
+    if shown_kernels:
+        lines += ["", *wrap("Slowest layers, as a profile would show them (it adds some us to each)", 2, width, "")]
+        for kernel in shown_kernels:
+            name = kernel.name if everything else _short(kernel.title, width - 27)
+            lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")
+    return lines
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else f"...{name[-(width - 3) :]}"
+
+
+def saving(findings: list[Finding], least: float) -> list[Finding]:
+    """The findings whose fix saves time, the most first; one of a node and amount."""
+    found = sorted((f for f in findings if (f.saves_ms or 0.0) > least), key=lambda f: -(f.saves_ms or 0.0))
+    return list({(f.node, f.saves_ms): f for f in reversed(found)}.values())[::-1]
+
+
+def ms(value: float, *, unit: bool = True) -> str:
+    """``0.681 ms``: three digits that count."""
+    digits = 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4
+    return f"{value:.{digits}f}" + (" ms" if unit else "")
+
+
+def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
+    """The table of known GPUs."""
+    lines = [f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}  INT8 by"]
+    for gpu in gpus:
+        data = gpu.as_json()
+        tops = data["tops"]
+        lines.append(
+            f"{gpu.name:<27}{gpu.cc:>5}{gpu.sms:>5}{gpu.clock:>6.0f}{gpu.bandwidth:>7g}{gpu.l2:>7g}"
+            f"{tops['int8']:>7.0f}{tops['fp16']:>7.0f}  {gpu.rates.int8_path}"
+        )
+        if sources:
+            lines += wrap(f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, width)
+    lines += [
+        "",
+        *wrap(
+            "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; "
+            "--sources tells where each figure comes from.",
+            0,
+            width,
+        ),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,82 @@
+"""A prediction with its time: what ``qdqtool predict --gpu`` asks for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.files import write_text
+from qdqtool.modelfile import ModelSource, load
+from qdqtool.prediction import predict
+from qdqtool.timing import gpus
+from qdqtool.timing.estimate import TimeEstimate, estimate
+from qdqtool.timing.gpu_findings import gpu_findings
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Evidence, Precision, Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user said of the machine.
+
+    Attributes:
+        gpu: A name or a description; None for ``sm`` alone.
+        sm: A compute capability, for findings without times.
+        clock: SM clock in MHz.
+        power: Power mode.
+        batch: Batch to estimate for.
+        no_fp16: Floats are FP32.
+        calibrate: A measured time, a profile or a calibration file.
+        save_calibration: Where to keep the correction.
+    """
+
+    gpu: str | None = None
+    sm: str | None = None
+    clock: float | None = None
+    power: str | None = None
+    batch: int | None = None
+    no_fp16: bool = False
+    calibrate: str | None = None
+    save_calibration: str | None = None
+
+
+def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Prediction, TimeEstimate | None]:
+    """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
+
+    Raises:
+        QdqtoolError: The GPU is not known, or the calibration cannot be used.
+        ModelError: The model cannot be read.
+    """
+    chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu else None
+    if request.save_calibration and not request.calibrate:
+        raise QdqtoolError("--save-calibration keeps what --calibrate measures; give both")
+    if chosen is not None and request.sm and gpus.rates_of(request.sm)[0].cc != chosen.cc:
+        raise QdqtoolError(
+            f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
+        )
+    index = load(model)
+    prediction = predict(index, target)
+    time = None
+    if chosen is not None:
+        plain = Precision.FP32 if request.no_fp16 or chosen.rates.fp16 < chosen.rates.fp32_pipe else Precision.FP16
+        time = estimate(
+            index,
+            prediction,
+            chosen,
+            target_named(target),
+            plain=plain,
+            batch=request.batch,
+            calibrate=request.calibrate,
+        )
+        prediction.time = time.as_json()
+        if request.save_calibration and time.calibration is not None:
+            write_text(request.save_calibration, json.dumps(time.calibration.as_json(), indent=1) + "\n")
+    prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""))
+    return prediction, time
+
+
+def of_capability(sm: str) -> gpus.Gpu:
+    """A nameless GPU of a compute capability, for findings."""
+    found, note = gpus.rates_of(sm)
+    return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", note)

@@ -1,0 +1,337 @@
+"""``estimate``: milliseconds of a predicted engine on a GPU, of the same network in float, and what each fix saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.buildlog.records import ProfileRow
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.timing import calibration as calibrations
+from qdqtool.timing import savings, twin, work
+from qdqtool.timing.calibration import Calibration
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import Constants, constants, seconds
+from qdqtool.timing.predicted import Workload, workload_of
+from qdqtool.trt.simulation import simulate
+from qdqtool.trt.targets import TARGETS, Target
+from qdqtool.types import Json, Precision, Prediction
+
+Array = npt.NDArray[np.float64]
+_UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+_REPEATED = 1.05  # a network that was itself measured: how far another run lies off
+_TYPICAL = "trt8.6"  # whose simulation names the layers where the target's does not (RTX)
+
+
+@dataclass(slots=True)
+class FloatTime:
+    """The same network without its Q/DQ."""
+
+    precision: Precision
+    total_ms: float
+
+    def as_json(self) -> Json:
+        return {"precision": str(self.precision), "total_ms": _round(self.total_ms)}
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One kernel of the engine, for the list of the slowest.
+
+    ``ms`` is what a profile would show; ``title`` is the node that people know the layer by.
+    """
+
+    name: str
+    kind: str
+    ms: float
+    title: str = ""
+
+    def as_json(self) -> Json:
+        return {"name": self.name, "kind": self.kind, "ms": _round(self.ms)}
+
+
+@dataclass(slots=True)
+class TimeEstimate:
+    """How long an engine takes on a GPU.
+
+    Attributes:
+        gpu: The GPU, as the user runs it.
+        total_ms: One execution, end to end on the GPU (what trtexec calls GPU Compute Time), in milliseconds.
+        low_ms: With ``high_ms`` the range in which 80 % of measured times lie.
+        high_ms: See ``low_ms``.
+        conversions_ms: Part of the total that converts data types (Q and DQ that stay).
+        layers: Milliseconds of each predicted layer as a profile would show them, in the prediction's order.
+        kernels: Every kernel, the slowest first.
+        float_time: The same network without Q/DQ; None where that was not simulated.
+        best: For a float model: the network with Q/DQ wherever it can help; None for a Q/DQ model.
+        batch: Factor on the model's own batch.
+        calibration: The correction that went in.
+        unknown: Layers whose shapes are not known.
+        notes: What the user should know about the figures.
+    """
+
+    gpu: Gpu
+    total_ms: float
+    low_ms: float
+    high_ms: float
+    conversions_ms: float
+    layers: list[float]
+    kernels: list[Kernel]
+    float_time: FloatTime | None = None
+    best: BestTime | None = None
+    batch: float = 1.0
+    calibration: Calibration | None = None
+    unknown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the float network; None where that is not known."""
+        if self.float_time is None or self.best is not None or not self.total_ms:
+            return None
+        return self.float_time.total_ms / self.total_ms
+
+    def as_json(self) -> Json:
+        return {
+            "gpu": self.gpu.name,
+            "clock_mhz": round(self.gpu.clock),
+            "total_ms": _round(self.total_ms),
+            "low_ms": _round(self.low_ms),
+            "high_ms": _round(self.high_ms),
+            "conversions_ms": _round(self.conversions_ms),
+            "layers_ms": _round(sum(self.layers)),
+            "float": self.float_time.as_json() if self.float_time else None,
+            "gain": None if self.gain is None else round(self.gain, 3),
+            "best": self.best.as_json() if self.best else None,
+            "slowest": [k.as_json() for k in self.kernels[:10]],
+            "batch": self.batch,
+            "calibration": self.calibration.as_json() if self.calibration else None,
+            "unknown_layers": len(self.unknown),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class BestTime:
+    """A float network with Q/DQ wherever ``insert`` would put it."""
+
+    total_ms: float
+    gain: float
+    int8: int
+    convolutions: int
+    conversions: int | None
+
+    def as_json(self) -> Json:
+        return {
+            "total_ms": _round(self.total_ms),
+            "gain": round(self.gain, 3),
+            "int8": self.int8,
+            "convolutions": self.convolutions,
+            "conversions": self.conversions,
+        }
+
+
+def estimate(
+    model: Model,
+    prediction: Prediction,
+    gpu: Gpu,
+    target: Target,
+    *,
+    plain: Precision = Precision.FP16,
+    batch: int | None = None,
+    calibrate: str | None = None,
+    compare: bool = True,
+) -> TimeEstimate:
+    """Estimates the time of a predicted engine and writes what each fix saves into the prediction's findings.
+
+    Args:
+        model: The model predicted.
+        prediction: Its prediction; ``findings`` get ``saves_ms`` and ``layers`` get ``ms``.
+        gpu: Where it runs.
+        target: Which TensorRT.
+        plain: What floats are: FP16 (``--fp16`` given to the builder) or FP32.
+        batch: Batch to estimate for; the model's own by default.
+        calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
+        compare: Whether to simulate the network without Q/DQ (or, for a float model, with it) as well.
+
+    Raises:
+        QdqtoolError: The calibration cannot be used.
+        BuildLogError: The profile cannot be read.
+    """
+    fitted = constants()
+    shaped, notes = twin.resolved(model, batch or 1)
+    factor = _batch_factor(shaped, batch, notes)
+    listed = _with_layers(shaped, prediction, notes)
+    load = workload_of(shaped, listed, plain, factor)
+    raw = seconds(load.all, gpu, fitted) * 1e3
+    kernels = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+    correction = _calibration(calibrate, gpu, listed, load, raw, kernels, fitted)
+    ms = correction.apply(raw, kernels) if correction else raw
+    shown = ms + kernels * fitted.overhead_us * 1e-3  # as a profile shows them
+    result = TimeEstimate(
+        gpu,
+        float(ms.sum()),
+        0.0,
+        0.0,
+        _conversions(listed, load, ms),
+        [],
+        [],
+        batch=factor,
+        calibration=correction,
+        unknown=load.unknown,
+        notes=notes,
+    )
+    _range(result, fitted, len(load.all))
+    count = len(load.layers)
+    result.kernels = sorted(_kernels(listed, load, shown), key=lambda k: -k.ms)
+    if listed is prediction:
+        result.layers = shown[:count].tolist()
+        for layer, value in zip(prediction.layers, result.layers, strict=True):
+            layer.ms = round(value, 5)
+    savings.add(prediction, listed, load, ms, gpu, fitted, correction)
+    if compare:
+        _compare(result, shaped, target, gpu, plain, factor)
+    return result
+
+
+# Parts ----------------------------------------------------------------------------------------------------------
+
+
+def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
+    if batch is None:
+        return 1.0
+    firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
+    own = firsts.pop() if len(firsts) == 1 else None
+    if not own:
+        raise QdqtoolError(f"--batch {batch}: the model's inputs have no common first dimension to scale")
+    if own != batch:
+        notes.append(f"the model's batch is {own}; work scaled to {batch}")
+    return batch / own
+
+
+def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Prediction:
+    """A prediction that names layers; TensorRT-RTX's does not, and is estimated as an engine of classic TensorRT."""
+    if prediction.layers or not prediction.convolutions:
+        return prediction
+    notes.append(f"{prediction.target} names no layers: estimated as the engine that {_TYPICAL} would build")
+    return simulate(model, TARGETS[_TYPICAL])
+
+
+def _calibration(
+    given: str | None, gpu: Gpu, prediction: Prediction, load: Workload, ms: Array, kernels: Array, fitted: Constants
+) -> Calibration | None:
+    if given is None:
+        return None
+    time = calibrations.measured_time(given)
+    if time is not None:
+        return calibrations.of_time(gpu.name, time, float(ms.sum()))
+    kept = calibrations.read(given)
+    if kept is not None:
+        if kept.gpu != gpu.name:
+            raise QdqtoolError(f"{given}: a calibration for '{kept.gpu}', not for '{gpu.name}'")
+        return kept
+    from qdqtool.buildlog.read import read_build
+
+    build = read_build(given)
+    if not build.profile_rows:
+        raise QdqtoolError(
+            f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
+        )
+    measured, estimated = matched(prediction, build.profile_rows, ms)
+    overhead = fitted.overhead_us * 1e-3
+    return calibrations.of_layers(gpu.name, [max(m - overhead, m * 0.2) for m in measured], estimated, given)
+
+
+def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tuple[list[float], list[float]]:
+    """Milliseconds of the layers that a profile and a prediction share by name: measured, estimated."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        times.setdefault(row.name, []).append(row.median_ms or row.average_ms)
+    measured, estimated = [], []
+    for layer, value in zip(prediction.layers, ms.tolist(), strict=False):
+        waiting = times.get(layer.name)
+        if waiting and value > 0:
+            found = waiting.pop(0)
+            if found > 0:
+                measured.append(found)
+                estimated.append(value)
+    return measured, estimated
+
+
+def _conversions(prediction: Prediction, load: Workload, ms: Array) -> float:
+    """Milliseconds of the Q and DQ that stay."""
+    return float(sum(v for layer, v in zip(prediction.layers, ms, strict=False) if layer.type == "Conversion"))
+
+
+def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
+    gpu = result.gpu
+    known = fitted.is_measured(gpu.cc)
+    spread = fitted.spreads["total" if known else "total_unknown"]
+    if result.calibration is not None:
+        spread = _REPEATED if result.calibration.direct else fitted.spreads["total_calibrated"]
+    elif gpu.is_jetson and not known:
+        spread *= 1.1
+    if not known and result.calibration is None:
+        result.notes.append(
+            f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
+        )
+    if gpu.note:
+        result.notes.append(gpu.note)
+        if result.calibration is None:
+            spread *= 1.15
+    if result.unknown:
+        share = len(result.unknown) / max(1, layers)
+        spread *= 1 + _UNKNOWN_SPREAD * share
+        result.notes.append(f"the shapes of {len(result.unknown)} layers are not known; they count as a kernel's floor")
+    result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread
+
+
+def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
+    named = {c.layer: c.name for c in prediction.convolutions}
+    names = [layer.name for layer in prediction.layers] + [e.name for e in load.extras]
+    return [
+        Kernel(name, w.kind, float(v), named.get(name, name))
+        for name, w, v in zip(names, load.all, shown, strict=True)
+        if v > 0
+    ]
+
+
+def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain: Precision, factor: float) -> None:
+    """The other network: without Q/DQ, or for a float one with as much as can help."""
+
+    def total(other: Model) -> tuple[Prediction, float]:
+        simulated = simulate(other, TARGETS[_TYPICAL] if target.is_rtx else target)
+        load = workload_of(other, simulated, plain, factor)
+        ms = seconds(load.all, gpu) * 1e3
+        if result.calibration:
+            ms = result.calibration.apply(
+                ms, np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+            )
+        return simulated, float(ms.sum())
+
+    if twin.has_qdq(model):
+        simulated, ms = total(twin.float_twin(model))
+        wide = target.strongly_typed and any(c.precision == Precision.FP32 for c in simulated.convolutions)
+        result.float_time = FloatTime(Precision.FP32 if wide else plain, ms)
+        return
+    result.float_time = FloatTime(plain, result.total_ms)
+    if not gpu.has_int8:
+        result.notes.append("this GPU has no INT8: nothing to gain")
+        return
+    try:
+        simulated, ms = total(twin.best_placement(model, target))
+    except QdqtoolError as error:
+        result.notes.append(f"what INT8 could gain is not known: {error}")
+        return
+    summary = simulated.summary()
+    result.best = BestTime(
+        ms, result.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"]
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

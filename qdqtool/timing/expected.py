@@ -1,0 +1,85 @@
+"""What the layers of a built engine usually take on its GPU, and could take at best."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from qdqtool.buildlog.types import Build
+from qdqtool.engine.costs import EngineReport
+from qdqtool.errors import QdqtoolError
+from qdqtool.timing import gpus, work
+from qdqtool.timing.built import work_of
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import Constants, constants, seconds
+from qdqtool.timing.work import Work
+
+_CLOCK = re.compile(r"(\d{1,5}(?:\.\d{1,6})?)\s*(MHz|GHz)?", re.IGNORECASE)
+_FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
+
+
+def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
+    """The GPU that a build ran on, at the clock that its log tells; None where that is not known.
+
+    Args:
+        build: The build.
+        name: The user's word for it, which comes first.
+        clock: SM clock in MHz, likewise.
+
+    Raises:
+        QdqtoolError: The user's GPU is not known.
+    """
+    if name is not None:
+        return gpus.chosen(name, clock)
+    if build.device is None:
+        return None
+    told = next((v for k, v in build.gpu.items() if "compute clock" in k.lower()), "")
+    match = _CLOCK.search(told)
+    if clock is None and match:
+        value = float(match[1]) * (1000 if (match[2] or "GHz").lower() == "ghz" else 1)
+        clock = value if gpus.MIN_CLOCK <= value <= gpus.MAX_CLOCK else None
+    try:
+        return gpus.chosen(build.device, clock)
+    except QdqtoolError:
+        return None
+
+
+def add_expected(report: EngineReport, gpu: Gpu) -> None:
+    """Writes into every layer of known shapes what it usually takes (as a profile shows it) and could at best."""
+    fitted = constants()
+    rows, works = [], []
+    for row in report.rows:
+        found = work_of(row)
+        if found is not None and found.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN):
+            rows.append(row)
+            works.append(found)
+    overhead = overhead_of(report, fitted)
+    for row, usual, least in zip(rows, seconds(works, gpu, fitted) * 1e3, at_best(works, gpu), strict=True):
+        row.expected_ms = float(usual) + overhead
+        row.best_ms = float(least)
+    report.gpu = gpu.name
+
+
+def overhead_of(report: EngineReport, fitted: Constants) -> float:
+    """Milliseconds that this profile added to each layer: measured where the log has the time without it too."""
+    usual = fitted.overhead_us * 1e-3
+    performance = report.build.performance.get("GPU Compute Time", {})
+    whole = performance.get("median", performance.get("mean"))
+    timed = [row.ms for row in report.rows if row.ms]
+    if whole is None or not timed:
+        return usual
+    return float(np.clip((sum(timed) - whole) / len(timed), 0.0, 3 * usual))
+
+
+def at_best(works: list[Work], gpu: Gpu) -> list[float]:
+    """Milliseconds at the peak: every product at the dense rate, every byte at the bandwidth, whichever is more.
+
+    What fits the L2 need not come from memory.
+    """
+    result = []
+    for w in works:
+        compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0
+        outside = max(0.0, w.moved - gpu.l2 * 1e6) / (gpu.bandwidth * 1e9)
+        result.append(max(compute * 1e3, outside * 1e3, _FLOOR_MS))
+    return result

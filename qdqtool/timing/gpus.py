@@ -1,0 +1,362 @@
+"""NVIDIA GPUs as data: what they compute and move in a second, found by any usual name.
+
+``gpus.tsv`` has one line for each GPU, ``rates.tsv`` what one SM does per clock for each compute capability, both with
+evidence and source.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.types import Evidence, Json, Precision
+
+_SPLIT = re.compile(r"[\s_/()\-]+")
+_LAPTOP = 0.75  # clock of a laptop part over the desktop part's, as in the pairs of the table
+MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one SM does per clock, in dense multiply-accumulates (MAC).
+
+    Attributes:
+        cc: Compute capability, ``8.6``.
+        architecture: ``Ampere`` ...
+        fp32_pipe: FP32 MACs of the CUDA cores.
+        tf32: TF32 MACs of the tensor cores, 0 for none.
+        fp16: FP16 MACs, tensor cores where there are any.
+        int8: INT8 MACs; 0 where the GPU has no INT8.
+        int8_path: ``tensor``, ``dp4a`` or ``none``.
+    """
+
+    cc: str
+    architecture: str
+    fp32_pipe: float
+    tf32: float
+    fp16: float
+    int8: float
+    int8_path: str
+    evidence: Evidence
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        name: As NVIDIA calls it, without ``NVIDIA GeForce``.
+        aliases: Other names, in lower case.
+        sms: Streaming multiprocessors.
+        clock: SM clock in MHz; boost unless the user gave another.
+        bandwidth: Of the memory, in GB/s.
+        l2: L2 cache in MB.
+        power: Board or module limit in W.
+        rates: What an SM does per clock.
+        evidence: ``seen`` where a device listing of trtexec confirms the line.
+        source: Where the figures come from.
+        note: What was assumed to make this entry, for a GPU that is not in the table.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    sms: int
+    clock: float
+    bandwidth: float
+    l2: float
+    power: float
+    rates: Rates
+    evidence: Evidence
+    source: str
+    note: str = ""
+
+    @property
+    def cc(self) -> str:
+        return self.rates.cc
+
+    @property
+    def is_jetson(self) -> bool:
+        return self.name.startswith("Jetson")
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """From Volta on, but for the GTX 16 series."""
+        return float(self.rates.cc) >= 7.0 and self.rates.fp16 > 2 * self.rates.fp32_pipe
+
+    @property
+    def has_int8(self) -> bool:
+        return self.rates.int8 > 0
+
+    def mac_rate(self, precision: Precision) -> float:
+        """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
+        r = self.rates
+        per_clock = {
+            Precision.INT8: r.int8,
+            Precision.UINT8: r.int8,
+            Precision.FP8: r.int8,
+            Precision.FP16: r.fp16,
+            Precision.BF16: r.fp16,
+        }.get(precision, max(r.fp32_pipe, r.tf32))
+        if not per_clock:  # no INT8: such a layer runs in FP32
+            per_clock = max(r.fp32_pipe, r.tf32)
+        return per_clock * self.per_second
+
+    @property
+    def per_second(self) -> float:
+        """SM clocks per second: SMs x clock."""
+        return self.sms * self.clock * 1e6
+
+    def as_json(self) -> Json:
+        r = self.rates
+        return {
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "architecture": r.architecture,
+            "compute_capability": r.cc,
+            "sms": self.sms,
+            "clock_mhz": self.clock,
+            "memory_gb_per_s": self.bandwidth,
+            "l2_mb": self.l2,
+            "power_w": self.power,
+            "int8": r.int8_path,
+            "tops": {
+                "int8": round(2e-12 * r.int8 * self.per_second, 1),
+                "fp16": round(2e-12 * r.fp16 * self.per_second, 1),
+                "fp32": round(2e-12 * r.fp32_pipe * self.per_second, 1),
+            },
+            "evidence": str(self.evidence),
+            "source": self.source,
+            "rates_source": r.source,
+            "note": self.note,
+        }
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    text = resources.files("qdqtool.timing").joinpath(name).read_text("utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    header = lines[0].split("\t")
+    return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+@functools.cache
+def rates() -> dict[str, Rates]:
+    """Rates by compute capability."""
+    return {
+        row["cc"]: Rates(
+            row["cc"],
+            row["architecture"],
+            float(row["fp32_pipe"]),
+            float(row["tf32"]),
+            float(row["fp16"]),
+            float(row["int8"]),
+            row["int8_path"],
+            Evidence(row["evidence"]),
+            row["source"],
+        )
+        for row in _rows("rates.tsv")
+    }
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Every GPU of the table, in its order."""
+    return tuple(_gpu(row) for row in _rows("gpus.tsv"))
+
+
+def _gpu(row: dict[str, str]) -> Gpu:
+    found = rates()[row["cc"]]
+    if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
+        found = replace(
+            found,
+            tf32=0,
+            fp16=128,
+            int8=256,
+            int8_path="dp4a",
+            evidence=Evidence.DOCUMENTED,
+            source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
+        )
+    evidence = {"measured": Evidence.SEEN}.get(row["evidence"]) or Evidence(row["evidence"])
+    aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
+    return Gpu(
+        row["name"],
+        aliases,
+        int(row["sms"]),
+        float(row["clock"]),
+        float(row["bandwidth"]),
+        float(row["l2"]),
+        float(row["power"]),
+        found,
+        evidence,
+        row["source"],
+    )
+
+
+def _words(name: str) -> str:
+    """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
+    text = _SPLIT.sub(" ", name.lower())
+    text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
+    text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
+    text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
+    text = re.sub(r"(\d+) gb\b", r"\1gb", text)
+    text = re.sub(r"\b(pci ?e)\b", "pcie", text)
+    text = re.sub(
+        r"\b(nvidia|geforce|quadro|tesla|jetson|gpu|graphics|module|developer|dev|kit|corporation)\b", " ", text
+    )
+    text = re.sub(r"\bada generation\b", "ada", text)
+    return " ".join(text.split())
+
+
+def find(name: str) -> Gpu:
+    """The GPU of that name, in any case and with or without the maker's words.
+
+    Memory sizes and form factors may be left out (``A100``), and unknown ones are ignored (``RTX 2060 6GB``).
+
+    Raises:
+        QdqtoolError: No GPU, or several different ones, answer to the name.
+    """
+    if len(name) > 200 or not name.strip():
+        raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
+    wanted = _words(name)
+    table = {key: gpu for gpu in reversed(gpus()) for key in (*(_words(a) for a in gpu.aliases), _words(gpu.name))}
+    tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]
+    for text in dict.fromkeys(" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t):
+        if text in table:
+            return table[text]
+    if wanted.endswith(" laptop") or " laptop " in wanted:
+        desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")))
+        if desktop is not None:
+            return replace(
+                desktop,
+                name=f"{desktop.name} Laptop",
+                clock=desktop.clock * _LAPTOP,
+                evidence=Evidence.ASSUMED,
+                note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give --clock",
+            )
+    longer = [
+        gpu
+        for gpu in gpus()
+        if wanted
+        and wanted in _words(gpu.name).split(" laptop")[0]
+        and set(wanted.split()) <= set(_words(gpu.name).split())
+    ]
+    if len(longer) == 1:
+        return longer[0]
+    import difflib
+
+    near = [g.name for g in longer] or [
+        table[k].name for k in difflib.get_close_matches(wanted, list(table), n=5, cutoff=0.6)
+    ]
+    told = f"; nearest: {', '.join(dict.fromkeys(near[:5]))}" if near else ""
+    raise QdqtoolError(
+        f"GPU '{name}' is not in the table{told}; see 'qdqtool gpus', or describe it: "
+        "--gpu sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"
+    )
+
+
+def of_description(text: str) -> Gpu:
+    """A GPU that is not in the table, from ``sm=8.6,sms=28,clock=1777,bandwidth=360[,l2=3]``.
+
+    An unknown compute capability takes the rates of the nearest known one.
+
+    Raises:
+        QdqtoolError: A part is missing or no sensible number.
+    """
+    parts: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key.strip().lower() not in ("sm", "cc", "sms", "clock", "bandwidth", "l2", "name"):
+            raise QdqtoolError(f"--gpu: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)")
+        parts[key.strip().lower()] = value.strip()
+    known, note = rates_of(parts.get("sm", parts.get("cc", "")))
+    numbers = {}
+    for key, low, high in (
+        ("sms", 1, 1024),
+        ("clock", MIN_CLOCK, MAX_CLOCK),
+        ("bandwidth", 1, 50_000),
+        ("l2", 0.01, 4096),
+    ):
+        given = parts.get(key) or ("4" if key == "l2" else "")
+        try:
+            numbers[key] = float(given)
+        except ValueError:
+            raise QdqtoolError(f"--gpu: {key}= needs a number, not '{given}'") from None
+        if not low <= numbers[key] <= high:
+            raise QdqtoolError(f"--gpu: {key}={given} is outside {low:g} to {high:g}")
+    return Gpu(
+        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
+        (),
+        int(numbers["sms"]),
+        numbers["clock"],
+        numbers["bandwidth"],
+        numbers["l2"],
+        0.0,
+        known,
+        Evidence.ASSUMED,
+        "described by the user",
+        note,
+    )
+
+
+def rates_of(cc: str) -> tuple[Rates, str]:
+    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, and a note.
+
+    Raises:
+        QdqtoolError: The text is no compute capability, or one below 5.3.
+    """
+    text = cc.strip().lower().removeprefix("sm").strip("_")
+    if text.isdigit() and len(text) >= 2:
+        text = f"{text[:-1]}.{text[-1]}"
+    if not re.fullmatch(r"\d{1,2}\.\d", text):
+        raise QdqtoolError(f"'{cc[:40]}' is no compute capability; give one like 8.6")
+    if text in rates():
+        return rates()[text], ""
+    number = float(text)
+    below = [r for r in rates().values() if float(r.cc) <= number]
+    if not below:
+        raise QdqtoolError(f"compute capability {text}: TensorRT 8 starts at 5.3")
+    nearest = max(below, key=lambda r: float(r.cc))
+    return nearest, f"compute capability {text} is not known; taken as {nearest.cc} ({nearest.architecture})"
+
+
+def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
+    """The GPU as the user runs it.
+
+    Args:
+        name: A name, or a description (see :func:`of_description`).
+        clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
+        power: ``MAXN``, or a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
+
+    Raises:
+        QdqtoolError: The GPU is not known, or a number makes no sense.
+    """
+    gpu = of_description(name) if "=" in name else find(name)
+    notes = [gpu.note] if gpu.note else []
+    if power is not None and clock is None:
+        limit = _watts(power)
+        if limit is not None and limit < gpu.power:
+            # Dynamic power goes with f V^2 and V with f between its ends: f with the square root in between.
+            share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else 0.4))
+            gpu = replace(gpu, clock=gpu.clock * share)
+            notes.append(f"clock of {gpu.clock:.0f} MHz guessed from {limit:g} W of {gpu.power:g} W; --clock is better")
+    if clock is not None:
+        if not MIN_CLOCK <= clock <= MAX_CLOCK:
+            raise QdqtoolError(f"--clock {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
+        gpu = replace(gpu, clock=clock)
+    return replace(gpu, note="; ".join(notes))
+
+
+def _watts(power: str) -> float | None:
+    text = power.strip().lower()
+    if text.startswith("max"):
+        return None
+    try:
+        value = float(text.removesuffix("w"))
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 2000:
+        raise QdqtoolError(f"--power {power[:40]}: give watts (15W) or MAXN")
+    return value

@@ -1,0 +1,250 @@
+"""The time of a layer from what it computes and moves: a roofline with a floor, padding, partly filled GPUs and an L2.
+
+For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its own overhead to each):
+
+    t        = floor + latency + (compute^p + memory^p)^(1/p)        compute and memory overlap in part
+    latency  = clocks for a step x steps of one tile                 what no number of SMs shortens
+    compute  = padded MACs / (rate x efficiency)
+    memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
+
+``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores),
+products per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs
+by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin), unless a pooling is fused with it; else at a rate
+per SM that is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
+``constants.json``, made by ``benchmarks/fit_timing.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.timing import work
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.work import Work, width
+from qdqtool.types import Precision
+
+Array = npt.NDArray[np.float64]
+TILE = 64.0  # output channels that the smallest tensor core tiles worth choosing compute
+DEPTH_STEP = 32.0  # products to which the depth is padded
+STEP_BYTES = 64.0  # of the depth that a tile takes in one step
+FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
+DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
+DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
+L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
+
+PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
+NAMES = (
+    "floor_us",
+    "floor_clocks",
+    "int8",
+    "fp16",
+    "tf32",
+    "fp32",
+    "dp4a",
+    "dram",
+    "l2",
+    "l2_share",
+    "few_int8",
+    "few_fp16",
+    "narrow",
+    "step_clocks",
+    "step_clocks_old",
+    "overlap",
+    "depthwise",
+    "copy",
+    "few_copy",
+    "pool",
+)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted.
+
+    Attributes:
+        values: By name (:data:`NAMES`).
+        architectures: Compute capability to the factor on computing rates, of those that were measured.
+        overhead_us: What a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen).
+        spreads: ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown``
+            (the architecture left out): 80 % of what was measured lies within this factor of the model.
+    """
+
+    values: Mapping[str, float]
+    architectures: Mapping[str, float]
+    overhead_us: float
+    spreads: Mapping[str, float]
+
+    def is_measured(self, cc: str) -> bool:
+        """Whether the architecture was in the measurements."""
+        return cc in self.architectures
+
+
+NEWER_FACTOR = 0.7  # assumed for tensor cores of twice the rate per SM (9.0 to 11.0) with kernels made for older ones
+
+
+def factor_of(cc: str, factors: Mapping[str, float]) -> float:
+    """The factor on computing rates; of an architecture that was not measured, that of the nearest one.
+
+    Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0 or 1.
+    """
+    found = factors.get(cc)
+    if found is not None:
+        return found
+    number = float(cc)
+    if number < 7.0:
+        return factors.get("7.0", 1.0)
+    near = min((k for k in factors if float(k) >= 7.2), key=lambda k: (abs(float(k) - number), k), default=None)
+    if near is None:
+        return 1.0
+    return factors[near] * (NEWER_FACTOR if 9.0 <= number < 12.0 and float(near) < 9.0 else 1.0)
+
+
+@functools.cache
+def constants() -> Constants:
+    """The constants that ship with the package."""
+    data: dict[str, Any] = json.loads(resources.files("qdqtool.timing").joinpath("constants.json").read_text("utf-8"))
+    return Constants(data["values"], data["architectures"], data["overhead_us"], data["spreads"])
+
+
+@dataclass
+class Features:
+    """Layers as arrays, one element for each, with the GPU figures that go with it."""
+
+    kind: npt.NDArray[np.str_]
+    path: npt.NDArray[np.int64]
+    rate: Array  # MAC per clock and SM at the peak
+    clocks: Array  # SM clocks per second, all SMs
+    sms: Array
+    bandwidth: Array  # bytes/s
+    l2: Array  # bytes
+    pipe: Array  # FP32 MAC per clock and SM of the CUDA cores
+    pipelined: npt.NDArray[np.bool_]  # copies to shared memory beside the computing: from compute capability 8.0 on
+    rows: Array
+    columns: Array
+    depth: Array
+    channels: Array
+    groups: Array
+    pooled: npt.NDArray[np.bool_]  # the layer writes far less than its convolution makes: a pooling is fused
+    width: Array  # bytes of an element that it computes with
+    moved: Array
+    steps: Array
+    cc: list[str]
+
+
+def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
+    """Arrays of layers, each with its GPU."""
+
+    def array(values: Sequence[float]) -> Array:
+        return np.asarray(values, dtype=np.float64)
+
+    paths = [_path(w.precision, g) for w, g in zip(works, gpus, strict=True)]
+    return Features(
+        np.asarray([w.kind for w in works], dtype=np.str_),
+        np.asarray([PATHS.index(p) for p in paths], dtype=np.int64),
+        array([_rate(p, w.precision, g) for p, w, g in zip(paths, works, gpus, strict=True)]),
+        array([g.per_second for g in gpus]),
+        array([g.sms for g in gpus]),
+        array([g.bandwidth * 1e9 for g in gpus]),
+        array([g.l2 * 1e6 for g in gpus]),
+        array([g.rates.fp32_pipe for g in gpus]),
+        np.asarray([float(g.cc) >= 8.0 for g in gpus], dtype=np.bool_),
+        array([w.rows for w in works]),
+        array([w.columns for w in works]),
+        array([w.depth for w in works]),
+        array([w.channels for w in works]),
+        array([w.groups for w in works]),
+        np.asarray(
+            [w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_
+        ),
+        array([width(w.precision) for w in works]),
+        array([w.moved for w in works]),
+        array([w.steps for w in works]),
+        [g.cc for g in gpus],
+    )
+
+
+def _path(precision: Precision, gpu: Gpu) -> str:
+    """What multiplies: tensor cores by type, dp4a, or (``fp32``) the CUDA cores (FP16 at its own rate)."""
+    rates = gpu.rates
+    if precision in _INTEGERS and rates.int8:
+        return "int8" if rates.int8_path == "tensor" else "dp4a"
+    if precision in _HALVES and gpu.has_tensor_cores:
+        return "fp16"
+    return "tf32" if rates.tf32 > rates.fp32_pipe and precision not in _HALVES else "fp32"
+
+
+_INTEGERS = (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4)
+_HALVES = (Precision.FP16, Precision.BF16)
+
+
+def _rate(path: str, precision: Precision, gpu: Gpu) -> float:
+    r = gpu.rates
+    cores = max(r.fp32_pipe, r.fp16) if precision in _HALVES else r.fp32_pipe
+    return {"int8": r.int8, "dp4a": r.int8, "fp16": r.fp16, "tf32": r.tf32}.get(path, cores)
+
+
+def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+    """Seconds of each layer's kernel in a running engine.
+
+    Args:
+        f: The layers.
+        c: Constants by name.
+        factors: Compute capability to the factor on computing rates.
+    """
+    known = {cc: factor_of(cc, factors) for cc in set(f.cc)}
+    factor = np.asarray([known[cc] for cc in f.cc])
+    tensor = f.path <= PATHS.index("tf32")
+    few = f.channels < FEW_CHANNELS
+    rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
+    integer = f.path == PATHS.index("int8")
+    by_dp4a = few & integer & ~f.pooled
+    starved = np.where(by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(integer, c["few_int8"], c["few_fp16"]))
+    rate = np.where(few & tensor, np.minimum(rate, starved), rate)
+    columns = _padded(np.maximum(f.columns, 1.0), np.where(by_dp4a, DP4A_TILE, np.where(tensor, TILE, 16.0)))
+    depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
+    steps = depth * f.width / STEP_BYTES
+    rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
+    compute = f.rows * columns * depth * f.groups / (f.clocks * rate)
+    depthwise = f.kind == work.DEPTHWISE
+    computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
+    compute = np.where(
+        depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute
+    )
+    compute = np.where(computing, compute, 0.0)
+    copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
+    share = np.where(
+        copies,
+        np.where(few & (f.kind == work.CONVERSION), c["few_copy"], c["copy"]),
+        np.where(computing, c["dram"], c["pool"]),
+    )
+    moved = np.maximum(f.moved, 1.0)
+    missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
+    cached = moved / (c["l2"] * f.clocks * L2_BYTES) * (c["dram"] / share)
+    memory = np.maximum(moved * missing / (share * f.bandwidth), cached)
+    p = 1.0 + c["overlap"]
+    per_step = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])
+    latency = np.where(computing & ~depthwise, per_step * steps * f.sms / f.clocks, 0.0)
+    floor = c["floor_us"] * 1e-6 + c["floor_clocks"] * f.sms / f.clocks
+    time: Array = f.steps * floor + latency + (compute**p + memory**p) ** (1.0 / p)
+    return np.where(f.kind == work.NOTHING, 0.0, time)
+
+
+def _padded(values: Array, step: float | Array) -> Array:
+    padded: Array = np.ceil(values / step) * step
+    return padded
+
+
+def seconds(works: Sequence[Work], gpu: Gpu, fitted: Constants | None = None) -> Array:
+    """Seconds of each layer in a running engine on a GPU."""
+    if not works:
+        return np.zeros(0)
+    fitted = fitted or constants()
+    return kernel_seconds(features(works, [gpu] * len(works)), fitted.values, fitted.architectures)

@@ -1,0 +1,379 @@
+"""The work of the layers of a predicted engine: a simulation gives nodes and types, the ONNX model the shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from onnx import TensorProto
+
+from qdqtool.graph import Model, Node
+from qdqtool.qdq import is_qdq
+from qdqtool.timing import work
+from qdqtool.timing.products import Product, product_of
+from qdqtool.timing.shapes import Shapes
+from qdqtool.timing.work import Work, width
+from qdqtool.types import EngineLayer, Precision, Prediction
+
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_FREE = (  # views and what is computed before the network runs
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Identity",
+    "Cast",
+    "Dropout",
+    "Constant",
+    "Shape",
+    "ConstantOfShape",
+    "Concat",
+    "Split",
+    "Slice",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Gather",
+    "Range",
+    "Expand",
+)
+_HEAVY = (
+    "Softmax",
+    "LogSoftmax",
+    "LayerNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceMax",
+    "GlobalAveragePool",
+    "Transpose",
+    "TopK",
+    "NonMaxSuppression",
+    "ArgMax",
+    "Einsum",
+)
+_KINDS = {
+    "Pooling": work.POOL,
+    "Reduce": work.POOL,
+    "Resize": work.RESIZE,
+    "Softmax": work.SOFTMAX,
+    "Conversion": work.CONVERSION,
+    "Reformat": work.COPY,
+    "Concatenation": work.COPY,
+    "Slice": work.COPY,
+    "Padding": work.COPY,
+}
+
+
+@dataclass(slots=True)
+class Extra:
+    """A kernel that the simulation does not list: a reformat at the network's edge, a Myelin region."""
+
+    name: str
+    work: Work
+
+
+@dataclass
+class Workload:
+    """What an engine does.
+
+    Attributes:
+        layers: The work of each predicted layer, in the prediction's order.
+        extras: Kernels beside them.
+        unknown: Names of layers whose shapes are not known: they count as nothing but a kernel's floor.
+    """
+
+    layers: list[Work] = field(default_factory=list)
+    extras: list[Extra] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Work]:
+        return [*self.layers, *(e.work for e in self.extras)]
+
+
+def workload_of(
+    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0
+) -> Workload:
+    """The work of a predicted engine.
+
+    Args:
+        model: The model predicted; shapes without symbolic dimensions.
+        prediction: Its prediction.
+        plain: What the builder takes for a float: FP16 (``--fp16`` given) or FP32.
+        batch: Factor on the model's own batch.
+    """
+    return _Reader(model, prediction, plain, batch).run()
+
+
+class _Reader:
+    def __init__(self, model: Model, prediction: Prediction, plain: Precision, batch: float) -> None:
+        self.model = model
+        self.prediction = prediction
+        self.plain = plain
+        self.batch = batch
+        self.made: dict[str, float] = {}  # elements of tensors that only the engine has
+        self.shapes = Shapes(model)
+        self.result = Workload()
+
+    def run(self) -> Workload:
+        covered: set[str] = set()
+        for layer in self.prediction.layers:
+            covered.update(layer.nodes)
+            found = self._layer(layer)
+            if found is None:
+                self.result.unknown.append(layer.name)
+                found = Work(work.UNKNOWN, self.plain, self.plain)
+            self.result.layers.append(self._scaled(found))
+        self._rest(covered)
+        self._edges()
+        return self.result
+
+    def _scaled(self, found: Work) -> Work:
+        b = self.batch
+        return found if b == 1 else replace(found, rows=found.rows * b, read=found.read * b, written=found.written * b)
+
+    def _extra(self, name: str, found: Work) -> None:
+        self.result.extras.append(Extra(name, self._scaled(found)))
+
+    # Types and sizes ------------------------------------------------------------------------------------------
+
+    def _type(self, precision: Precision, tensor: str = "") -> Precision:
+        if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
+            return _ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
+        if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
+            return precision if precision == Precision.FP32 and self._strong else self.plain
+        return precision
+
+    @property
+    def _strong(self) -> bool:
+        return self.prediction.target.startswith(("trt11", "rtx"))
+
+    def _elements(self, tensor: str) -> float | None:
+        if tensor in self.made:
+            return self.made[tensor]
+        shape = self.shapes.get(tensor)
+        return None if shape is None else float(math.prod(shape))
+
+    def _nodes(self, layer: EngineLayer) -> list[Node]:
+        found = []
+        for name in layer.nodes:
+            try:
+                node = self.model.node(name)
+            except KeyError:
+                continue
+            if not is_qdq(node):
+                found.append(node)
+        return found
+
+    # Layers ---------------------------------------------------------------------------------------------------
+
+    def _layer(self, layer: EngineLayer) -> Work | None:
+        nodes = self._nodes(layer)
+        weighted = [n for n in nodes if n.op in _WEIGHTED]
+        if weighted:
+            return self._weighted(layer, nodes, weighted)
+        low, high = self._ends(layer)
+        if layer.type == "NoOp" or (
+            layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
+        ):
+            return Work(work.NOTHING, low, high)
+        kind = _KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
+        read, written = self._moved(layer, nodes, kind)
+        if read is None or written is None:
+            return None
+        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
+        channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
+        return Work(kind, low, high, channels=channels, read=read * width(low), written=written * width(high))
+
+    def _ends(self, layer: EngineLayer) -> tuple[Precision, Precision]:
+        low = self._type(layer.inputs[0].precision, layer.inputs[0].tensor) if layer.inputs else self.plain
+        high = self._type(layer.outputs[0].precision, layer.outputs[0].tensor) if layer.outputs else low
+        return low, high
+
+    def _moved(self, layer: EngineLayer, nodes: list[Node], kind: str) -> tuple[float | None, float | None]:
+        """Elements read and written by a layer that only moves or maps values."""
+        if nodes:
+            inside = {t for n in nodes for t in n.outputs}
+            outside = dict.fromkeys(t for n in nodes for t in n.inputs if t and t not in inside and not self._fixed(t))
+            sizes = [self._elements(t) for t in outside]
+            last = self._elements(nodes[-1].output)
+            read = None if any(s is None for s in sizes) else sum(s for s in sizes if s is not None)
+            if layer.outputs and last is not None:
+                self.made.setdefault(layer.outputs[0].tensor, last)
+            if read is not None and last is not None and kind == work.POINTWISE:
+                read = min(read, len(outside) * max(last, 1.0))
+            return read, last
+        sizes = [self._elements(t.tensor) for t in layer.inputs if not self._fixed(t.tensor)]
+        known = [s for s in sizes if s is not None]
+        if not known:
+            return (0.0, 0.0) if layer.type in ("PointWise", "Scale", "ElementWise") else (None, None)
+        return sum(known), max(known)
+
+    def _fixed(self, tensor: str) -> bool:
+        return self.model.is_constant(tensor)
+
+    def _weighted(self, layer: EngineLayer, nodes: list[Node], weighted: list[Node]) -> Work | None:
+        parts = [self._product(n) for n in weighted]
+        if any(p is None for p in parts):
+            return None
+        main = parts[0]
+        assert main is not None
+        low, high = self._ends(layer)
+        precision = self._computes(weighted[0], low)
+        columns = sum(p.columns for p in parts if p is not None)
+        written = sum(self._pooled(n, nodes) or p.out for n, p in zip(weighted, parts, strict=True) if p is not None)
+        read = main.source * width(low)
+        if len(layer.inputs) > 1:
+            residual = layer.inputs[1]
+            read += main.out * width(self._type(residual.precision, residual.tensor))
+        for edge in layer.outputs:
+            if self.shapes.get(edge.tensor) is None:
+                self.made.setdefault(edge.tensor, written / len(layer.outputs))
+        weights = columns * main.depth * main.groups * width(precision)
+        return Work(main.kind, precision, high, main.rows, columns, main.depth, main.channels, main.groups, read,
+                    weights, written * width(high))  # fmt: skip
+
+    def _computes(self, node: Node, low: Precision) -> Precision:
+        """The type that a convolution computes in; a float input that INT8 weights meet stays float."""
+        outcome = self._outcomes.get(node.name)
+        return low if outcome is None else self._type(outcome)
+
+    @property
+    def _outcomes(self) -> dict[str, Precision]:
+        cached: dict[str, Precision] | None = self.__dict__.get("_outcome_table")
+        if cached is None:
+            cached = {c.name: c.precision for c in self.prediction.convolutions}
+            self.__dict__["_outcome_table"] = cached
+        return cached
+
+    def _pooled(self, conv: Node, nodes: list[Node]) -> float | None:
+        pool = next((n for n in nodes if n.op in ("MaxPool", "AveragePool")), None)
+        return self._elements(pool.output) if pool is not None else None
+
+    def _product(self, node: Node) -> Product | None:
+        return product_of(node, self._shape)
+
+    def _shape(self, tensor: str) -> tuple[int, ...] | None:
+        shape = self.shapes.get(tensor)
+        if shape is None:
+            producer = self.model.producer(tensor)
+            if producer is not None and is_qdq(producer):
+                return self._shape(producer.input(0))
+        return shape
+
+    # What the simulation does not list ------------------------------------------------------------------------
+
+    def _rest(self, covered: set[str]) -> None:
+        """Nodes of no layer: Myelin's regions, or, on a target without named layers, everything."""
+        left = [n for n in self.model.ordered if n.name not in covered and n.op not in _FREE and self._runs(n)]
+        chain: list[Node] = []
+        for node in left:
+            if node.op in _WEIGHTED:
+                self._flush(chain)
+                product = self._product(node)
+                if product is None:
+                    self.result.unknown.append(node.name)
+                    continue
+                kind = self._computes(node, self.plain)
+                second = 0.0 if self._fixed_behind(node.input(1)) else (self._elements(node.input(1)) or 0.0)
+                self._extra(node.name, Work(
+                    product.kind, kind, self.plain, product.rows, product.columns, product.depth, product.channels,
+                    product.groups, (product.source + second) * width(kind),
+                    0.0 if second else product.columns * product.depth * product.groups * width(kind),
+                    product.out * width(self.plain),
+                ))  # fmt: skip
+            elif node.op in _HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
+                self._flush(chain)
+                self._region([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
+            else:
+                if chain and not set(node.inputs) & {t for n in chain for t in n.outputs}:
+                    self._flush(chain)
+                chain.append(node)
+        self._flush(chain)
+
+    def _runs(self, node: Node) -> bool:
+        return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(self._elements(node.output) != 0)
+
+    def _fixed_behind(self, tensor: str) -> bool:
+        """Whether a tensor is computed from constants alone, within a few steps."""
+        for _ in range(4):
+            if self._fixed(tensor):
+                return True
+            node = self.model.producer(tensor)
+            if node is None or node.op not in (*_FREE, "Unsqueeze", "Mul", "Add") or not node.inputs:
+                return False
+            if node.op in ("Shape", "ConstantOfShape", "Range"):
+                return True
+            tensor = node.inputs[0]
+        return False
+
+    def _flush(self, chain: list[Node]) -> None:
+        if chain:
+            self._region(chain, work.POINTWISE)
+            chain.clear()
+
+    def _region(self, nodes: Iterable[Node], kind: str) -> None:
+        listed = list(nodes)
+        inside = {t for n in listed for t in n.outputs}
+        sizes = [self._elements(t) for n in listed for t in n.inputs if t and t not in inside and not self._fixed(t)]
+        last = self._elements(listed[-1].output)
+        if last is None or any(s is None for s in sizes):
+            self.result.unknown.append(listed[-1].name)
+            self._extra(listed[-1].name, Work(work.UNKNOWN, self.plain, self.plain))
+            return
+        size = width(self.plain)
+        read = sum(s for s in sizes if s is not None) * size
+        self._extra(listed[-1].name, Work(kind, self.plain, self.plain, read=read, written=last * size))
+
+    def _edges(self) -> None:
+        """Reformats between the FP32 of the network's edge and the FP16 inside (seen in FP16 engines: one each)."""
+        if self.plain == Precision.FP32:
+            return
+        readers = {layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs}
+        for tensor in self.model.inputs:
+            count = self._elements(tensor)
+            layer = readers.get(tensor)
+            if (
+                count
+                and self.model.elem_type(tensor) == TensorProto.FLOAT
+                and (layer is None or layer.type != "Conversion")
+            ):
+                self._extra(
+                    f"reformat of {tensor}",
+                    Work(
+                        work.CONVERSION,
+                        Precision.FP32,
+                        Precision.FP16,
+                        channels=64.0,
+                        read=4 * count,
+                        written=2 * count,
+                    ),
+                )
+        for tensor in self.model.outputs:
+            count = self._elements(tensor)
+            if count and self.model.elem_type(tensor) == TensorProto.FLOAT:
+                self._extra(
+                    f"reformat of {tensor}",
+                    Work(
+                        work.CONVERSION,
+                        Precision.FP16,
+                        Precision.FP32,
+                        channels=64.0,
+                        read=2 * count,
+                        written=4 * count,
+                    ),
+                )
+
+
+_ELEMENTS: dict[int, Precision] = {
+    TensorProto.FLOAT: Precision.FP32,
+    TensorProto.FLOAT16: Precision.FP16,
+    TensorProto.BFLOAT16: Precision.BF16,
+    TensorProto.INT8: Precision.INT8,
+    TensorProto.UINT8: Precision.UINT8,
+    TensorProto.INT32: Precision.INT32,
+    TensorProto.INT64: Precision.INT64,
+    TensorProto.BOOL: Precision.BOOL,
+}

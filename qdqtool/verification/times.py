@@ -1,0 +1,73 @@
+"""The estimated time held against a build that was profiled or timed."""
+
+from __future__ import annotations
+
+import statistics
+
+from qdqtool.buildlog.types import Build
+from qdqtool.graph import Model
+from qdqtool.timing.estimate import TimeEstimate, estimate
+from qdqtool.timing.expected import gpu_of
+from qdqtool.timing.physics import constants
+from qdqtool.trt.targets import Target
+from qdqtool.types import Json, Precision, Prediction
+
+_SLOW = 1.5  # times the estimate from which on a layer is named
+_NAMED = 5
+
+
+def compare_times(
+    model: Model,
+    prediction: Prediction,
+    build: Build,
+    target: Target,
+    gpu: str | None = None,
+    clock: float | None = None,
+) -> Json | None:
+    """Estimated against measured milliseconds; None where the build tells no times, or not on which GPU.
+
+    Raises:
+        QdqtoolError: ``gpu`` is no GPU that is known.
+    """
+    chosen = gpu_of(build, gpu, clock)
+    performance = build.performance.get("GPU Compute Time", {})
+    measured = performance.get("median", performance.get("mean"))
+    if chosen is None or (measured is None and not build.profile_rows):
+        return None
+    half = not build.precision_flags or bool(build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"})
+    time = estimate(model, prediction, chosen, target, plain=Precision.FP16 if half else Precision.FP32, compare=False)
+    how = "GPU compute time"
+    if measured is None:
+        overhead = constants().overhead_us * 1e-3
+        measured = sum(max(row.average_ms - overhead, 0.0) for row in build.profile_rows)
+        how = f"sum of the profile less {constants().overhead_us:g} us a layer"
+    pairs = _pairs(prediction, build, time)
+    off = [abs(t / m - 1) for _, t, m in pairs]
+    slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
+    return {
+        "gpu": chosen.name,
+        "clock_mhz": round(chosen.clock),
+        "predicted_ms": time.total_ms,
+        "low_ms": time.low_ms,
+        "high_ms": time.high_ms,
+        "built_ms": measured,
+        "built_from": how,
+        "within": time.low_ms <= measured <= time.high_ms,
+        "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
+        "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
+    }
+
+
+def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:
+    """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
+    times: dict[str, list[float]] = {}
+    for row in build.profile_rows:
+        times.setdefault(row.name, []).append(row.average_ms)
+    found = []
+    for layer, value in zip(prediction.layers, time.layers, strict=False):
+        waiting = times.get(layer.name)
+        if waiting and value > 0:
+            taken = waiting.pop(0)
+            if taken > 0:
+                found.append((layer.name, value, taken))
+    return found

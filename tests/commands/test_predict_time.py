@@ -1,0 +1,160 @@
+"""``qdqtool predict --gpu``, ``qdqtool gpus``, times in ``verify`` and ``engine``: what users type and see."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqtool.cli import run
+from tests.timing.models import chain, saved
+from tests.trt import evidence
+
+
+@pytest.fixture
+def model(tmp_path):
+    return saved(tmp_path, chain())
+
+
+def test_text_says_time_gain_savings_and_slowest(model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["predict", model, "--gpu", "rtx 3060"]) == 0
+    out = capsys.readouterr().out
+    assert "ms on RTX 3060 (1777 MHz), estimated" in out
+    assert "without its Q/DQ, in FP16" in out
+    assert "What each fix saves at most" in out and "Slowest layers" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json_has_times(model, capsys):
+    assert run(["predict", model, "--gpu", "Jetson Orin Nano", "--clock", "600", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["time"]["gpu"] == "Jetson Orin Nano 8GB" and data["time"]["clock_mhz"] == 600
+    assert 0 < data["time"]["low_ms"] < data["time"]["total_ms"] < data["time"]["high_ms"]
+    assert all(isinstance(layer["ms"], float) for layer in data["layers"])
+
+
+def test_without_a_gpu_nothing_changes(model, capsys):
+    assert run(["predict", model, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
+
+
+def test_a_float_model_is_told_what_int8_could_gain(tmp_path, capsys):
+    assert run(["predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100"]) == 0
+    assert "at best" in capsys.readouterr().out
+
+
+def test_calibration_is_kept_in_a_file(model, tmp_path, capsys):
+    kept = tmp_path / "machine.json"
+    assert run(["predict", model, "--gpu", "T4", "--calibrate", "0.2ms", "--save-calibration", str(kept)]) == 0
+    assert "0.200 ms on Tesla T4" in capsys.readouterr().out
+    assert run(["predict", model, "--gpu", "T4", "--calibrate", str(kept), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["time"]["total_ms"] == pytest.approx(0.2, rel=1e-3)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--gpu", "rtx 9999"], "not in the table"), (["--clock", "1000"], "need --gpu"),
+    (["--gpu", "T4", "--clock", "5"], "--clock"), (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
+    (["--gpu", "T4", "--save-calibration", "x.json"], "give both"), (["--sm", "banana"], "compute capability"),
+    (["--gpu", "T4", "--sm", "8.6"], "give one of the two"), (["--gpu", "T4", "--power", "x"], "watts"),
+])  # fmt: skip
+def test_mistakes_are_one_line_and_exit_2(model, capsys, arguments, words):
+    assert run(["predict", model, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) == 1
+
+
+def test_nothing_that_is_read_is_overwritten(model, capsys):
+    before = Path(model).read_bytes()
+    assert run(["predict", model, "--gpu", "T4", "--calibrate", "1ms", "--save-calibration", model]) == 2
+    assert Path(model).read_bytes() == before
+
+
+@pytest.mark.parametrize(("capability", "code"), [
+    ("6.0", "GPU-NO-INT8"), ("5.3", "GPU-NO-INT8"), ("70", "GPU-DP4A"), ("6.1", "GPU-DP4A"),
+    ("8.6", None), ("7.5", None),
+])  # fmt: skip
+def test_what_a_compute_capability_cannot_do(model, capsys, capability, code):
+    assert run(["predict", model, "--sm", capability, "--format", "json"]) == 0
+    found = [f["code"] for f in json.loads(capsys.readouterr().out)["findings"] if f["code"].startswith("GPU-")]
+    assert found == ([code] if code else [])
+
+
+def test_a_float_model_has_nothing_to_fear_of_a_gpu_without_int8(tmp_path, capsys):
+    assert run(["predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100", "--format", "json"]) == 0
+    assert not [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "GPU-NO-INT8"]
+
+
+def test_version_and_gpu(model, capsys):
+    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt8.5", "--format", "json"]) == 0
+    assert "GPU-VERSION" in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt10", "--format", "json"]) == 0
+    assert "GPU-VERSION" not in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+
+
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
+def test_every_target_has_a_time(model, capsys, target):
+    assert run(["predict", model, "--gpu", "RTX 3060", "--target", target, "--format", "json"]) == 0
+    assert 0.01 < json.loads(capsys.readouterr().out)["time"]["total_ms"] < 1
+
+
+def test_gpus(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["gpus"]) == 0
+    out = capsys.readouterr().out
+    assert "Jetson Orin NX 16GB" in out and max(map(len, out.splitlines())) <= 80
+    assert run(["gpus", "orin-nx", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["gpus"]
+    assert [g["name"] for g in found] == ["Jetson Orin NX 16GB"] and found[0]["source"]
+    assert run(["gpus", "nonsense"]) == 2
+
+
+def profile_of(case, tmp_path, factor=1.0):
+    """A profile with the layers of a prediction, as if it had been measured."""
+    from qdqtool.modelfile import load
+    from qdqtool.prediction import predict
+    from qdqtool.timing.estimate import estimate
+    from qdqtool.timing.gpus import find
+    from qdqtool.trt.targets import target_named
+
+    index = load(evidence.HOME / case / "model.onnx.gz")
+    target = target_named("trt8.4")
+    prediction = predict(index, target)
+    times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
+    keys = ("timeMs", "averageMs", "medianMs")
+    rows = [{"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
+            for layer, t in zip(prediction.layers, times, strict=True)]
+    listing = {"Layers": [{"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers]}
+    (tmp_path / "layers.json").write_text(json.dumps(listing))
+    (tmp_path / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
+    return str(evidence.HOME / case / "model.onnx.gz"), str(tmp_path / "layers.json"), str(tmp_path / "profile.json")
+
+
+def test_verify_compares_times(tmp_path, capsys):
+    files = profile_of("resnet18-a100-qat-residual", tmp_path)
+    run(["verify", *files, "--gpu", "A100 80GB PCIe", "--format", "json"])
+    times = json.loads(capsys.readouterr().out)["times"]
+    assert times["within"] and times["layers"]["median_error"] < 0.01 and not times["slow"]
+    files = profile_of("resnet18-a100-qat-residual", tmp_path, 3.0)
+    run(["verify", *files, "--gpu", "A100 80GB PCIe"])
+    out = capsys.readouterr().out
+    assert "outside the range" in out and "slow:" in out
+
+
+def test_engine_says_what_layers_usually_take(tmp_path, capsys):
+    wide = "Thirty-two wide channel vectorized row major Int8 format"
+    layer = {
+        "Name": "conv", "LayerType": "CaskConvolution", "ParameterType": "Convolution", "Kernel": [3, 3], "Groups": 1,
+        "OutMaps": 64, "Weights": {"Type": "Int8", "Count": 36864}, "TacticName": "slow_tactic",
+        "Inputs": [{"Name": "a", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
+        "Outputs": [{"Name": "b", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
+    }
+    (tmp_path / "g.json").write_text(json.dumps({"Layers": [layer]}))
+    (tmp_path / "p.json").write_text(json.dumps([{"count": 1}, {"name": "conv", "timeMs": 5.0, "averageMs": 5.0,
+                                                                "medianMs": 5.0, "percentage": 100.0}]))
+    assert run(["engine", str(tmp_path / "g.json"), str(tmp_path / "p.json"), "--gpu", "RTX 3060"]) == 0
+    out = capsys.readouterr().out
+    assert "Slower than such layers usually are on RTX 3060" in out and "slow_tactic" in out
+    assert run(["engine", str(tmp_path / "g.json"), str(tmp_path / "p.json"), "--gpu", "T4", "--format", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)["layers"][0]
+    assert 0 < row["best_ms"] < row["expected_ms"] < 5 and row["times_expected"] > 10
