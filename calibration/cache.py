@@ -21,9 +21,10 @@ from calibration.statistics import Statistics, TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
-from qdqtool.files import atomic_write, read_input, write_text
+from qdqtool.files import read_input
+from qdqtool.outputs import atomic_write, write_text
 
-FORMAT = "qdqtool/calibration/1"
+FORMAT = "qdqtool/calibration/2"
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _T = TypeVar("_T")
@@ -34,7 +35,7 @@ class Progress:
     """How far a calibration has come.
 
     Attributes:
-        model: Identifies the model, without the tensors wanted of it.
+        model: Identifies the model, without the tensors wanted of it, and by which tensors positions were found.
         statistics: Over the samples done.
         done: Numbers of the samples done.
         total: Samples there are; None where that was not known.
@@ -63,7 +64,8 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     """
     statistics = progress.statistics
     names = list(statistics)
-    parts = [statistics[n] for n in names]
+    focused = [n for n in names if statistics[n].focus is not None]
+    parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
     header = {
@@ -78,6 +80,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "warnings": statistics.warnings,
         "skipped": [list(s) for s in statistics.skipped],
         "tensors": names,
+        "focused": focused,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
@@ -130,7 +133,8 @@ def _parse(archive: Archive, path: str) -> Progress:
         raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
         raise DataError(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
-    names = _of(header["tensors"], list)
+    plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
+    names = [*plain, *focused]
     bins = _of(header["bins"], int)
     numbers, ranges, counts = (archive.read(n) for n in ("numbers", "range", "counts"))
     done = archive.read("done")
@@ -144,7 +148,7 @@ def _parse(archive: Archive, path: str) -> Progress:
     if names:
         size = len(TensorStatistics(bins).counter.counts) * 8 * len(names)
         budgets.require(size, budgets.CACHE_MEMORY, f"{path}: the statistics of {len(names)} tensors take", DataError)
-    tensors: dict[str, TensorStatistics] = {}
+    tensors: list[TensorStatistics] = []
     at = 0
     for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
                                                                        strict=True):
@@ -155,14 +159,16 @@ def _parse(archive: Archive, path: str) -> Progress:
         in_order = not count or -math.inf < low <= high < math.inf
         if int(part.counter.counts.sum()) != count or nonfinite < 0 or not in_order:
             raise ValueError(f"the counts of tensor '{name}' do not add up")
-        tensors[_of(name, str)] = part
-    skipped = [(_of(a, str), _of(b, str)) for a, b in _of(header["skipped"], list)]
+        tensors.append(part)
+    by_name = {_of(name, str): part for name, part in zip(plain, tensors, strict=False)}
+    for name, part in zip(focused, tensors[len(plain):], strict=True):
+        by_name[_of(name, str)].focus = part
     statistics = Statistics(
-        tensors,
+        by_name,
         images=_of(header["images"], int),
         fingerprint=_of(header["fingerprint"], str),
         warnings=[_of(w, str) for w in _of(header["warnings"], list)],
-        skipped=skipped,
+        skipped=[(_of(a, str), _of(b, str)) for a, b in _of(header["skipped"], list)],
     )
     total = header["total"]
     total = None if total is None else _of(total, int)

@@ -83,8 +83,8 @@ def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
         with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
             path = Path(temporary) / "model.onnx"
             write_model(partial, path, at_once=True)
-            return runtime.open_session(path, threads)
-    return runtime.open_session(source, threads, folder=folder)
+            return runtime.open_session(path, threads, arena=False)
+    return runtime.open_session(source, threads, folder=folder, arena=False)
 
 
 def _reason(error: BaseException) -> str:

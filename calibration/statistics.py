@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,9 +24,11 @@ class TensorStatistics:
         nonfinite: NaN and infinities seen; they are in no other number here.
         minimum: Smallest finite value, ``inf`` while there is none.
         maximum: Largest finite value, ``-inf`` while there is none.
+        focus: Statistics of those of the values that lie where the network looks, see :mod:`calibration.focus`; None
+            where that is not known.
     """
 
-    __slots__ = ("bins", "count", "counter", "maximum", "minimum", "nonfinite")
+    __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite")
 
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
         self.bins = bins
@@ -36,6 +37,7 @@ class TensorStatistics:
         self.minimum = math.inf
         self.maximum = -math.inf
         self.counter = MagnitudeCounter(mantissa_bits(bins))
+        self.focus: TensorStatistics | None = None
 
     def __repr__(self) -> str:
         return f"<{self.count} values from {self.minimum:g} to {self.maximum:g}, {self.nonfinite} not finite>"
@@ -94,6 +96,13 @@ class TensorStatistics:
         self.counter.raise_top(top_of(max(-low, high)))
         self.counter.add(values, scratch)
 
+    def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+        """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
+        if self.focus is None:
+            self.focus = TensorStatistics(self.bins)
+        for part in parts:
+            self.focus.add(part, scratch)
+
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -109,6 +118,9 @@ class TensorStatistics:
         result.minimum = min(self.minimum, other.minimum)
         result.maximum = max(self.maximum, other.maximum)
         result.counter = self.counter.merged(other.counter)
+        result.focus = self.focus or other.focus
+        if self.focus is not None and other.focus is not None:
+            result.focus = self.focus.merge(other.focus)
         return result
 
     @staticmethod
@@ -193,24 +205,3 @@ class Statistics(Mapping[str, TensorStatistics]):
             skipped=dict.fromkeys([*self.skipped, *other.skipped]),
             notes=dict.fromkeys([*self.notes, *other.notes]),
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes them as npz, atomically.
-
-        Raises:
-            QdqtoolError: The file cannot be written.
-        """
-        from calibration.cache import save_statistics
-
-        save_statistics(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Statistics:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            DataError: The file is missing or damaged.
-        """
-        from calibration.cache import load_statistics
-
-        return load_statistics(path)

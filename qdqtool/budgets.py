@@ -32,7 +32,7 @@ SAMPLE = 512 * MB  # one sample of an array file
 PICTURE_PIXELS = 64_000_000  # of one picture; 8 cameras' worth, and 260 MB decoded
 PIXELS_AT_ONCE = 64_000_000  # decoded at the same time, over all threads
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
-FETCHED = 512 * MB  # of wanted tensors, held by all threads together
+FETCHED = 64 * MB  # of wanted tensors, held by all threads together
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.

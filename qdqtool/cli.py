@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from qdqtool import files, process
+from qdqtool import files, outputs, process
 from qdqtool.errors import QdqtoolError
 from qdqtool.text import Filtered, one_line
 from qdqtool.types import TOOL_VERSION
@@ -91,7 +91,7 @@ def run(args: list[str] | None = None) -> int:
 
 def _run(args: list[str] | None) -> int:
     try:
-        with files.watch(), files.together():
+        with files.watch(), outputs.together():
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()

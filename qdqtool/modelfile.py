@@ -12,10 +12,11 @@ from onnx import external_data_helper, numpy_helper
 
 from qdqtool import budgets, external, packed
 from qdqtool.errors import ModelError
-from qdqtool.files import atomic_write, open_input, read_all, same_file, together
+from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
 from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
 from qdqtool.modelnames import check_names
+from qdqtool.outputs import atomic_write, together
 
 ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
 

@@ -12,7 +12,7 @@ FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
 def open_session(
-    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = ""
+    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "", arena: bool = True
 ) -> Any:
     """A session on the CPU.
 
@@ -21,6 +21,7 @@ def open_session(
         threads: For one operator.
         optimize: Graph optimizations: ``all``, ``basic`` or ``none``.
         folder: Where external weights lie, for a model given as bytes.
+        arena: Whether onnxruntime keeps freed memory for the next run; not where all outputs go to buffers of ours.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -32,6 +33,8 @@ def open_session(
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
+        if not arena:
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = {
             "all": levels.ORT_ENABLE_ALL, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL,

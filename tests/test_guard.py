@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool import files, insert
+from qdqtool import files, insert, outputs
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
 from tests.fuzz_inputs.seeds import write_seeds
@@ -117,9 +117,9 @@ def test_outputs_appear_together_or_not_at_all(tmp_path: Path) -> None:
     old.write_text("before")
 
     def both(fail: bool) -> None:
-        with files.together():
-            files.write_text(old, "after")
-            files.write_text(tmp_path / "new", "text")
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(tmp_path / "new", "text")
             assert old.read_text() == "before" and not (tmp_path / "new").exists()
             if fail:
                 raise ZeroDivisionError
@@ -142,9 +142,9 @@ def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: 
         real(source, target)
 
     def both() -> None:
-        with files.together():
-            files.write_text(old, "after")
-            files.write_text(new, "text")
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(new, "text")
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(QdqtoolError, match="new: cannot be written: No space left"):

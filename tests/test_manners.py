@@ -62,7 +62,7 @@ import click
 @cli.cli.command("wait")
 @click.argument("path")
 def wait(path):
-    with files.atomic_write(path) as file:
+    with outputs.atomic_write(path) as file:
         file.write(b"half")
         file.flush()
         print("ready", flush=True)

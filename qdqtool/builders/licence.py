@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import write_text
+from qdqtool.outputs import write_text
 
 NOTICE = (
     "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"

@@ -16,8 +16,8 @@ from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names, with_log_names
 from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.files import atomic_write
 from qdqtool.graph import Model
+from qdqtool.outputs import atomic_write
 
 DEFAULT_SM = (86,)
 Shapes = dict[str, Sequence[Sequence[int]]]

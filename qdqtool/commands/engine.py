@@ -33,7 +33,8 @@ def command(
     """
     from qdqtool.engine.compare import compare
     from qdqtool.engine.costs import EngineReport, analyze
-    from qdqtool.files import claim, commit, write_visible
+    from qdqtool.files import claim
+    from qdqtool.outputs import commit, write_visible
     from qdqtool.render.output import emit, terminal_width, to_json
 
     for target, option in ((output, "-o"), (dot, "--dot"), (svg, "--svg")):

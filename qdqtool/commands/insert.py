@@ -16,8 +16,8 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
 @click.option("--target", default=None, help=f"{_TARGETS}. [default: trt8.5]")
-@click.option("--method", type=click.Choice(["mse", "percentile", "entropy", "max"]), default="mse", show_default=True,
-              help="How an activation's range is chosen.")
+@click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus",
+              show_default=True, help="How an activation's range is chosen; focus is mse where objects are.")
 @click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors.")
 @click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile.")
 @click.option("--max-images", type=click.IntRange(1), default=512, show_default=True, help="Spread over the whole set.")
@@ -47,6 +47,10 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Store weights as float with Q and DQ, or as int8 with DQ alone.")
 @click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
               help="Type of what stays float.")
+@click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
+              help="Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.")
+@click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
+              help="Measure on so many samples which activations cost most; 0 does not.")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -55,8 +59,8 @@ def command(
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
     mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
     write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...],
-    include: tuple[str, ...],
-    exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
+    include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str, high_precision: str, input_type: str,
+    losses: int, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -108,6 +112,8 @@ def command(
         exclude_op=exclude_op,
         weights=weights,
         high_precision=high_precision,
+        input_type=input_type,
+        losses=losses,
         predict=not no_predict,
         progress=True,
     )

@@ -12,10 +12,10 @@ import onnx
 from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import commit
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.result import Insertion
 from qdqtool.modelfile import save
+from qdqtool.outputs import commit
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
 from qdqtool.runtime import open_session

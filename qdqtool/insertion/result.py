@@ -12,6 +12,7 @@ from typing import ParamSpec
 import onnx
 
 from qdqtool.files import Guard, watch
+from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
@@ -37,6 +38,7 @@ class Insertion:
         source: Path of the float model; empty for one in memory.
         output: Where :meth:`save` wrote the model; empty before.
         read: The files that were read, none of which :meth:`save` overwrites.
+        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
     """
 
     model: onnx.ModelProto
@@ -51,6 +53,7 @@ class Insertion:
     source: str = ""
     output: str = ""
     read: Guard | None = field(default=None, repr=False, compare=False)
+    losses: Losses | None = None
 
     @property
     def activations(self) -> list[QuantizedTensor]:
@@ -87,6 +90,7 @@ class Insertion:
             "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "losses": self.losses.as_json() if self.losses else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
 

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import commit, write_text
+from qdqtool.outputs import commit, write_text
 from qdqtool.process import silence_stdout
 from qdqtool.text import visible
 

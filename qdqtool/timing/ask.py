@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import write_text
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.outputs import write_text
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate

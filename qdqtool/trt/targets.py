@@ -40,6 +40,7 @@ class Target:
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -64,6 +65,7 @@ class Target:
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    uint8_inputs: bool = True
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
     copies_dq: bool = False
@@ -86,12 +88,14 @@ TARGETS: dict[str, Target] = {
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
             deconvolution_seen=True,
+            uint8_inputs=False,
         ),
         Target(
             "trt8.4",
             (8, 4),
             Evidence.SEEN,
             "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
+            uint8_inputs=False,
         ),
         Target(
             "trt8.5",
