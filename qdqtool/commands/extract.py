@@ -48,8 +48,9 @@ def command(
     """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.report import read_verification
-    from qdqtool.files import write_text
+    from qdqtool.files import claim
     from qdqtool.modelfile import load, save
+    from qdqtool.outputs import write_text
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.trt.targets import DEFAULT_TARGET
 
@@ -57,6 +58,9 @@ def command(
         raise click.UsageError("--verification is for --report; give that as well")
     index = load(model)
     _refuse_overwriting(index, [p for p in (model, verification) if p], [p for p in (output, report) if p])
+    claim(output, "-o")
+    if report is not None:
+        claim(report, "--report")
     seen = read_verification(verification) if verification is not None else None
     if builder == "tensorrt-rtx":
         from qdqtool.builders.licence import tell_once
