@@ -6,12 +6,12 @@
 One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
 """
 
-from calibration.cache import load_statistics, save_statistics
+from calibration.cache import Statistics, load_statistics, save_statistics
 from calibration.focus import Focus, FocusMap
 from calibration.images import Dataset, InputSpec, Preprocess, open_data
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics, merge_all
+from calibration.statistics import TensorStatistics, merge_all
 
 __all__ = [
     "METHODS",

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from calibration.dataset import Looks
 from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
@@ -29,6 +29,84 @@ TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _T = TypeVar("_T")
 _DAMAGED = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
+
+
+class Statistics(Mapping[str, TensorStatistics]):
+    """Statistics by tensor name.
+
+    Attributes:
+        tensors: The statistics.
+        images: Samples (images) that went in.
+        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
+        warnings: What looks wrong with the data, with numbers.
+        skipped: Files that could not be used, and why.
+        notes: What was done with the cache.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorStatistics],
+        *,
+        images: int = 0,
+        fingerprint: str = "",
+        warnings: Iterable[str] = (),
+        skipped: Iterable[tuple[str, str]] = (),
+        notes: Iterable[str] = (),
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.images = images
+        self.fingerprint = fingerprint
+        self.warnings = list(warnings)
+        self.skipped = list(skipped)
+        self.notes = list(notes)
+
+    def __getitem__(self, name: str) -> TensorStatistics:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
+
+        Raises:
+            DataError: They were collected with different numbers of bins.
+        """
+        tensors = dict(self.tensors)
+        for name, part in other.tensors.items():
+            tensors[name] = tensors[name].merge(part) if name in tensors else part
+        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
+        return Statistics(
+            tensors,
+            images=self.images + other.images,
+            fingerprint="+".join(parts),
+            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
+            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
+            notes=dict.fromkeys([*self.notes, *other.notes]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes them as npz, atomically.
+
+        Raises:
+            QdqtoolError: The file cannot be written.
+        """
+        save_statistics(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Statistics:
+        """Reads what :meth:`save` wrote, or a cache.
+
+        Raises:
+            DataError: The file is missing or damaged.
+        """
+        return load_statistics(path)
 
 
 class Progress:

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from calibration.cache import Progress, load_progress, save_progress
+from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.dataset import Dataset, Looks, Task, file_digest
 from calibration.focus import Focus, FocusMap
 from calibration.histogram import scratch_buffer
 from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
-from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
+from calibration.statistics import DEFAULT_BINS, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.files import check_output
 from qdqtool.graph import Model, external_location

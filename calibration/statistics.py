@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -144,64 +144,3 @@ def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     for part in iterator:
         result = result.merge(part)
     return result
-
-
-class Statistics(Mapping[str, TensorStatistics]):
-    """Statistics by tensor name.
-
-    Attributes:
-        tensors: The statistics.
-        images: Samples (images) that went in.
-        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
-        warnings: What looks wrong with the data, with numbers.
-        skipped: Files that could not be used, and why.
-        notes: What was done with the cache.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, TensorStatistics],
-        *,
-        images: int = 0,
-        fingerprint: str = "",
-        warnings: Iterable[str] = (),
-        skipped: Iterable[tuple[str, str]] = (),
-        notes: Iterable[str] = (),
-    ) -> None:
-        self.tensors = dict(tensors)
-        self.images = images
-        self.fingerprint = fingerprint
-        self.warnings = list(warnings)
-        self.skipped = list(skipped)
-        self.notes = list(notes)
-
-    def __getitem__(self, name: str) -> TensorStatistics:
-        return self.tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __repr__(self) -> str:
-        return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
-
-    def merge(self, other: Statistics) -> Statistics:
-        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
-
-        Raises:
-            DataError: They were collected with different numbers of bins.
-        """
-        tensors = dict(self.tensors)
-        for name, part in other.tensors.items():
-            tensors[name] = tensors[name].merge(part) if name in tensors else part
-        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
-        return Statistics(
-            tensors,
-            images=self.images + other.images,
-            fingerprint="+".join(parts),
-            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
-            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
-            notes=dict.fromkeys([*self.notes, *other.notes]),
-        )

@@ -57,7 +57,7 @@ def test_a_file_is_written_without_a_stdout(model: Path, tmp_path: Path) -> None
 
 _WAIT = """
 import sys, time
-from qdqtool import cli, files, process
+from qdqtool import cli, outputs, process
 import click
 @cli.cli.command("wait")
 @click.argument("path")
@@ -72,10 +72,16 @@ cli.main()
 """
 
 
+def _default_signals() -> None:
+    """What runs the tests in the background may have told its children to ignore Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", _WAIT, "wait", str(tmp_path / "out")], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=_default_signals)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     assert len(list(tmp_path.iterdir())) == 1
     process.send_signal(number)

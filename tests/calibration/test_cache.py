@@ -11,6 +11,7 @@ import pytest
 
 from calibration import cache, images, runner
 from calibration.cache import (
+    Statistics,
     load_progress,
     load_statistics,
     read_tensorrt_cache,
@@ -18,7 +19,7 @@ from calibration.cache import (
     write_tensorrt_cache,
 )
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, write_pictures
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from calibration.cache import load_progress, load_statistics, save_statistics
+from calibration.cache import Statistics, load_progress, load_statistics, save_statistics
 from calibration.dataset import InputSpec
 from calibration.histogram import MIN_TOP
 from calibration.images import open_data
 from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fraction
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
 

@@ -7,10 +7,10 @@ import onnxruntime
 import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
+from calibration.cache import Statistics
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
 from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, squared_error
-from calibration.statistics import Statistics
-from qdqtool.errors import ModelError
+from qdqtool.errors import DataError, ModelError
 from tests.calibration.nets import conv_net
 
 RNG = np.random.default_rng(0)
@@ -133,8 +133,10 @@ def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path
             kept = part.focus
             assert kept is not None and kept.count == wanted[name]
             assert np.array_equal(kept.counter.counts, found[name].focus.counter.counts)  # type: ignore[union-attr]
-    other = collect(model, samples, ["images", "r2"], progress=False, cache=file)
-    assert "another model" in other.notes[0] and other["r2"].focus is None
+    with pytest.raises(DataError, match="another model"):  # or the same one without its class outputs
+        collect(model, samples, ["images", "r2"], progress=False, cache=file)
+    other = collect(model, samples, ["images", "r2"], progress=False, cache=file, overwrite_cache=True)
+    assert other["r2"].focus is None
 
 
 def test_merging_keeps_the_positions() -> None:

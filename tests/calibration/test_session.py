@@ -56,7 +56,7 @@ def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
 def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
 
-    from qdqtool.modelfile import save as real
+    from qdqtool.modelfile import write_model as real
 
     def watched(proto: onnx.ModelProto, path: Path) -> None:
         opened.append(path)

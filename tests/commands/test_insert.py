@@ -42,7 +42,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     captured = capsys.readouterr()
     assert captured.err == ""
     text = captured.out
-    assert "quantized 61 activations (mse 61) and the weights of 60 nodes" in text
+    assert "quantized 61 activations (focus 61) and the weights of 60 nodes" in text
     assert "Left float (4 nodes)" in text
     assert "/model.22/dfl/conv/Conv" in text
     assert "only 6 calibration images" in text
