@@ -46,12 +46,20 @@ _CLEARED = frozenset({
     "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
 })
 _WORD = re.compile(r"[^\s,()';\"`]+")
-_COPY = re.compile(r"(.*?)((?:_clone_\d+)+)", re.DOTALL)
 _ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
 _PROGRAMS = frozenset({
     "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
     "paddle2onnx", "onnx", "qdqtool",
 })
+
+
+def _without_copies(name: str) -> int:
+    """Where the ``_clone_<input>`` of copies in front of Concats begin at a name's end."""
+    end = len(name)
+    while (at := name.rfind("_clone_", 0, end)) >= 0 and name[at + len("_clone_") : end].isdigit():
+        end = at
+    return end
+
 
 
 class Private:
@@ -85,10 +93,8 @@ class Private:
 
     def place(self, name: str) -> str:
         """The new name of a node, or of a copy that TensorRT makes of one."""
-        copy = _COPY.fullmatch(name)
-        if name in self.names or copy is None:
-            return self.names.get(name, name)
-        return self.names.get(copy[1], copy[1]) + copy[2]
+        end = len(name) if name in self.names else _without_copies(name)
+        return self.names.get(name[:end], name[:end]) + name[end:]
 
     def text(self, text: str) -> str:
         """A text with names replaced, the longest first; a known name is replaced wherever it stands as a word."""

@@ -201,7 +201,7 @@ def _words(name: str) -> str:
     text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
     text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
     text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
-    text = re.sub(r"(\d+) gb\b", r"\1gb", text)
+    text = re.sub(r"(?<=\d) gb\b", "gb", text)
     text = re.sub(r"\b(pci ?e)\b", "pcie", text)
     text = re.sub(
         r"\b(nvidia|geforce|quadro|tesla|jetson|gpu|graphics|module|developer|dev|kit|corporation)\b", " ", text
