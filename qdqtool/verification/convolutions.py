@@ -80,12 +80,16 @@ def pass_lines(build: Build, mapper: Mapper) -> PassLines:
     for event in build.trace:
         if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
             continue
-        components = event.object.split(" + ")
-        node = next((n for n in map(mapper.node, [event.object, *components]) if n is not None), None)
+        node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
         if node is not None:
             side = found.inputs if event.subject.startswith("(") else found.outputs
             side.setdefault(node.name, event.line)
     return found
+
+
+def _members(layer: str) -> list[str]:
+    """The names that a fused layer's name may stand for: the whole of it, which may hold a plus, and its parts."""
+    return [layer, *(part for side in layer.split(" || ") for part in side.split(" + "))]
 
 
 def compare_convolutions(
@@ -243,5 +247,5 @@ def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
     if refusal is not None:
         return f" (predicted by {refusal.pass_name}: {refusal.reason})"
     name = conv.layer or conv.name
-    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in e.object]
+    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in _members(e.object)]
     return f" (predicted by {fired[0]})" if fired else f" (predicted as layer {name})"

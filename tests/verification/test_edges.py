@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -101,6 +103,20 @@ def test_why_names_the_rule_behind_the_prediction() -> None:
     at = engine_line("Conv_22")
     why = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].why
     assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
+
+
+def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_alike() -> None:
+    """Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule."""
+    whole = prediction(CASE)
+    assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
+    mute = replace(whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)])
+    assert 0 < len(mute.trace) < len(whole.trace)
+    at = engine_line("Conv_9")
+    lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
+    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
+        why = next(m.why for m in compare(load(MODEL), told, build).mismatches if m.name == "Conv_9")
+        assert why.endswith(f"(predicted by {rule})" if told is whole else f"(predicted {rule})")
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
