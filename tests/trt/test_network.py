@@ -131,8 +131,8 @@ def test_a_layer_is_visited_behind_all_that_it_reads() -> None:
     """Breadth first, whatever the order of creation; the merging of convolutions goes depth first from the outputs."""
     network = Network()
     t = {name: Tensor(name) for name in "xabcde"}
-    for name, inputs, output in (("last", "bd", "e"), ("d", "c", "d"), ("c", "x", "c"), ("b", "a", "b"), ("a", "x", "a")):
-        network.add(Layer(LayerKind.UNARY, name), [t[i] for i in inputs], [t[output]])
+    for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
+        network.add(Layer(LayerKind.UNARY, name), [t[i] for i in inputs], [t["e" if name == "last" else name]])
     network.outputs = [t["e"]]
     assert [layer.name for layer in network.in_order()] == ["c", "a", "d", "b", "last"]
     assert [layer.name for layer in network.depth_first()] == ["c", "d", "a", "b", "last"]

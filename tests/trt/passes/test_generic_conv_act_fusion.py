@@ -67,11 +67,12 @@ def test_second_reader_and_relu_before() -> None:
 
 @pytest.mark.parametrize(
     ("form", "name"),
-    [("silu", "SiLU"), ("gate of another", "Mul"), ("leaky", "LeakyRelu"), ("two", "Exp"), ("hard", "HardSwish"), ("Swish", "SiLU"),
+    [("silu", "SiLU"), ("gate of another", "Mul"), ("leaky", "LeakyRelu"), ("two", "Exp"),
+     ("hard", "HardSwish"), ("Swish", "SiLU"),
      ("gate alone", "Sigmoid"), ("gate and another", "Exp"), ("gate and a number", "Mul"), ("more", "Exp")],
 )
 def test_what_the_activation_is_called(form: str, name: str) -> None:
-    """x * gate(x), and nothing else that begins with a gate, are told to the user as SiLU; the rest by their last operator."""
+    """x * gate(x), and nothing else that begins with a gate, is SiLU to the user; the rest has its last operator's name."""
     g = Graph(opset=14)
     x = g.conv(g.input(1, 8, 8, 8), "c")
     if form == "silu":

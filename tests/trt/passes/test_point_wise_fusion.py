@@ -154,21 +154,35 @@ def test_what_another_owns_takes_no_constant(why: str, target: str) -> None:
         assert bool(result.events) is (target_named(target).constants_first and not owned)
 
 
+def test_a_constant_of_unknown_size_is_no_number() -> None:
+    """Its data may lie in a file that is not at hand."""
+    g = Graph()
+    model = g.model(g.op("Max", [g.op("Softmax", g.input(1, 8), "s"), g.const("k", [[2.0]])], "m"))
+    for known in (True, False):
+        network = importer.build(load(model))
+        network.order()
+        (constant,) = network.of_kind(LayerKind.CONSTANT)
+        constant.dims = constant.dims if known else None
+        PointWiseFusion(target_named("trt8.5")).run(network)
+        assert network.alive(constant) is not known
+
+
 def test_a_number_that_others_read_stays_for_them() -> None:
     g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     two = g.const("two", [[2.0]])
     shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
     out = g.op("Max", [x, shaped], "m")
-    found = step(g.model(out, g.op("Softmax", g.op("Mul", [g.op("Softmax", x, "t"), shaped], "n"), "u")), PointWiseFusion)
+    other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
+    found = step(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
     kinds = [layer.kind for layer in found.network.layers.values()]
     assert LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds, "the last reader takes it along"
     g = Graph()
     x, two = g.op("Softmax", g.input(1, 8), "s"), g.const("two", [2.0])
     shaped = g.op("Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape")
     found = step(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
-    assert any(t.is_output and t.producer is not None for layer in found.network.layers.values() for t in layer.outputs
-               if layer.kind in (LayerKind.SHUFFLE, LayerKind.CONSTANT)), "a network output is read as well"  # fmt: skip
+    left = found.network.of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
+    assert any(layer.out.is_output for layer in left), "a network output is read as well"
 
 
 def test_a_chain_ends_at_the_number_of_its_members() -> None:
@@ -208,7 +222,7 @@ def test_what_is_pointwise(case: str, joined: bool) -> None:
     ("form", "left"), [("bare", True), ("normalized", True), ("activated", False), ("read twice", False)]
 )
 def test_which_sums_are_left_for_a_convolution(form: str, left: bool) -> None:
-    """A sum with a convolution's own output: through a BatchNormalization that nothing else reads, before activations."""
+    """A sum with a convolution's own output, through a BatchNormalization that it alone reads; not an activation."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "s")
     conv = g.conv(x, "c")

@@ -179,6 +179,11 @@ def not_dequantized(between: str) -> InputNotDequantized:
     elif between == "shared":
         outputs.append(g.op("Tanh", y, "t"))
         y = g.pool(y, "pool")
+    elif between == "per channel":
+        y = g.pool(g.pair(x, "channels", [0.1] * 8, axis=1), "pool")
+    elif between == "passed":
+        outputs.append(g.op("Tanh", y, "t"))
+        y = g.pool(g.relu(y, "relu"), "pool")
     elif between == "convolution":
         y = g.op("Tanh", g.conv(y, "first", scale=None), "t")
     elif between == "concat":
@@ -204,12 +209,14 @@ def not_dequantized(between: str) -> InputNotDequantized:
     [
         ("1", "p.DQ", "s0"), ("2", "p.DQ", "s1"), ("two", "p.DQ", "near"), ("shared", "p.DQ", "pool"),
         ("concat", "p.DQ", "cat"), ("constant", "p.DQ", "max"), ("twice", "p.DQ", "max"),
+        ("per channel", "channels.DQ", "pool"), ("passed", "p.DQ", "relu"),
         ("convolution", "", None), ("nothing", "", None), ("39", "p.DQ", "s38"), ("40", "", None),
     ],
 )  # fmt: skip
 def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
     """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
-    others read. A convolution ends the search (it is its Q that is missing), and so do 40 tensors."""
+    others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and
+    with 40 tensors."""
     refusal = not_dequantized(between)
     assert (refusal.dq, refusal.blocker.node if refusal.blocker else None) == (dq, blocker)
 

@@ -71,7 +71,7 @@ def test_concat_without_q_and_per_channel_q() -> None:
 
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])
 def test_parts_of_another_scale_are_told(form: str) -> None:
-    """A part that comes from a DQ, or that another Q reads, has that one's scale besides; a part read by others has none."""
+    """A part that comes from a DQ, or that another Q reads, has that one's scale besides; other readers have none."""
     g = Graph()
     first, second = g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
     outputs = []

@@ -64,7 +64,8 @@ def test_a_computed_operand_and_another_reader_are_no_bias() -> None:
     out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
     assert step(g.model(out), SqueezePushDownJoin).rows == []
     g = Graph()
-    assert step(g.model(g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")), SqueezePushDownJoin).rows == []
+    out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
+    assert step(g.model(out), SqueezePushDownJoin).rows == []
 
 
 @pytest.mark.parametrize(("scale", "moves"), [(0.1, True), ([0.1, 0.2, 0.3, 0.4], False)])
