@@ -169,7 +169,7 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
     precisions = [t.precision for t in layer.inputs]
     data = precisions[0] if precisions else Precision.UNKNOWN
     absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
-    takes_residual = not merged and len(precisions) > 1 and any(n.op == "Add" for n in nodes)
+    takes_residual = not merged and any(n.op == "Add" for n in nodes)
     inputs = precisions[:2] if takes_residual or len(conv.inputs) > 1 else precisions[:1]
     known = data != Precision.UNKNOWN
     return BuiltConv(

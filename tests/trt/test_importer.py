@@ -56,6 +56,8 @@ def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(op: str, 
     product = g.op(op, ["x", g.const("w", np.zeros(shape, np.float32))], "m", **attributes)
     known = weights_of(g.model(product), "m")
     assert (known.dims, known.axis, known.name, known.constant) == (shape, axis, "w", True)
+    assert known.inside is False, "its weights are an input; those of a convolution lie in it"
+    assert weights_of(bare(), "c").inside is True
 
 
 def test_a_batch_normalization_with_computed_parameters_is_taken_apart() -> None:

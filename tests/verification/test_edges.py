@@ -14,10 +14,13 @@ import pytest
 from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
+from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.verification.api import compare, exit_code, verify
+from qdqtool.verification.convolutions import BuiltConv
 from qdqtool.verification.from_log import verify_from_log
+from qdqtool.verification.mapping import common_names
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -169,6 +172,56 @@ def test_a_log_alone(tmp_path: Path) -> None:
     path.write_text(log_with_parse_section(chain(quantized=False)))
     with pytest.raises(BuildLogError, match="no Q/DQ nodes in the parse section"):
         verify_from_log(path)
+
+
+@pytest.mark.parametrize("damage", ["the beginning", "a node"])
+def test_a_graph_with_holes_is_refused(damage: str) -> None:
+    """Where later sections tell of all of it: its beginning torn off, or a node missing within."""
+    lines = log_with_parse_section(chain()).splitlines()
+    parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
+    assert len(parse) > 8
+    if damage == "the beginning":
+        lines, why = [*lines[:2], *lines[parse[4] :]], "the beginning"
+    else:
+        lines, why = lines[: parse[5]] + lines[parse[6] :], "no node makes"
+    with pytest.raises(BuildLogError, match=f"{why}.*give the model as well"):
+        verify_from_log(read_build(io.BytesIO("\n".join(lines).encode())))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
+    """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
+    whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
+    assert whole.complete and not whole.bindings
+    assert compare(load(MODEL), prediction(CASE), whole).as_json()["build"]["complete"] is True
+    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, missing=[])
+    told = compare(load(MODEL), prediction(CASE), torn).as_json()["build"]
+    assert told["complete"] is False
+    assert len([m for m in told["missing"] if "a layer is missing" in m]) == complete
+
+
+def test_what_a_build_says_is_told_in_its_own_words() -> None:
+    """The JSON of a mismatch: types as words, null where the build does not tell."""
+    at = engine_line("Conv_22")
+    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
+    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
+    assert " Conv_22" in str(built["layer"])
+    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> None:
+    """TensorRT calls an unnamed node after its first output, and so is it looked for in the parse section."""
+    proto = chain()
+    for node in proto.graph.node:
+        node.name = node.name if named else ""
+    model = Model(proto)
+    shown = parse_section(proto)
+    build = read_build(io.BytesIO("\n".join([*log_of(predict(chain(), "trt8.5"))[:2], *shown]).encode()))
+    assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
+    assert common_names(model, build) == (2, 2)
+    other = Model(forked((0.1, 0.1)))
+    assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
 
 
 def forked(scales: tuple[float, float]) -> onnx.ModelProto:

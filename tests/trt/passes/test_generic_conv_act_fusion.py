@@ -72,7 +72,7 @@ def test_second_reader_and_relu_before() -> None:
      ("gate alone", "Sigmoid"), ("gate and another", "Exp"), ("gate and a number", "Mul"), ("more", "Exp")],
 )
 def test_what_the_activation_is_called(form: str, name: str) -> None:
-    """x * gate(x), and nothing else that begins with a gate, is SiLU to the user; the rest has its last operator's name."""
+    """x * gate(x), and nothing else that begins with a gate, is SiLU; the rest has its last operator's name."""
     g = Graph(opset=14)
     x = g.conv(g.input(1, 8, 8, 8), "c")
     if form == "silu":
