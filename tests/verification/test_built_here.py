@@ -75,8 +75,13 @@ def test_a_refusal_that_was_not_predicted_is_a_mismatch(model: Path, monkeypatch
     assert result.mismatches[0].why == "predicted to be built, the compiler says crashed"
 
 
-def test_a_classic_build_is_verified_as_a_log_of_its_version(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trtexec and TensorRT tell of layers and passes, for the target that their version chooses; RTX of nodes."""
+def test_a_classic_build_is_verified_as_a_log_of_its_version(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """trtexec and TensorRT tell of layers and passes, for the target that their version chooses; RTX of nodes.
+
+    Only what runs TensorRT-RTX speaks of its licence.
+    """
     proto = onnx.load(written(model, 0))
     log = read_build(io.BytesIO("\n".join(log_of(predict(proto, "trt8.5"))).encode()))
     answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
@@ -84,9 +89,12 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(model: Path, monkey
     assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
+    assert "licence" not in capsys.readouterr().err
     answers(monkeypatch, BuiltModel("tensorrt-rtx", "built", "1.7.1", build=log))
     result = verify_with_builder(model, "tensorrt-rtx")
     assert result.prediction is not None and result.prediction.target == "rtx1.7"
+    assert "licence" in capsys.readouterr().err
+    assert result.complete, "every convolution of a build made here was looked at"
     assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (1, 0, 1)
 
 

@@ -17,7 +17,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.verification.api import compare, exit_code, verify
+from qdqtool.verification.api import check_explicit, compare, exit_code, verify
 from qdqtool.verification.convolutions import BuiltConv
 from qdqtool.verification.from_log import verify_from_log
 from qdqtool.verification.mapping import common_names
@@ -222,6 +222,18 @@ def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> Non
     assert common_names(model, build) == (2, 2)
     other = Model(forked((0.1, 0.1)))
     assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
+
+
+@pytest.mark.parametrize(("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")])
+def test_a_build_from_a_calibration_table_is_named(
+    files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
+    build = replace(read_build(io.BytesIO("\n".join(LINES).encode())), files=files)
+    check_explicit(build, load(MODEL))  # it names the model's Qs
+    with pytest.raises(BuildLogError) as told:
+        check_explicit(build)
+    assert str(told.value).startswith(begins)
 
 
 def forked(scales: tuple[float, float]) -> onnx.ModelProto:

@@ -14,8 +14,11 @@ from tests.builders.models import two_convolutions
 def layer(name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str) -> BuiltLayer:
     """A line of the engine listing in TensorRT-RTX's form; types are lists such as ``Int8 Float``."""
     def tensors(types: str) -> str:
-        return " " * bool(types) + ", ".join(f"{{ Name: t{i}, Dimensions: [1,8], Strides: [8,1], StrideOrder: [1,0], Datatype: {t}, "
-                         "Format: (Linear) Row major linear format }" for i, t in enumerate(types.split()))
+        space = " " if types else ""  # an empty list is []
+        return space + ", ".join(
+            f"{{ Name: t{i}, Dimensions: [1,8], Strides: [8,1], StrideOrder: [1,0], Datatype: {t}, "
+            "Format: (Linear) Row major linear format }" for i, t in enumerate(types.split()))
+
     text = (f"Name: {name}, LayerType: {kind}, Inputs: [{tensors(inputs)}], Constants: [{tensors(constants)}], "
             f"Outputs: [{tensors(output)}], TacticName: __myelin_CASK_STUB, StreamId: 0, Metadata: "
             + "".join(f"[ONNX Layer: {n}]" for n in nodes))
