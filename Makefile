@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test lint bench fit-timing fuzz fuzz-logs mutants clean
+.PHONY: demo test lint bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -41,6 +41,15 @@ fuzz: $(VENV)/.test-installed
 
 fuzz-logs: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_logs
+
+fuzz-inputs: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 500
+
+# About an hour: what to run before a release.
+fuzz-all: $(VENV)/.test-installed
+	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 500
+	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
+	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'

@@ -5,6 +5,7 @@ All boxes are x1, y1, x2, y2 in input pixels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,58 +65,78 @@ def decode(output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7,
     return Detections(boxes[kept], scores[kept], classes[kept])
 
 
-def average_precision(
-    references: list[Detections], found: list[Detections], images: npt.NDArray[np.int64] | None = None
-) -> tuple[float, float]:
-    """mAP50 and mAP50-95 of detections against references: 101-point AP, mean over classes that have references.
+@dataclass
+class Matches:
+    """How the detections of one image fit its reference boxes; enough for every average precision over any images.
 
-    Args:
-        references: For each image, what counts as true.
-        found: For each image, what is judged.
-        images: Which images to use, with repetition (for bootstrap); all of them when None.
+    Attributes:
+        scores: [n].
+        hits: [n, 10], whether a detection takes a reference box at each of IOUS.
+        classes: [n].
+        truth: Classes of the reference boxes.
     """
-    chosen = range(len(references)) if images is None else images
-    present = sorted({int(c) for i in chosen for c in references[i].classes})
-    values = [_class_precision(references, found, chosen, c) for c in present]
-    if not values:
-        return float("nan"), float("nan")
-    table = np.array(values)
-    return float(table[:, 0].mean()), float(table.mean())
+
+    scores: Floats
+    hits: npt.NDArray[np.bool_]
+    classes: npt.NDArray[np.int64]
+    truth: npt.NDArray[np.int64]
 
 
-def _class_precision(references: list[Detections], found: list[Detections], images: Any, label: int) -> Floats:
-    scores: list[float] = []
-    hits: list[npt.NDArray[np.bool_]] = []
-    total = 0
-    for i in images:
-        truth = references[i].boxes[references[i].classes == label]
-        mine = found[i].classes == label
-        total += len(truth)
+def match(reference: Detections, found: Detections) -> Matches:
+    """Gives each detection, best first, the free reference box of its class that it overlaps most."""
+    hits = np.zeros((len(found.scores), len(IOUS)), bool)
+    for label in np.unique(found.classes):
+        truth = reference.boxes[reference.classes == label]
         used = np.zeros((len(truth), len(IOUS)), bool)
-        overlaps = iou(found[i].boxes[mine], truth)
-        for row, score in zip(overlaps, found[i].scores[mine], strict=True):
-            hit = np.zeros(len(IOUS), bool)
+        mine = np.flatnonzero(found.classes == label)
+        overlaps = iou(found.boxes[mine], truth)
+        for index, row in zip(mine, overlaps, strict=True):
+            if not len(row) or row.max() < IOUS[0]:
+                continue
             for k, threshold in enumerate(IOUS):
                 free = np.where(used[:, k], -1.0, row)
-                if len(free) and free.max() >= threshold:
-                    used[int(free.argmax()), k] = hit[k] = True
-            scores.append(score)
-            hits.append(hit)
-    if not scores:
-        return np.zeros(len(IOUS))
-    table = np.array(hits)[np.argsort(-np.array(scores), kind="stable")]
-    true = np.cumsum(table, axis=0)
-    recall = true / total
-    precision = true / np.arange(1, len(table) + 1)[:, None]
-    precision = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    result = np.zeros(len(IOUS))
-    for k in range(len(IOUS)):
-        at = np.searchsorted(recall[:, k], RECALLS, side="left")
-        result[k] = np.where(at < len(precision), precision[np.minimum(at, len(precision) - 1), k], 0.0).mean()
+                if free.max() >= threshold:
+                    used[int(free.argmax()), k] = hits[index, k] = True
+    return Matches(found.scores, hits, found.classes, reference.classes)
+
+
+def precision(matches: Sequence[Matches], pooled: bool) -> Floats:
+    """COCO's 101-point average precision at each of IOUS, [10]; NaN without reference boxes.
+
+    Args:
+        matches: Of the images, with repetition (for bootstrap).
+        pooled: Rank the detections of all classes together; else the mean over the classes that have references.
+    """
+    scores = np.concatenate([m.scores for m in matches])
+    hits = np.concatenate([m.hits for m in matches])
+    truth = np.concatenate([m.truth for m in matches])
+    if not len(truth):
+        return np.full(len(IOUS), np.nan)
+    if pooled:
+        return _curve(scores, hits, len(truth))
+    classes = np.concatenate([m.classes for m in matches])
+    each = [_curve(scores[classes == c], hits[classes == c], int((truth == c).sum())) for c in np.unique(truth)]
+    result: Floats = np.mean(each, axis=0)
     return result
 
 
-def run_model(model: bytes | str, samples: list[npt.NDArray[np.float32]], threads: int = 0) -> list[Detections]:
+def _curve(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
+    if not len(scores):
+        return np.zeros(len(IOUS))
+    true = np.cumsum(hits[np.argsort(-scores, kind="stable")], axis=0)
+    recall = true / total
+    exact = true / np.arange(1, len(true) + 1)[:, None]
+    exact = np.maximum.accumulate(exact[::-1], axis=0)[::-1]
+    result = np.zeros(len(IOUS))
+    for k in range(len(IOUS)):
+        at = np.searchsorted(recall[:, k], RECALLS, side="left")
+        result[k] = np.where(at < len(exact), exact[np.minimum(at, len(exact) - 1), k], 0.0).mean()
+    return result
+
+
+def run_model(
+    model: bytes | str, samples: Iterable[npt.NDArray[np.float32]], threads: int = 0
+) -> list[Detections]:
     """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, graph optimizations off.
 
     Optimizations are off because onnxruntime would replace Q/DQ patterns by integer kernels of its own.
@@ -128,16 +149,19 @@ def run_model(model: bytes | str, samples: list[npt.NDArray[np.float32]], thread
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    return [decode(session.run(None, {name: x})[0]) for x in samples]
+    return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
 
 
-def load_samples(model: str | Path, folder: str | Path) -> list[npt.NDArray[np.float32]]:
-    """The images of a folder as the model takes them (letterbox, RGB, 0 to 1)."""
+def load_samples(model: str | Path, data: str | Path) -> npt.NDArray[np.float32]:
+    """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
     from calibration.images import open_data
     from calibration.partial import input_specs, metadata_size
     from qdqtool.modelfile import load
 
+    if Path(data).suffix == ".npy":
+        array: npt.NDArray[np.float32] = np.load(data, mmap_mode="r", allow_pickle=False)
+        return array
     loaded = load(model)
     specs = input_specs(loaded)
-    data = open_data(str(folder), specs, max_images=10_000, size=metadata_size(loaded))
-    return [sample[specs[0].name] for sample in data]
+    found = open_data(str(data), specs, max_images=10_000, size=metadata_size(loaded))
+    return np.concatenate([sample[specs[0].name] for sample in found])

@@ -6,14 +6,18 @@
 One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
 """
 
+from calibration.cache import Statistics, load_statistics, save_statistics
+from calibration.focus import Focus, FocusMap
 from calibration.images import Dataset, InputSpec, Preprocess, open_data
-from calibration.methods import METHODS, amax_of, clipped_fraction, squared_error
+from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics, merge_all
+from calibration.statistics import TensorStatistics, merge_all
 
 __all__ = [
     "METHODS",
     "Dataset",
+    "Focus",
+    "FocusMap",
     "InputSpec",
     "Preprocess",
     "Statistics",
@@ -21,7 +25,10 @@ __all__ = [
     "amax_of",
     "clipped_fraction",
     "collect",
+    "focused_error",
+    "load_statistics",
     "merge_all",
     "open_data",
+    "save_statistics",
     "squared_error",
 ]

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import struct
+import os
 import threading
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from calibration.dataset import Array, InputSpec, Sample, Source, file_digest, fit_all, printable
+from qdqtool import budgets
+from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError
+from qdqtool.files import note_read, open_input
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
-MAX_SAMPLE_BYTES = 1 << 30
-_SKIP_BLOCK = 1 << 20
-
-_DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error, NotImplementedError, RuntimeError)
 
 
 class StackedArray:
@@ -29,36 +26,27 @@ class StackedArray:
     A plain .npy, or one stored uncompressed in an .npz, is read at any place; a compressed one from front to back.
     """
 
-    def __init__(self, path: Path, member: str | None = None) -> None:
+    def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
-        self.member = member
-        self.what = f"{path}: array '{member.removesuffix('.npy')}'" if member else str(path)
+        self.what = str(path) if archive is None else archive.what(member)
         self.lock = threading.Lock()
-        self.position = 0
-        self.file = self._open()
-        try:
-            self.shape, fortran, self.dtype = _header(self.file)
-        except _DAMAGED as error:
-            raise DataError(f"{self.what}: not a numpy array file: {_short(error)}") from error
-        if any(d < 0 for d in self.shape):
-            raise DataError(f"{self.what}: declares the shape {list(self.shape)}; save it again")
-        if self.dtype.hasobject:
-            raise DataError(f"{self.what}: holds Python objects, which are never loaded; save plain numbers")
-        if fortran and len(self.shape) > 1:
+        self.file: IO[bytes]
+        if archive is None:
+            self.file = open_input(path, pipes=False, error=DataError)
+            size = os.fstat(self.file.fileno()).st_size
+        else:
+            self.file = archive.open(member)
+            size = archive.members[member].file_size
+        self.random_access = archive is None or not archive.members[member].compress_type
+        header = Header(self.file, size, self.what)
+        if header.fortran and len(header.shape) > 1:
             raise DataError(f"{self.what}: is in Fortran order; save it with numpy.ascontiguousarray")
-        self.start = self.file.tell()
-        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        if self.row_bytes > MAX_SAMPLE_BYTES:
-            raise DataError(f"{self.what}: one sample takes {self.row_bytes >> 20} MB; the limit is 1024 MB")
-
-    def _open(self) -> IO[bytes]:
-        try:
-            if self.member is None:
-                return self.path.open("rb")
-            with zipfile.ZipFile(self.path) as archive:
-                return archive.open(self.member)
-        except _DAMAGED as error:
-            raise DataError(f"{self.what}: cannot be read: {_short(error)}") from error
+        self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
+        count = self.shape[0] if self.shape else 1
+        self.row_bytes = header.bytes // count if count else 0
+        if count and not self.row_bytes:
+            raise DataError(f"{self.what}: its samples have no values (shape {list(self.shape)})")
+        budgets.require(self.row_bytes, budgets.SAMPLE, f"{self.what}: one sample takes", DataError)
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -74,8 +62,8 @@ class StackedArray:
                 # zipfile's reader seeks by reading on, or from the start again when going back.
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
-            except _DAMAGED as error:
-                raise DataError(f"{self.what}: damaged at sample {index}: {_short(error)}") from error
+            except Exception as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
+                raise DataError(f"{self.what}: damaged at sample {index}: {short(error)}") from error
         if len(data) != self.row_bytes:
             raise DataError(f"{self.what}: the file is cut off at sample {index}; copy it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
@@ -83,25 +71,6 @@ class StackedArray:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.file.close()
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = reader(file)
-    return tuple(shape), bool(fortran), dtype
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
-
-
-def _members(path: Path) -> list[str]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [n for n in archive.namelist() if n.endswith(".npy")]
-    except _DAMAGED as error:
-        raise DataError(f"{path}: not an npz file: {_short(error)}") from error
 
 
 def array_file_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -117,16 +86,16 @@ def array_file_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
         if len(inputs) > 1:
             raise DataError(f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz")
     else:
-        members = _members(path)
-        names = {m.removesuffix(".npy"): m for m in members}
-        if len(inputs) == 1 and len(members) == 1:
-            names = {inputs[0].name: members[0]}
+        archive = Archive(path)
+        names = {m: m for m in archive.members}
+        if len(inputs) == 1 and len(names) == 1:
+            names = {inputs[0].name: next(iter(names))}
         arrays = {}
         for spec in inputs:
             if spec.name not in names:
                 found = ", ".join(f"'{n}'" for n in names) or "nothing"
                 raise DataError(f"{path}: has no array for the model's input '{spec.name}'; it has {found}")
-            arrays[spec.name] = StackedArray(path, names[spec.name])
+            arrays[spec.name] = StackedArray(path, archive, names[spec.name])
     return StackedSource(path, arrays, inputs)
 
 
@@ -137,6 +106,7 @@ class StackedSource(Source):
         self.path = path
         self.arrays = arrays
         self.inputs = inputs
+        self.random_access = all(a.random_access for a in arrays.values())
         lengths = {name: len(a) for name, a in arrays.items()}
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{n}' {k}" for n, k in lengths.items())
@@ -171,23 +141,22 @@ class SampleFilesSource(Source):
         self.paths = list(paths)
         self.root = root
         self.inputs = inputs
+        for path in self.paths:
+            note_read(path)
 
     def count(self) -> int:
         return len(self.paths)
 
     def load(self, index: int) -> Sample:
         path = self.paths[index]
-        members = [None] if path.suffix.lower() == ".npy" else _members(path)
-        arrays: dict[str, Array] = {}
-        for member in members:
-            array = StackedArray(path, member)
-            try:
-                if array.row_bytes * len(array) > MAX_SAMPLE_BYTES:
-                    raise DataError(f"{array.what}: one sample of more than 1024 MB")
-                key = self.inputs[0].name if member is None else member.removesuffix(".npy")
-                arrays[key] = np.stack([array.row(i) for i in range(len(array))]) if array.shape else array.row(0)
-            finally:
-                array.close()
+        if path.suffix.lower() == ".npz":
+            with Archive(path, budgets.SAMPLE) as archive:
+                arrays = {name: archive.read(name) for name in archive.members}
+        else:
+            with open_input(path, pipes=False, error=DataError) as file:
+                header = Header(file, os.fstat(file.fileno()).st_size, str(path))
+                budgets.require(header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError)
+                arrays = {self.inputs[0].name: read_values(file, header, str(path))}
         return fit_all(arrays, self.inputs, str(path))
 
     def digest(self, index: int) -> bytes:

@@ -8,33 +8,112 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import Looks
 from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
+from qdqtool import budgets
+from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
-from qdqtool.files import atomic_write, write_text
+from qdqtool.files import read_input
+from qdqtool.outputs import atomic_write, write_text
 
-FORMAT = "qdqtool/calibration/1"
+FORMAT = "qdqtool/calibration/2"
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
-_MAX_FILE = 1 << 31
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile,
-            NotImplementedError, RuntimeError, struct.error, IndexError, OverflowError)
+_T = TypeVar("_T")
+_DAMAGED = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
+
+
+class Statistics(Mapping[str, TensorStatistics]):
+    """Statistics by tensor name.
+
+    Attributes:
+        tensors: The statistics.
+        images: Samples (images) that went in.
+        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
+        warnings: What looks wrong with the data, with numbers.
+        skipped: Files that could not be used, and why.
+        notes: What was done with the cache.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorStatistics],
+        *,
+        images: int = 0,
+        fingerprint: str = "",
+        warnings: Iterable[str] = (),
+        skipped: Iterable[tuple[str, str]] = (),
+        notes: Iterable[str] = (),
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.images = images
+        self.fingerprint = fingerprint
+        self.warnings = list(warnings)
+        self.skipped = list(skipped)
+        self.notes = list(notes)
+
+    def __getitem__(self, name: str) -> TensorStatistics:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
+
+        Raises:
+            DataError: They were collected with different numbers of bins.
+        """
+        tensors = dict(self.tensors)
+        for name, part in other.tensors.items():
+            tensors[name] = tensors[name].merge(part) if name in tensors else part
+        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
+        return Statistics(
+            tensors,
+            images=self.images + other.images,
+            fingerprint="+".join(parts),
+            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
+            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
+            notes=dict.fromkeys([*self.notes, *other.notes]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes them as npz, atomically.
+
+        Raises:
+            QdqtoolError: The file cannot be written.
+        """
+        save_statistics(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Statistics:
+        """Reads what :meth:`save` wrote, or a cache.
+
+        Raises:
+            DataError: The file is missing or damaged.
+        """
+        return load_statistics(path)
 
 
 class Progress:
     """How far a calibration has come.
 
     Attributes:
-        model: Identifies the model, without the tensors wanted of it.
+        model: Identifies the model, without the tensors wanted of it, and by which tensors positions were found.
         statistics: Over the samples done.
         done: Numbers of the samples done.
         total: Samples there are; None where that was not known.
@@ -63,7 +142,8 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     """
     statistics = progress.statistics
     names = list(statistics)
-    parts = [statistics[n] for n in names]
+    focused = [n for n in names if statistics[n].focus is not None]
+    parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
     header = {
@@ -78,6 +158,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "warnings": statistics.warnings,
         "skipped": [list(s) for s in statistics.skipped],
         "tensors": names,
+        "focused": focused,
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
@@ -88,7 +169,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "counts": np.concatenate([p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
                                  or [np.zeros(0, np.int64)]),
     }
-    with atomic_write(path) as file:
+    with atomic_write(path, at_once=True) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
@@ -106,58 +187,88 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
     """
     name = os.fspath(path)
     try:
-        if os.path.getsize(path) > _MAX_FILE:
-            raise DataError(f"{name}: over 2 GB is no calibration cache")
-        if os.path.isfile(path) and not zipfile.is_zipfile(path):
-            raise DataError(f"{name}: is not a calibration cache, or is cut off; give another name or delete it")
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile) or "header" not in archive:
+        # Not noted as read: a cache is the one file that a command reads and replaces.
+        with Archive(path, budgets.UNPACKED_CACHE, note=False) as archive:
+            if "header" not in archive.members:
                 raise DataError(f"{name}: is not a calibration cache; give another name or delete it")
+            budgets.require(archive.members["header"].file_size, budgets.CACHE_HEADER, f"{name}: its header takes",
+                            DataError)
             return _parse(archive, name)
-    except FileNotFoundError:
-        raise DataError(f"{name}: no such file") from None
-    except DataError:
-        raise
+    except DataError as error:
+        if isinstance(error.__cause__, zipfile.BadZipFile):
+            raise DataError(f"{name}: is not a calibration cache, or is cut off; give another name or delete it"
+                            ) from error
+        if "delete it" in str(error) or not os.path.isfile(path):
+            raise
+        raise DataError(f"{error}; give another name or delete it") from error
     except _DAMAGED as error:
-        raise DataError(f"{name}: the calibration cache is damaged ({_short(error)}); delete it") from error
+        raise DataError(f"{name}: the calibration cache is damaged ({short(error)}); delete it") from error
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
-
-
-def _parse(archive: Mapping[str, npt.NDArray[Any]], path: str) -> Progress:
-    header = json.loads(archive["header"].tobytes().decode())
+def _parse(archive: Archive, path: str) -> Progress:
+    header = json.loads(archive.read("header").tobytes().decode())
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
         raise DataError(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
-    numbers, ranges, counts = archive["numbers"], archive["range"], archive["counts"]
-    names = header["tensors"]
-    if counts.dtype != np.int64 or numbers.dtype != np.int64 or not len(names) == len(numbers) == len(ranges):
+    plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
+    names = [*plain, *focused]
+    bins = _of(header["bins"], int)
+    numbers, ranges, counts = (archive.read(n) for n in ("numbers", "range", "counts"))
+    done = archive.read("done")
+    if (
+        counts.dtype != np.int64 or numbers.dtype != np.int64 or done.dtype != np.int64 or ranges.dtype != np.float64
+        or counts.ndim != 1 or done.ndim != 1 or numbers.shape != (len(names), 5) or ranges.shape != (len(names), 2)
+    ):
         raise ValueError("its arrays do not fit together")
     if len(counts) and counts.min() < 0:
         raise ValueError("negative counts")
-    tensors: dict[str, TensorStatistics] = {}
+    if names:
+        size = len(TensorStatistics(bins).counter.counts) * 8 * len(names)
+        budgets.require(size, budgets.CACHE_MEMORY, f"{path}: the statistics of {len(names)} tensors take", DataError)
+    tensors: list[TensorStatistics] = []
     at = 0
     for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
                                                                        strict=True):
-        part = TensorStatistics(header["bins"])
+        part = TensorStatistics(bins)
         part.count, part.nonfinite, part.minimum, part.maximum = count, nonfinite, low, high
         part.counter = _counter(part.counter, top, first, counts[at : at + last - first])
         at += last - first
         in_order = not count or -math.inf < low <= high < math.inf
         if int(part.counter.counts.sum()) != count or nonfinite < 0 or not in_order:
             raise ValueError(f"the counts of tensor '{name}' do not add up")
-        tensors[name] = part
+        tensors.append(part)
+    by_name = {_of(name, str): part for name, part in zip(plain, tensors, strict=False)}
+    for name, part in zip(focused, tensors[len(plain):], strict=True):
+        by_name[_of(name, str)].focus = part
     statistics = Statistics(
-        tensors,
-        images=int(header["images"]),
-        fingerprint=str(header["fingerprint"]),
-        warnings=map(str, header["warnings"]),
-        skipped=((str(a), str(b)) for a, b in header["skipped"]),
+        by_name,
+        images=_of(header["images"], int),
+        fingerprint=_of(header["fingerprint"], str),
+        warnings=[_of(w, str) for w in _of(header["warnings"], list)],
+        skipped=[(_of(a, str), _of(b, str)) for a, b in _of(header["skipped"], list)],
     )
     total = header["total"]
-    total = None if total is None else int(total)
-    return Progress(str(header["model"]), statistics, archive["done"].tolist(), total, Looks(**header["looks"]))
+    total = None if total is None else _of(total, int)
+    return Progress(_of(header["model"], str), statistics, done.tolist(), total, _looks(_of(header["looks"], dict)))
+
+
+def _of(value: Any, kind: type[_T]) -> _T:
+    """A value of the header, of the type that it must have.
+
+    Raises:
+        ValueError: It is of another one.
+    """
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ValueError(f"{json.dumps(value)[:40]} is no {kind.__name__}")
+    return value
+
+
+def _looks(values: dict[str, Any]) -> Looks:
+    for name, value in values.items():
+        if not isinstance(value, (int, float)) or (name not in ("low", "high") and not isinstance(value, int)):
+            raise ValueError(f"'{name}' of its header is no number")
+    return Looks(**values)
 
 
 def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]) -> MagnitudeCounter:
@@ -195,10 +306,9 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         DataError: The file is missing or not such a table.
     """
     try:
-        lines = Path(path).read_text("utf-8", errors="strict").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise DataError(f"{path}: cannot be read as a TensorRT calibration table: {reason}") from error
+        lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: cannot be read as a TensorRT calibration table: not text") from error
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(f"{path}: is not a TensorRT calibration table (its first line should start with 'TRT-')")
     scales: dict[str, float] = {}

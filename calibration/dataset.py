@@ -66,6 +66,8 @@ class InputSpec:
         if not fits:
             have = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}")
+        if not array.size:
+            raise DataError(f"{what} holds no values: its shape is {list(array.shape)}")
         wanted = self.numpy_dtype
         if array.dtype != wanted:
             if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):

@@ -6,8 +6,10 @@ gives one sample at a time, so that memory does not depend on the number of imag
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,17 @@ from PIL import Image, ImageOps
 from calibration.arrays import ARRAY_SUFFIXES, array_file_source, sample_files_source
 from calibration.dataset import Array, Dataset, InputSpec, Source, file_digest, printable
 from calibration.memory import MemorySource, rows_of
+from qdqtool import budgets
 from qdqtool.errors import DataError
+from qdqtool.files import note_read, read_input
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "open_data", "prepare"]
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
-MAX_PIXELS = 100_000_000  # a picture of more is refused: decoded it would take 300 MB
 DEFAULT_MAX_IMAGES = 512
+_STRIP = 1 << 22  # pixels
 
 
 @dataclass(frozen=True)
@@ -133,12 +137,14 @@ def _path_source(
 def _listed(path: Path) -> list[Path]:
     """The paths in a text file; relative ones count from the file's folder, else from the current one."""
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
     result = []
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         text = line.strip()
+        if "\0" in text:
+            raise DataError(f"{path}: line {number}: no file name can hold a NUL")
         if text and not text.startswith("#"):
             beside = path.parent / text
             result.append(beside if beside.exists() or not Path(text).exists() else Path(text))
@@ -171,6 +177,8 @@ class ImageSource(Source):
             preprocess = replace(preprocess, scale=1.0)  # the network divides by 255 itself; 0 to 1 would round to 0
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
+        for path in self.paths:
+            note_read(path)
 
     def count(self) -> int:
         return len(self.paths)
@@ -215,8 +223,9 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
         if size is None:
             raise DataError(f"input '{spec.name}' {shown} leaves the image size open; give it, for example 640x640")
         height, width = height or size[0], width or size[1]
-    if height < 1 or width < 1 or height * width > MAX_PIXELS:
-        raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible")
+    if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
+        raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
+                        f"{budgets.INPUT_PIXELS} pixels")
     return nhwc, channels, height, width
 
 
@@ -227,13 +236,18 @@ def decode(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
         uint8 [height, width, 3], RGB.
 
     Raises:
-        DataError: It cannot be read, is cut off, or has more than 100 million pixels.
+        DataError: It cannot be read, is no regular file, is cut off, or has more pixels than
+            :data:`qdqtool.budgets.PICTURE_PIXELS`.
     """
     try:
+        if not Path(path).is_file():
+            raise DataError("no regular file" if Path(path).exists() else "No such file or directory")
         with Image.open(path, formats=_FORMATS) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                raise DataError(f"{picture.width}x{picture.height} pixels are more than {MAX_PIXELS}")
-            return np.asarray(_as_rgb(picture))
+            pixels = picture.width * picture.height
+            if pixels > budgets.PICTURE_PIXELS:
+                raise DataError(f"{picture.width}x{picture.height} pixels; the limit is {budgets.PICTURE_PIXELS}")
+            with _DECODING.taken(pixels):
+                return np.asarray(_as_rgb(picture))
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the decoders
@@ -244,8 +258,42 @@ def decode(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
 def _as_rgb(picture: Image.Image) -> Image.Image:
     turned = ImageOps.exif_transpose(picture)
     if turned.mode.startswith("I"):  # 16 bits: the high byte, as imread does; convert() would clip at 255
-        return Image.fromarray((np.asarray(turned).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+        return _high_bytes(turned).convert("RGB")
     return turned.convert("RGB")
+
+
+def _high_bytes(picture: Image.Image) -> Image.Image:
+    """The high bytes of 16-bit grey levels, a strip at a time: numpy's copies of the whole would take gigabytes."""
+    result = np.empty((picture.height, picture.width), np.uint8)
+    step = max(1, _STRIP // max(picture.width, 1))
+    for top in range(0, picture.height, step):
+        strip = np.asarray(picture.crop((0, top, picture.width, min(top + step, picture.height))))
+        result[top : top + step] = (strip.astype(np.int32) >> 8).clip(0, 255)
+    return Image.fromarray(result)
+
+
+class _Pixels:
+    """How many pixels may be decoded at the same time, over all threads; one picture alone always may."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._limit)
+            self._used += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= pixels
+                self._changed.notify_all()
+
+
+_DECODING = _Pixels(budgets.PIXELS_AT_ONCE)
 
 
 def prepare(

@@ -6,15 +6,14 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec
+from qdqtool import external
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, external_location
-from qdqtool.modelfile import all_tensors
+from qdqtool.graph import Model, all_tensors, external_location
 
 Size = tuple[int, int]
 
@@ -125,11 +124,7 @@ def external_folder(model: Model) -> str:
         location = external_location(tensor)
         if not model.base_dir:
             raise ModelError(f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path")
-        base = Path(model.base_dir).resolve()
-        path = (base / location).resolve()
-        if Path(location).is_absolute() or not path.is_relative_to(base):
-            raise ModelError(f"{model.path}: weight file '{location}' lies outside the model's folder; refused")
-        if not path.is_file():
+        if external.path_of(tensor, model.base_dir, model.path) is None:
             raise ModelError(f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing")
         folder = model.base_dir
     return folder

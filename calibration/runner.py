@@ -9,17 +9,22 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from calibration.cache import Progress, load_progress, save_progress
+import numpy.typing as npt
+
+from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.dataset import Dataset, Looks, Task, file_digest
+from calibration.focus import Focus, FocusMap
 from calibration.histogram import scratch_buffer
 from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
-from calibration.statistics import DEFAULT_BINS, Statistics, TensorStatistics
+from calibration.statistics import DEFAULT_BINS, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.files import check_output
 from qdqtool.graph import Model, external_location
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
@@ -32,11 +37,13 @@ def collect(
     tensors: Sequence[str],
     *,
     cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
     bins: int = DEFAULT_BINS,
     progress: bool = True,
     preprocess: Preprocess = YOLO_PREPROCESS,
     max_images: int = DEFAULT_MAX_IMAGES,
     size: tuple[int, int] | None = None,
+    focus: Focus | None = None,
 ) -> Statistics:
     """Collects statistics of tensors over calibration data, in one pass.
 
@@ -49,11 +56,14 @@ def collect(
         tensors: Names of activations or graph inputs.
         cache: A file that keeps the statistics: saved every few seconds and at the end, resumed after an interruption,
             and reused when model, data and tensors are the same. ``notes`` of the result says what was done.
+        overwrite_cache: Whether a cache of another model or of other data is replaced instead of refused.
         bins: Resolution of the histograms, a power of two; see :class:`calibration.statistics.TensorStatistics`.
         progress: Draw a progress bar when stderr is a terminal.
         preprocess: How pictures become inputs.
         max_images: At most so many samples, evenly spread.
         size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
+        focus: Which tensors tell where the network looks; the wanted tensors that are maps then get ``focus``
+            statistics over these positions as well.
 
     Raises:
         ModelError: The model cannot be run, or has no such tensor.
@@ -61,10 +71,10 @@ def collect(
     """
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
-    check_tensors(loaded, names)
+    check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
     dataset.forget()
-    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache))
+    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), focus, overwrite_cache)
     statistics = job.run(progress)
     return _checked(statistics, names, loaded)
 
@@ -86,8 +96,13 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
 class _Job:
     """One call of collect: what the cache has already, the workers, and the saving."""
 
-    def __init__(self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None) -> None:
+    def __init__(
+        self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None, focus: Focus | None,
+        overwrite: bool,
+    ) -> None:
+        self.overwrite = overwrite
         self.model = model
+        self.focus = focus
         self.dataset = dataset
         self.names = names
         self.bins = bins
@@ -97,15 +112,13 @@ class _Job:
         self.before = Statistics({})  # from an interrupted pass
         self.kept = Statistics({})  # tensors that a finished pass had already
         self.done: set[int] = set()
+        self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
 
     def run(self, progress: bool) -> Statistics:
         wanted = self.names
         if self.cache is not None:
-            if self.cache.is_dir():
-                raise DataError(f"{self.cache}: is a folder; give a file name for the cache")
-            if not self.cache.parent.is_dir():
-                raise DataError(f"{self.cache}: the folder {self.cache.parent} does not exist; create it first")
-            self.key = _model_key(self.model)
+            check_output(self.cache)
+            self.key = _model_key(self.model, self.focus)
             finished = self._from_cache()
             if finished is not None:
                 return finished
@@ -131,9 +144,13 @@ class _Job:
             self.notes.append(f"{self.cache}: not reused, data from an iterator cannot be recognised again")
         if not self.cache.exists():
             return None
+        self.seen = _identity(self.cache)
         found = load_progress(self.cache)
         reason = self._mismatch(found)
         if reason:
+            of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
+            if not self.overwrite and not of_iterator:
+                raise DataError(f"{self.cache}: {reason}; give another name, or --overwrite-cache to replace it")
             self.notes.append(f"{self.cache}: not used, {reason}; calibrating again")
             return None
         missing = [n for n in self.names if n not in found.statistics]
@@ -164,13 +181,28 @@ class _Job:
             return "it has another number of bins"
         return ""
 
+    def _check_own(self, cache: Path) -> None:
+        """Another process may have written the cache since; one that is not of this calibration is not replaced.
+
+        Raises:
+            DataError: It is of another model or of other data.
+        """
+        now = _identity(cache)
+        if now is None or now == self.seen or self.overwrite:
+            return
+        reason = self._mismatch(load_progress(cache))
+        if reason:
+            raise DataError(f"{cache}: another process has written it, and {reason}; give another name")
+
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:
-        computed = [n for n in wanted if n not in self.model.inputs]
+        scores = self.focus.scores if self.focus else ()
+        computed = [n for n in dict.fromkeys([*wanted, *scores]) if n not in self.model.inputs]
         count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
         session = open_session(self.model, computed, max(1, cores() // count)) if computed else None
         tasks = self.dataset.tasks(frozenset(self.done))
         shared = _Shared(tasks)
-        workers = [_Worker(shared, session, wanted, self.bins) for _ in range(count)]
+        counters = max(1, cores() // count)
+        workers = [_Worker(shared, session, wanted, self.bins, self.focus, counters) for _ in range(count)]
         left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
         saved = time.monotonic()
         for worker in workers:
@@ -211,7 +243,9 @@ class _Job:
                                 warnings=dataset.warnings, skipped=sorted(dataset.skipped), notes=self.notes)
         if self.cache is not None and everything.images:
             total = len(done) if finished else None
+            self._check_own(self.cache)
             save_progress(Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))), self.cache)
+            self.seen = _identity(self.cache)
         everything.tensors = {n: tensors[n] for n in self.names}
         return everything
 
@@ -244,8 +278,12 @@ class _Shared:
 class _Worker(threading.Thread):
     """Loads samples, runs the session and adds to its own statistics, which are merged when they are wanted."""
 
-    def __init__(self, shared: _Shared, session: Any, names: Sequence[str], bins: int) -> None:
+    def __init__(
+        self, shared: _Shared, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int
+    ) -> None:
         super().__init__(daemon=True)
+        self.focus = focus
+        self.counters = counters
         self.shared = shared
         self.session = session
         self.tensors = {n: TensorStatistics(bins) for n in names}
@@ -255,35 +293,64 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            fetcher = None if self.session is None else Fetcher(self.session)
-            scratch = scratch_buffer()
-            while (task := self.shared.next()) is not None:
-                number, load_sample = task
-                loaded = load_sample()
-                if loaded is not None:
-                    sample, images = loaded
-                    outputs = {} if fetcher is None else fetcher.run(sample)
-                    with self.lock:
-                        for name, part in self.tensors.items():
-                            part.add(outputs[name] if name in outputs else sample[name], scratch)
-                        self.images += images
-                        self.done.add(number)
-                else:
-                    with self.lock:
-                        self.done.add(number)
-                self.shared.finished.put(number)
+            with ThreadPoolExecutor(self.counters, initializer=_prepare_thread) as pool:
+                self._samples(pool)
             self.shared.finished.put(None)
         except BaseException as error:
             self.shared.finished.put(error)
 
+    def _samples(self, pool: ThreadPoolExecutor) -> None:
+        fetcher = None if self.session is None else Fetcher(self.session)
+        while (task := self.shared.next()) is not None:
+            number, load_sample = task
+            loaded = load_sample()
+            if loaded is not None:
+                sample, images = loaded
+                arrays = {**sample, **(fetcher.run(sample) if fetcher else {})}
+                looked_at = None if self.focus is None else self.focus.find(arrays)
+                largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
+                with self.lock:
+                    list(pool.map(lambda n: self._count(n, arrays[n], looked_at), largest_first))  # noqa: B023
+                    self.images += images
+                    self.done.add(number)
+            else:
+                with self.lock:
+                    self.done.add(number)
+            self.shared.finished.put(number)
 
-def _model_key(model: Model) -> str:
-    """Identifies a model with its external weights; empty where it cannot be told (over 2 GB in memory)."""
+    def _count(self, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
+        part = self.tensors[name]
+        part.add(array, _thread.scratch)
+        if looked_at is not None:
+            part.add_focus(looked_at.values(array), _thread.scratch)
+
+
+_thread = threading.local()
+
+
+def _prepare_thread() -> None:
+    _thread.scratch = scratch_buffer()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells whether a file was replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _model_key(model: Model, focus: Focus | None) -> str:
+    """Identifies a model with its external weights and focus; empty where it cannot be told (over 2 GB in memory)."""
     folder = external_folder(model)
-    if not model.sha256 or not folder:
-        return model.sha256
+    if not model.sha256:
+        return ""
+    looked = f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}" if focus else ""
+    if not folder:
+        return model.sha256 + looked
     from onnx import external_data_helper
 
     files = sorted({external_location(t) for t in model.proto.graph.initializer
                     if external_data_helper.uses_external_data(t)})
-    return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files)
+    return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files) + looked

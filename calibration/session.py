@@ -16,13 +16,12 @@ from onnx import external_data_helper
 
 from calibration.dataset import Sample
 from calibration.partial import external_folder, partial_model
+from qdqtool import budgets, runtime
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
-from qdqtool.modelfile import save
+from qdqtool.modelfile import write_model
 
 _MAX_WORKERS = 4
-_MAX_FETCHED_BYTES = 512 << 20  # what all workers together may hold of fetched tensors
-_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
 def cores() -> int:
@@ -40,7 +39,7 @@ def worker_count(fetched_bytes: int, available: int) -> int:
         available: Cores.
     """
     wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
-    return max(1, min(wanted, _MAX_FETCHED_BYTES // max(fetched_bytes, 1)))
+    return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1)))
 
 
 def fetched_bytes(model: Model, names: Sequence[str]) -> int:
@@ -78,22 +77,14 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
 
 
 def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    if folder:
-        options.add_session_config_entry(_FOLDER_KEY, folder)
-    providers = ["CPUExecutionProvider"]
     try:
         source = partial.SerializeToString()
     except (ValueError, EncodeError):  # over 2 GB in memory: through a file with external weights
         with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
             path = Path(temporary) / "model.onnx"
-            save(partial, path)
-            return onnxruntime.InferenceSession(path, options, providers=providers)
-    return onnxruntime.InferenceSession(source, options, providers=providers)
+            write_model(partial, path, at_once=True)
+            return runtime.open_session(path, threads, arena=False)
+    return runtime.open_session(source, threads, folder=folder, arena=False)
 
 
 def _reason(error: BaseException) -> str:

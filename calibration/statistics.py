@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,11 @@ class TensorStatistics:
         nonfinite: NaN and infinities seen; they are in no other number here.
         minimum: Smallest finite value, ``inf`` while there is none.
         maximum: Largest finite value, ``-inf`` while there is none.
+        focus: Statistics of those of the values that lie where the network looks, see :mod:`calibration.focus`; None
+            where that is not known.
     """
 
-    __slots__ = ("bins", "count", "counter", "maximum", "minimum", "nonfinite")
+    __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite")
 
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
         self.bins = bins
@@ -36,6 +37,7 @@ class TensorStatistics:
         self.minimum = math.inf
         self.maximum = -math.inf
         self.counter = MagnitudeCounter(mantissa_bits(bins))
+        self.focus: TensorStatistics | None = None
 
     def __repr__(self) -> str:
         return f"<{self.count} values from {self.minimum:g} to {self.maximum:g}, {self.nonfinite} not finite>"
@@ -94,6 +96,13 @@ class TensorStatistics:
         self.counter.raise_top(top_of(max(-low, high)))
         self.counter.add(values, scratch)
 
+    def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+        """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
+        if self.focus is None:
+            self.focus = TensorStatistics(self.bins)
+        for part in parts:
+            self.focus.add(part, scratch)
+
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -109,6 +118,9 @@ class TensorStatistics:
         result.minimum = min(self.minimum, other.minimum)
         result.maximum = max(self.maximum, other.maximum)
         result.counter = self.counter.merged(other.counter)
+        result.focus = self.focus or other.focus
+        if self.focus is not None and other.focus is not None:
+            result.focus = self.focus.merge(other.focus)
         return result
 
     @staticmethod
@@ -132,85 +144,3 @@ def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     for part in iterator:
         result = result.merge(part)
     return result
-
-
-class Statistics(Mapping[str, TensorStatistics]):
-    """Statistics by tensor name.
-
-    Attributes:
-        tensors: The statistics.
-        images: Samples (images) that went in.
-        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
-        warnings: What looks wrong with the data, with numbers.
-        skipped: Files that could not be used, and why.
-        notes: What was done with the cache.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, TensorStatistics],
-        *,
-        images: int = 0,
-        fingerprint: str = "",
-        warnings: Iterable[str] = (),
-        skipped: Iterable[tuple[str, str]] = (),
-        notes: Iterable[str] = (),
-    ) -> None:
-        self.tensors = dict(tensors)
-        self.images = images
-        self.fingerprint = fingerprint
-        self.warnings = list(warnings)
-        self.skipped = list(skipped)
-        self.notes = list(notes)
-
-    def __getitem__(self, name: str) -> TensorStatistics:
-        return self.tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __repr__(self) -> str:
-        return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
-
-    def merge(self, other: Statistics) -> Statistics:
-        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
-
-        Raises:
-            DataError: They were collected with different numbers of bins.
-        """
-        tensors = dict(self.tensors)
-        for name, part in other.tensors.items():
-            tensors[name] = tensors[name].merge(part) if name in tensors else part
-        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
-        return Statistics(
-            tensors,
-            images=self.images + other.images,
-            fingerprint="+".join(parts),
-            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
-            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
-            notes=dict.fromkeys([*self.notes, *other.notes]),
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes them as npz, atomically.
-
-        Raises:
-            QdqtoolError: The file cannot be written.
-        """
-        from calibration.cache import save_statistics
-
-        save_statistics(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Statistics:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            DataError: The file is missing or damaged.
-        """
-        from calibration.cache import load_statistics
-
-        return load_statistics(path)

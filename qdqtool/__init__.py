@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
+    from qdqtool.extraction.api import Extraction, extract
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from qdqtool.verified import Verification
 
 _HOMES = {
+    "extract": "qdqtool.extraction.api",
+    "Extraction": "qdqtool.extraction.api",
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
@@ -38,12 +41,14 @@ _HOMES = {
 
 __all__ = [
     "ConvOutcome",
+    "Extraction",
     "Finding",
     "Insertion",
     "Precision",
     "Prediction",
     "Verification",
     "__version__",
+    "extract",
     "insert",
     "predict",
     "verify",

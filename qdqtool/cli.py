@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import os
-import signal
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 import click
 
+from qdqtool import files, outputs, process
 from qdqtool.errors import QdqtoolError
+from qdqtool.text import Filtered, one_line
 from qdqtool.types import TOOL_VERSION
 
 # Module and one-line help are kept here so that `qdqtool --help` imports none of them.
@@ -19,6 +22,7 @@ COMMANDS = {
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Hold the prediction against a real TensorRT build.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
+    "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs that times can be estimated for.",
@@ -42,6 +46,14 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:  # click would take it for Ctrl-C
+            raise QdqtoolError(f"a file ended too soon ({error or 'no more data'}); copy it again") from error
+        except KeyboardInterrupt:
+            raise process.Stopped(process.INTERRUPTED) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -56,25 +68,39 @@ def cli() -> None:
     """
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _fail(message: str, code: int) -> int:
-    print(f"qdqtool: {_one_line(message)}", file=sys.stderr)
+    with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
+        print(f"qdqtool: {one_line(message)}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _filtered() -> Iterator[None]:
+    """Puts the filter of :mod:`qdqtool.text` over everything that is printed."""
+    out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
+    error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code tells
+    with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):
+        yield
 
 
 def run(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
+    with _filtered():
+        return _run(args)
+
+
+def _run(args: list[str] | None) -> int:
     try:
-        result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
+        with files.watch(), outputs.together():
+            result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except SystemExit:  # how click ends when nobody reads stdout any more; that is no "no"
         return 0
-    except click.exceptions.Abort:
-        return _fail("interrupted; nothing half-written was left", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing half-written was left", 130)
+    except process.Stopped as stop:
+        return _fail(stop.message, stop.code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _fail(process.Stopped(process.INTERRUPTED).message, process.INTERRUPTED)
     except click.UsageError as error:
         hint = f" (see 'qdqtool {error.ctx.info_name} --help')" if error.ctx and error.ctx.parent else ""
         return _fail(error.format_message() + hint, 2)
@@ -85,13 +111,15 @@ def run(args: list[str] | None = None) -> int:
 
         return _fail(as_options(str(error)), 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        process.silence_stdout()
         return 0
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         return _fail(f"{name}{error.strerror or error}", 2)
     except MemoryError:
-        return _fail("out of memory: use fewer bins or smaller inputs", 2)
+        return _fail("out of memory; use a smaller input, or close other programs", 2)
+    except RecursionError:
+        return _fail("the input is nested too deeply", 2)
     except Exception:  # a defect of ours; exit code 1 would read as an answer
         import traceback
 
@@ -102,13 +130,9 @@ def run(args: list[str] | None = None) -> int:
 
 def main() -> None:
     """Entry point of the `qdqtool` script."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process.prepare()
     code = run()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    sys.exit(process.finish(code))
 
 
 if __name__ == "__main__":

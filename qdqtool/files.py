@@ -1,73 +1,299 @@
-"""Writing files so that a reader never sees half of one."""
+"""Files that a command reads and writes: what was read is not overwritten, outputs appear together or not at all.
+
+Every file that a command opens for reading is noted here, by device and inode, so that links and file systems that
+ignore case are seen through. Every file that it writes goes through :func:`atomic_write`, which refuses those, and two
+outputs to one file. Within :func:`together`, files are renamed into place only when all of them are written.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import tempfile
+import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
 
+from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
+
+StrPath = str | os.PathLike[str]
+Key = tuple[int | str, ...]
+_BLOCK = 1 << 24
+
+
+class Guard:
+    """What was read, and what is to be written, while it watches (see :func:`watch`)."""
+
+    def __init__(self, parent: Guard | None = None) -> None:
+        self.parent = parent
+        self._read: dict[Key, str] = {}
+        self._claims: dict[Key, tuple[str, str]] = {}  # option and path
+
+    def _chain(self) -> Iterator[Guard]:
+        guard: Guard | None = self
+        while guard is not None:
+            yield guard
+            guard = guard.parent
+
+    def note(self, key: Key, name: str) -> None:
+        """Notes a file that is read.
+
+        Raises:
+            QdqtoolError: It is one that is to be written.
+        """
+        for guard in self._chain():
+            guard._read.setdefault(key, name)
+            if key in guard._claims:
+                option, path = guard._claims[key]
+                raise QdqtoolError(would_overwrite(option, path, name))
+
+    def check(self, path: StrPath, option: str = "") -> None:
+        """Refuses a file to write that was read.
+
+        Raises:
+            QdqtoolError: It was, by this name or another one.
+        """
+        key = file_key(path)
+        for guard in self._chain():
+            if key in guard._read:
+                raise QdqtoolError(would_overwrite(option, os.fspath(path), guard._read[key]))
+
+    def claim(self, path: StrPath, option: str) -> None:
+        """Says which file an option will write, before any work is done.
+
+        Raises:
+            QdqtoolError: It cannot be written, was read, or another option writes it.
+        """
+        target = Path(path)
+        check_place(target, option)
+        if is_device(target):
+            return
+        self.check(path, option)
+        key = file_key(path)
+        for other_key, (other, taken) in self._claims.items():
+            if other != option and (other_key == key or one_name(Path(taken), target)):
+                raise QdqtoolError(f"{option} {path}: is what {other} names; choose another name")
+        self._claims[key] = (option, os.fspath(path))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Watches again: what was noted is refused as an output inside the block."""
+        token = current_guard.set(self)
+        try:
+            yield
+        finally:
+            current_guard.reset(token)
+
+
+current_guard: ContextVar[Guard | None] = ContextVar("guard", default=None)
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Opens a temporary file beside ``path`` and renames it to ``path`` when the block ends without an error.
+def watch() -> Iterator[Guard]:
+    """Notes all files that are read inside the block; an outer watch sees them as well."""
+    guard = Guard(current_guard.get())
+    with guard.active():
+        yield guard
 
-    On any error, Ctrl-C included, the temporary file is removed and ``path`` is left as it was.
 
-    Args:
-        path: The file to write; a file that is there is replaced.
+def claim(path: StrPath | None, option: str) -> None:
+    """Says which file an option will write; see :meth:`Guard.claim`. None is no file."""
+    if path is None:
+        return
+    guard = current_guard.get()
+    (guard if guard is not None else Guard()).claim(path, option)
+
+
+def check_output(path: StrPath) -> None:
+    """Says before the work, not after it, that a file could not be written.
 
     Raises:
-        QdqtoolError: The folder is missing, or the file cannot be written (disk full, no permission).
+        QdqtoolError: Its folder is missing, it is a folder itself, or it was read.
     """
-    target = Path(path)
-    if target.exists() and not target.is_file() and not target.is_dir():
-        yield from _write_through(target)
+    check_place(Path(path))
+    guard = current_guard.get()
+    if guard is not None:
+        guard.check(path)
+
+
+def note_read(path: StrPath | int) -> None:
+    """Notes a file (or an open descriptor) that is read, so that it cannot be written; a missing one is ignored.
+
+    Raises:
+        QdqtoolError: It is to be written.
+    """
+    guard = current_guard.get()
+    if guard is None:
         return
-    if not target.parent.is_dir():
-        raise QdqtoolError(f"{target}: the folder {target.parent} does not exist; create it first")
-    if target.is_dir():
-        raise QdqtoolError(f"{target}: is a folder; give a file name")
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes 0600; users expect what open() gives
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.replace(temporary, target)
-    except OSError as error:
-        raise QdqtoolError(f"{target}: cannot be written: {error.strerror or error}") from error
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return
+    if stat.S_ISREG(found.st_mode):
+        guard.note((found.st_dev, found.st_ino), "standard input" if isinstance(path, int) else os.fspath(path))
+
+
+def open_input(
+    path: StrPath, *, pipes: bool = True, error: type[QdqtoolError] = QdqtoolError, note: bool = True
+) -> IO[bytes]:
+    """Opens a file for reading and notes it. Reading is unbounded: see :func:`read_input`.
+
+    Args:
+        path: The file.
+        pipes: Whether it may be a pipe or a device; else only a regular file.
+        error: Class of the errors.
+        note: Whether it becomes one of the files that were read.
+
+    Raises:
+        QdqtoolError: It is missing, a folder, not readable, a pipe that nobody writes to, or is to be written.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise error(f"{path}: is a folder; give a file")
+        if not stat.S_ISREG(mode) and not pipes:
+            raise error(f"{path}: is no regular file")
+        if stat.S_ISFIFO(mode):
+            return _open_pipe(Path(path), error)
+        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except ValueError:
+        raise error(f"{path!r}: no file name can hold a NUL") from None
+    except OSError as found:
+        raise error(f"{path}: cannot be read: {found.strerror or found}") from found
+    try:
+        if note:
+            note_read(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_pipe(path: Path, error: type[QdqtoolError]) -> IO[bytes]:
+    """A named pipe is waited for only so long; one of the shell's, ``<(command)``, as long as it takes."""
+    if os.path.realpath(path).startswith(("/proc/", "/dev/")):
+        return open(path, "rb")
+    import select
+
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    if not poll.poll(budgets.PIPE_SECONDS * 1000):
+        os.close(handle)
+        raise error(f"{path}: nothing came from this pipe within {budgets.PIPE_SECONDS:g} s")
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "rb")
+
+
+def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError, pipes: bool = True) -> bytes:
+    """All bytes of a file; see :func:`open_input`.
+
+    Raises:
+        QdqtoolError: As for open_input; also when there are more than ``limit`` bytes.
+    """
+    with open_input(path, pipes=pipes, error=error) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            budgets.require(size, limit, f"{path}: the file has", error)
+            data = read_all(file, limit)
+        except OSError as found:
+            raise error(f"{path}: cannot be read: {found.strerror or found}") from found
+    if data is None:
+        raise error(f"{path}: holds more than {budgets.amount(limit)}, the limit")
+    return data
+
+
+def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
+    """``head``, and what is left of a file; None where that is more than ``limit`` bytes.
+
+    Block by block: ``read(limit)`` would take so much memory at once, however little there is.
+    """
+    blocks = [head]
+    total = len(head)
+    while block := file.read(_BLOCK):
+        blocks.append(block)
+        total += len(block)
+        if total > limit:
+            return None
+    return b"".join(blocks)
+
+
+def would_overwrite(option: str, path: str, name: str) -> str:
+    where = f"{option} {path}".strip()
+    same = "" if os.path.abspath(path) == os.path.abspath(name) or name == "standard input" else f" (it is {name})"
+    return f"{where}: is one of the files read{same}; choose another name"
+
+
+def file_key(path: StrPath) -> Key:
+    """Identifies a file: device and inode where it exists, else its folder's and its name."""
+    try:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    except (OSError, ValueError):
+        target = Path(path)
+    try:
+        folder = os.stat(target.parent)
+        return folder.st_dev, folder.st_ino, target.name
+    except (OSError, ValueError):
+        return (os.path.abspath(target),)
+
+
+def one_name(a: Path, b: Path) -> bool:
+    """Whether two names that do not exist yet would be one file, as on file systems that ignore case."""
+    if a.name == b.name or _folded(a.name) != _folded(b.name) or a.exists() or b.exists():
+        return False
+    try:
+        return os.path.samefile(a.parent, b.parent) and _ignores_case(a.parent)
+    except OSError:
+        return False
+
+
+def _folded(name: str) -> str:
+    import unicodedata
+
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _ignores_case(folder: Path) -> bool:
+    handle, probe = temporary_beside(folder / "case", ".tmp")
+    try:
+        os.close(handle)
+        return Path(probe).with_name(Path(probe).name.swapcase()).exists()
     finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        os.unlink(probe)
 
 
-def _write_through(target: Path) -> Iterator[IO[bytes]]:
-    """A device or a pipe (/dev/stdout, /dev/null) is written to: renaming a file over it would take it away."""
-    content = io.BytesIO()
-    yield content
+def temporary_beside(target: Path, suffix: str) -> tuple[int, str]:
+    """A new file beside another one, opened."""
+    import tempfile  # takes its time, and `--help` writes nothing
+
+    name = os.fsdecode(os.fsencode(target.name)[:64])
+    return tempfile.mkstemp(prefix=f".{name}.", suffix=suffix, dir=target.parent)
+
+
+def is_device(target: Path) -> bool:
     try:
-        with target.open("wb") as file:
-            file.write(content.getbuffer())
-    except OSError as error:
-        raise QdqtoolError(f"{target}: cannot be written: {error.strerror or error}") from error
+        mode = os.stat(target).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes UTF-8 text atomically; see :func:`atomic_write`."""
-    with atomic_write(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))  # of a file name that is not UTF-8
+def check_place(target: Path, option: str = "") -> None:
+    where = f"{option} {target}".strip()
+    if "\0" in str(target):
+        raise QdqtoolError(f"{where!r}: no file name can hold a NUL")
+    if not target.parent.is_dir():
+        raise QdqtoolError(f"{where}: the folder {target.parent} does not exist; create it first")
+    if target.is_dir():
+        raise QdqtoolError(f"{where}: is a folder; give a file name")
 
 
-def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:
+def same_file(a: StrPath, b: StrPath) -> bool:
     """Whether both paths name the same existing file (through links as well)."""
     try:
         return os.path.samefile(a, b)

@@ -9,7 +9,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import external_data_helper, numpy_helper
 
+from qdqtool import external
 from qdqtool.errors import ModelError
 
 Shape = tuple[int | None, ...]
@@ -243,7 +243,7 @@ class Model:
         if not self.base_dir:
             return None
         location = external_location(proto)
-        if not (Path(self.base_dir) / location).exists():
+        if external.path_of(proto, self.base_dir, self.path) is None:
             return None
         loaded = onnx.TensorProto()
         loaded.CopyFrom(proto)
@@ -272,7 +272,7 @@ class Model:
         graph = self.proto.graph
         known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
-            inferred = _infer(self.proto)
+            inferred = infer(self.proto)
             if inferred is not None:
                 for value in (*inferred.graph.value_info, *inferred.graph.output):
                     if not _complete(known.get(value.name)):
@@ -331,7 +331,7 @@ def _complete(type_proto: onnx.TypeProto | None) -> bool:
     return type_proto is not None and type_proto.tensor_type.HasField("shape")
 
 
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """Shape inference on a copy without the large weights; None where it fails."""
     slim = without_large_weights(proto)
     try:
@@ -342,9 +342,14 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return inferred
 
 
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
+    return external.all_tensors(graph)
+
+
 def external_location(proto: onnx.TensorProto) -> str:
-    """The file, relative to the model's folder, that holds an external tensor; onnx's reader checks the rest."""
-    return next((entry.value for entry in proto.external_data if entry.key == "location"), "")
+    """The file, relative to the model's folder, that holds an external tensor."""
+    return external.location_of(proto)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

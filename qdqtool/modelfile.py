@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import external_data_helper, numpy_helper
 
+from qdqtool import budgets, external, packed
 from qdqtool.errors import ModelError
-from qdqtool.files import atomic_write, same_file
-from qdqtool.graph import Model, external_location, tensor_bytes, without_large_weights
+from qdqtool.files import open_input, read_all, same_file
+from qdqtool.functions import check_functions
+from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
+from qdqtool.modelnames import check_names
+from qdqtool.outputs import atomic_write, together
 
 ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
 
-MAX_PROTO_BYTES = 2**31 - 1  # protobuf's own limit; larger models keep their weights in external files
+MAX_PROTO_BYTES = budgets.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
 def load(source: ModelSource | Model) -> Model:
@@ -35,38 +36,43 @@ def load(source: ModelSource | Model) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, onnx.ModelProto):
+        check_names(source, "model in memory")
+        check_functions(source, "model in memory")
         return Model(source)
     if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
         import onnx_graphsurgeon
 
-        return Model(onnx_graphsurgeon.export_onnx(source))
+        return load(onnx_graphsurgeon.export_onnx(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     path = Path(source)
     data = _read(path)
     base_dir = str(path.resolve().parent)
-    return Model(_parse(data, str(path)), str(path), hashlib.sha256(data).hexdigest(), base_dir)
+    sha256 = hashlib.sha256(data).hexdigest()
+    proto = _parse(data, str(path))
+    del data
+    external.check(proto, base_dir, str(path))
+    return Model(proto, str(path), sha256, base_dir)
 
 
 def _read(path: Path) -> bytes:
-    try:
-        if path.is_dir():
-            raise ModelError(f"{path}: is a folder; give an .onnx file")
-        if path.stat().st_size > MAX_PROTO_BYTES:
+    with open_input(path, error=ModelError) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_PROTO_BYTES:
             raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            reader = zlib.decompressobj(wbits=31)
-            data = reader.decompress(data, MAX_PROTO_BYTES)
-            if reader.unconsumed_tail:
-                raise ModelError(f"{path}: unpacks to more than 2 GB")
-            if not reader.eof:
-                raise ModelError(f"{path}: the compressed file is cut off; copy it again")
-        return data
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except (OSError, gzip.BadGzipFile, zlib.error) as error:
-        raise ModelError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        try:
+            head = file.read(packed.HEAD)
+            if packed.kind_of(head) == packed.GZIP:
+                limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
+                blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
+                                       whole=True, error=ModelError)
+                return b"".join(blocks)
+            data = read_all(file, MAX_PROTO_BYTES, head)
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if data is None:
+        raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+    return data
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
@@ -76,6 +82,8 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
         raise ModelError(f"{what}: not an ONNX model, or damaged; export it again") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{what}: not an ONNX model (no graph or no opset)")
+    check_names(proto, what)
+    check_functions(proto, what)
     return proto
 
 
@@ -86,8 +94,8 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
     """
     model = load(source)
-    external = [t for t in all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
-    for tensor in external:
+    outside = [t for t in all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
+    for tensor in outside:
         loaded = model.external_tensor(tensor)
         if loaded is None:
             raise _missing(model, tensor)
@@ -107,7 +115,7 @@ def require_weights(model: Model) -> None:
         if external_data_helper.uses_external_data(tensor):
             location = external_location(tensor)
             if location not in there:
-                there[location] = bool(model.base_dir) and (Path(model.base_dir) / location).exists()
+                there[location] = external.path_of(tensor, model.base_dir, model.path) is not None
             if not there[location]:
                 raise _missing(model, tensor)
 
@@ -115,18 +123,6 @@ def require_weights(model: Model) -> None:
 def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external_location(tensor)
     return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
-
-
-def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from all_tensors(inner)
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
@@ -142,12 +138,24 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
     """
     if source and same_file(source, path):
         raise ModelError(f"{path}: is the input; choose another output name")
+    with together():
+        write_model(proto, path)
+
+
+def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False) -> None:
+    """Writes a model as :func:`save` does, without looking at where it came from.
+
+    Args:
+        proto: The model. It is not changed.
+        path: Where to write.
+        at_once: For a file that this command reads again, not one of its outputs.
+    """
     if _byte_size(proto) < MAX_PROTO_BYTES:
         data = proto.SerializeToString()
-        with atomic_write(path) as file:
+        with atomic_write(path, at_once=at_once) as file:
             file.write(data)
         return
-    _save_external(proto, Path(path))
+    _save_external(proto, Path(path), at_once)
 
 
 def _byte_size(proto: onnx.ModelProto) -> int:
@@ -157,7 +165,7 @@ def _byte_size(proto: onnx.ModelProto) -> int:
         return MAX_PROTO_BYTES + 1
 
 
-def _save_external(proto: onnx.ModelProto, path: Path) -> None:
+def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
     data_name = path.name + ".data"
     slim = without_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -166,7 +174,10 @@ def _save_external(proto: onnx.ModelProto, path: Path) -> None:
     slim.metadata_props.extend(proto.metadata_props)
     slim.graph.doc_string = proto.graph.doc_string
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
-    with atomic_write(path.with_name(data_name)) as file:
+    slim.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
+    # The data first: a model never names data that is not there.
+    with atomic_write(path.with_name(data_name), at_once=at_once) as file:
         offset = 0
         for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
             if tensor_bytes(source) <= 1024:
@@ -178,5 +189,5 @@ def _save_external(proto: onnx.ModelProto, path: Path) -> None:
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL
             offset += len(raw)
-        with atomic_write(path) as model_file:
-            model_file.write(slim.SerializeToString())
+    with atomic_write(path, at_once=at_once) as model_file:
+        model_file.write(slim.SerializeToString())

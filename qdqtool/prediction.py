@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
-from qdqtool.trt.simulation import simulate
+from qdqtool.trt.simulation import assumed_target, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 
-def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *, advice: bool = True) -> Prediction:
+def predict(
+    model: ModelSource | Model,
+    target: str | Target = DEFAULT_TARGET,
+    *,
+    advice: bool = True,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+) -> Prediction:
     """Says which convolutions TensorRT will run in INT8, which not, and why. Needs no GPU and no TensorRT.
 
     Args:
         model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
         advice: Whether to look for findings as well.
+        assume: What to assume where reports tell a fusion differently: ``{"silu-add": "fused"}`` or ``"apart"``.
+        way: How the engine is built, which findings then speak of: ``trtexec``, ``python``, ``onnxruntime``,
+            ``torch-tensorrt`` or ``deepstream``.
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the optimizer's trace,
@@ -28,9 +38,13 @@ def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *
 
     Raises:
         ModelError: The model cannot be read.
-        QdqtoolError: The target is not known.
+        QdqtoolError: The target, the assumption or the way is not known.
     """
-    chosen = target_named(target)
+    chosen = assumed_target(target_named(target), assume)
+    if way is not None:
+        from qdqtool.explain.ways import way_named
+
+        way = way_named(way).name
     with _collector_paused():
         index = load(model)
         if chosen.is_rtx:
@@ -38,13 +52,15 @@ def predict(model: ModelSource | Model, target: str | Target = DEFAULT_TARGET, *
 
             prediction = predict_rtx(index, chosen.name)
         else:
-            prediction = simulate(index, chosen)
+            prediction = simulate(index, target_named(target), assume)
         if advice:
-            prediction.findings = advise(index, prediction)
+            prediction.findings = advise(index, prediction, chosen, way)
     return prediction
 
 
-def advise(model: Model, prediction: Prediction) -> list[Finding]:
+def advise(
+    model: Model, prediction: Prediction, target: Target | None = None, way: str | None = None
+) -> list[Finding]:
     """Everything worth telling about a prediction: build failures first, then the widest cost first.
 
     Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
@@ -53,13 +69,15 @@ def advise(model: Model, prediction: Prediction) -> list[Finding]:
         model: The model that was predicted.
         prediction: Its outcome. Findings of a simulation that makes its own (TensorRT-RTX) are kept, and the lint says
             what they do not: that simulation knows faults and reasons of its target better.
+        target: Its target with what was assumed; the prediction's own by default.
+        way: How the engine is built.
     """
     from qdqtool.explain.report import Report
     from qdqtool.lint.api import run as lint
     from qdqtool.onnxgraph.view import View
 
-    report = Report(prediction.target)
-    lint(View(model, target_named(prediction.target).residual_through_activation), report)
+    report = Report(prediction.target, way)
+    lint(View(model, (target or target_named(prediction.target)).residual_through_activation), report)
     findings = report.findings
     if target_named(prediction.target).is_rtx:
         known = {f.code for f in prediction.findings}

@@ -17,10 +17,11 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         description: A few words shown before the bar.
         total: Number of items, where ``items`` has no length.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
     from rich.console import Console
     from rich.progress import track as rich_track
 
-    yield from rich_track(items, description, total=total, console=Console(stderr=True), transient=True)
+    stream = getattr(sys.stderr, "unfiltered", sys.stderr)  # a bar is drawn with control characters
+    yield from rich_track(items, description, total=total, console=Console(file=stream), transient=True)

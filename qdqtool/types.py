@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
+from qdqtool.assumption import Assumption
+
 TOOL_VERSION = "0.1.0"
 
 PREDICTION_SCHEMA = "qdqtool/prediction/1"
@@ -286,6 +288,7 @@ class Prediction:
     target_evidence: str = ""
     time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    assumptions: list[Assumption] = field(default_factory=list)
 
     def summary(self) -> Json:
         convs = self.convolutions
@@ -317,7 +320,8 @@ class Prediction:
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            "counts": dict(self.counts), **({"time": self.time} if self.time is not None else {}),
+            "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
+            **({"time": self.time} if self.time is not None else {}),
         }
 
 

@@ -13,6 +13,11 @@ from tests import contract
 PROMISED: dict[str, Any] = json.loads(contract.DATA.read_text())
 _TEXTS = {"text", "path", "file"}
 _POSITIONAL = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
+# What was changed on purpose. The default method: on images that nobody chose settings by, mse lost to others.
+MEANT = {
+    "insert: default of method was 'mse', is 'focus'", "default of --method was mse, is focus",
+    "calibration.methods.mse is gone",  # the methods that were used, each with a count
+}
 
 
 # Python API -------------------------------------------------------------------------------------------------------
@@ -26,6 +31,7 @@ def python_api() -> dict[str, Any]:
 @pytest.mark.parametrize("module", PROMISED["python"])
 def test_python_api(python_api: dict[str, Any], module: str) -> None:
     broken = broken_names(PROMISED["python"][module], python_api[module])
+    broken = [text for text in broken if text not in MEANT]
     assert not broken, f"{module}: {'; '.join(broken)}"
 
 
@@ -96,6 +102,7 @@ def command_line() -> dict[str, Any]:
 def test_command_line(command_line: dict[str, Any], command: str) -> None:
     assert command in command_line, f"the command {command} is gone"
     broken = broken_options(PROMISED["commands"][command], command_line[command])
+    broken = [text for text in broken if text not in MEANT]
     assert not broken, f"{command}: {'; '.join(broken)}"
 
 
@@ -139,6 +146,7 @@ def test_exit_code_and_fields(runs: dict[str, Any], run: str) -> None:
     promised = PROMISED["runs"][run]
     assert runs[run]["exit"] == promised["exit"]
     broken = broken_fields(promised.get("fields", {}), runs[run].get("fields", {}))
+    broken = [text for text in broken if text not in MEANT]
     assert not broken, f"{run}: {'; '.join(broken)}"
 
 

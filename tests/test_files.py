@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import atomic_write, write_text
+from qdqtool.outputs import atomic_write, write_text
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:

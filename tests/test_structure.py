@@ -24,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("commands", "demo"),
     ("testing",),
     ("render",),
+    ("extraction",),
     ("qat", "fixing", "verification"),
     ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),
@@ -36,11 +37,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
-    ("files", "patterns", "errors", "evidence", "types", "agreement", "finding_codes", "progress"),
+    ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime"),
+    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text",
+     "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {"files", "errors", "patterns", "progress", "types"}
+FOR_CALIBRATION = {
+    "arrayfiles", "budgets", "errors", "external", "files", "outputs", "patterns", "progress", "runtime", "text",
+    "types",
+}
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 
@@ -48,8 +54,6 @@ READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 _NOT_YET: frozenset[str] = frozenset({
     "calibration -> graph",
     "calibration -> modelfile",
-    "circle of modules: calibration.cache, calibration.statistics",
-    "circle of modules: qdqtool.qat.backends, qdqtool.qat.quantizer_modelopt, qdqtool.qat.quantizer_pytorch",
 })
 
 

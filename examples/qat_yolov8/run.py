@@ -33,6 +33,7 @@ ROWS = {
     "float+": "float, fine-tuned as long",
     "ptq": "PTQ: qdqtool.insert",
     "qat": "QAT: qdqtool.qat.prepare",
+    "distilled": "QAT, distilled from float",
     "naive": "QAT: naive placement",
 }
 EVALUATION_SEED = 1_000_003  # the same pictures for every seed of training
@@ -74,8 +75,11 @@ def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarra
         if sys.stderr.isatty() or not options.quick:
             print(f"seed {seed}: {time.process_time():6.0f} s CPU: {text}", file=sys.stderr, flush=True)
 
-    def tune(model: torch.nn.Module) -> torch.nn.Module:
-        train(model, pictures, objects, steps=options.tuning, rate=3e-4, seed=seed + 1, freeze_norms=True, progress=say)
+    def tune(model: torch.nn.Module, teacher: torch.nn.Module | None = None) -> torch.nn.Module:
+        train(
+            model, pictures, objects, steps=options.tuning, rate=3e-4, seed=seed + 1, freeze_norms=True,
+            teacher=teacher, progress=say,
+        )  # fmt: skip
         return model
 
     torch.manual_seed(seed)
@@ -94,7 +98,11 @@ def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarra
     careful = copy.deepcopy(model)
     plan = qat.prepare(careful, sample, target=options.target, backend=options.backend, report=None)
     qat.calibrate(careful, calibration.split(32), METHOD)
+    distilled = copy.deepcopy(careful)
     qat.export(tune(careful), files["qat"], sample)
+
+    say("QAT, distilled")
+    qat.export(tune(distilled, copy.deepcopy(model)), files["distilled"], sample)
 
     say("naive QAT")
     naive = copy.deepcopy(model)

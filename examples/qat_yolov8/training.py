@@ -90,9 +90,33 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     return 0.5 * class_loss + 7.5 * box_loss + 1.5 * (bins.mean(1) * share).sum() / total
 
 
+def raw_of(teacher: nn.Module, x: Tensor) -> Tensor:
+    """The raw values of a network in evaluation mode; its head gives them in training mode only."""
+    teacher.eval()
+    teacher.detect.training = True
+    with torch.no_grad():
+        return teacher(x)
+
+
+def distillation(raw: Tensor, wanted: Tensor, temperature: float = 2.0) -> Tensor:
+    """Divergence of the box distributions and class probabilities from the teacher's, where the teacher sees objects.
+
+    Args:
+        raw: [N, 4 * BINS + classes, cells].
+        wanted: The same of the teacher.
+        temperature: Above 1 the small probabilities count more (Hinton et al., 2015).
+    """
+    sides, wanted_sides = (r[:, : 4 * BINS].unflatten(1, (4, BINS)) / temperature for r in (raw, wanted))
+    weight = wanted[:, 4 * BINS :].sigmoid().amax(1)
+    boxes = F.kl_div(sides.log_softmax(2), wanted_sides.softmax(2), reduction="none").sum(2).mean(1)
+    classes = F.binary_cross_entropy_with_logits(raw[:, 4 * BINS :], wanted[:, 4 * BINS :].sigmoid(), reduction="none")
+    total = weight.sum().clamp_min(1.0)
+    return (temperature**2 * (boxes * weight).sum() + classes.sum()) / total
+
+
 def train(
     model: nn.Module, pictures: np.ndarray, objects: list[np.ndarray], *, steps: int, rate: float, seed: int,
-    freeze_norms: bool = False, progress: Callable[[str], object] | None = None,
+    freeze_norms: bool = False, teacher: nn.Module | None = None, progress: Callable[[str], object] | None = None,
 ) -> None:
     """Trains in place with AdamW and a cosine schedule, pictures flipped at random.
 
@@ -104,6 +128,7 @@ def train(
         rate: The highest learning rate.
         seed: For order and flips.
         freeze_norms: Whether statistics of BatchNormalization stay as they are, as in fine-tuning.
+        teacher: A float network whose results the model is drawn to as well, see :func:`distillation`.
         progress: Gets a line now and then.
     """
     rng = np.random.default_rng(seed)
@@ -134,7 +159,10 @@ def train(
         factor = min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
-        loss = loss_of(model(x), t, model.detect.points, model.detect.strides)
+        raw = model(x)
+        loss = loss_of(raw, t, model.detect.points, model.detect.strides)
+        if teacher is not None:
+            loss = loss + distillation(raw, raw_of(teacher, x))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)

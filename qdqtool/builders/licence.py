@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import write_text
+from qdqtool.outputs import write_text
 
 NOTICE = (
     "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
@@ -32,7 +32,7 @@ def tell_once() -> bool:
     print(NOTICE, file=sys.stderr)
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        write_text(marker, "shown\n")
+        write_text(marker, "shown\n", at_once=True)
     except (OSError, QdqtoolError):
         return True
     return True

@@ -17,6 +17,7 @@ from qdqtool.builders.names import log_names, with_log_names
 from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.graph import Model
+from qdqtool.outputs import atomic_write
 
 DEFAULT_SM = (86,)
 Shapes = dict[str, Sequence[Sequence[int]]]
@@ -165,8 +166,6 @@ def _keep(work: Path, folder: Path, result: BuildResult) -> None:
 
 
 def _move(source: Path, target: Path) -> Path:
-    try:
-        shutil.move(source, target)
-    except OSError as error:
-        raise BuilderError(f"{target}: cannot be written: {error.strerror or error}") from error
+    with source.open("rb") as from_file, atomic_write(target) as to_file:
+        shutil.copyfileobj(from_file, to_file)
     return target

@@ -5,21 +5,20 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
-import lzma
 import os
 import sys
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from qdqtool import budgets, packed
 from qdqtool.errors import BuildLogError
+from qdqtool.files import note_read, open_input
 
 LogSource = str | os.PathLike[str] | IO[bytes]
 
-BLOCK = 1 << 20
-MAX_LINE = 1 << 20  # bytes kept of one line; the longest real ones (metadata of one big Myelin node) are far below
-MAX_JSON = 64 << 20  # bytes of one JSON file: more than a hundred thousand layers
+BLOCK = packed.BLOCK
+MAX_LINE = budgets.LOG_LINE
+MAX_JSON = budgets.JSON_FILE
 
 
 def name_of(source: LogSource) -> str:
@@ -35,7 +34,7 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
     """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
 
     Args:
-        source: A path, ``-`` for standard input, or a binary stream; gzip and xz are recognised by their content.
+        source: A path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
 
     Raises:
         BuildLogError: The source cannot be read, or is a damaged compressed file from its very start.
@@ -46,14 +45,14 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
             if not isinstance(source, (str, os.PathLike)):
                 stream: BinaryIO = cast(BinaryIO, source)
             elif str(source) == "-":
+                if sys.stdin is None:
+                    raise BuildLogError("standard input is closed; give a file, or pipe the log in")
                 stream = sys.stdin.buffer
+                with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
+                    note_read(stream.fileno())
             else:
-                if Path(source).is_dir():
-                    raise BuildLogError(f"{name}: is a folder; give a build log, a layer JSON or a profile")
-                stream = stack.enter_context(open(source, "rb"))
+                stream = cast(BinaryIO, stack.enter_context(open_input(source, error=BuildLogError)))
             yield _recoded(_unpacked(stream, name))
-    except FileNotFoundError:
-        raise BuildLogError(f"{name}: no such file") from None
     except OSError as error:
         raise BuildLogError(f"{name}: cannot be read: {error.strerror or error}") from error
 
@@ -65,10 +64,9 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
         if not more:
             break
         head += more
-    if head[:2] == b"\x1f\x8b":
-        yield from _decompressed(stream, head, zlib.decompressobj(wbits=31), name)
-    elif head == b"\xfd7zXZ\x00":
-        yield from _decompressed(stream, head, lzma.LZMADecompressor(memlimit=256 << 20), name)
+    if packed.kind_of(head):
+        yield from packed.unpack(head, lambda: _read(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
+                                 error=BuildLogError)
     else:
         if head:
             yield head
@@ -81,34 +79,6 @@ def _read(stream: BinaryIO, size: int) -> bytes:
         return stream.read(size) or b""
     except (ValueError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(f"{name_of(stream)}: cannot be read: {error}") from error
-
-
-def _decompressed(
-    stream: BinaryIO, data: bytes, unpacker: zlib._Decompress | lzma.LZMADecompressor, name: str
-) -> Iterator[bytes]:
-    """A damaged or cut tail ends the data: a log that was cut off is still worth reading."""
-    given = False
-    while True:
-        try:
-            block = unpacker.decompress(data, BLOCK)
-        except (zlib.error, lzma.LZMAError) as error:
-            if not given:
-                raise BuildLogError(f"{name}: the compressed file is damaged ({error}); copy it again") from error
-            return
-        if block:
-            given = True
-            yield block
-        if unpacker.eof:
-            return
-        if isinstance(unpacker, lzma.LZMADecompressor):
-            data, hungry = b"", unpacker.needs_input
-        else:
-            data = unpacker.unconsumed_tail
-            hungry = not data
-        if hungry:
-            data = _read(stream, BLOCK)
-            if not data:
-                return
 
 
 def _recoded(source: Iterator[bytes]) -> Iterator[bytes]:

@@ -31,6 +31,7 @@ def command(
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
+    from qdqtool.render.output import emit, to_json
     from qdqtool.verification.build_model import build_model
 
     if sm and builder != "tensorrt-rtx":
@@ -44,11 +45,9 @@ def command(
     result = build_model(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
                          dict(_shapes(s) for s in shapes))
     if form == "json":
-        import json
-
-        click.echo(json.dumps(result.as_json(), indent=1))
+        emit(to_json(result.as_json()), None)
     else:
-        click.echo(_text(result, model))
+        emit(_text(result, model), None)
     return 0 if result.status == "built" else 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.errors import BuildLogError
 
 _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 
@@ -33,13 +33,12 @@ def command(
     """
     from qdqtool.engine.compare import compare
     from qdqtool.engine.costs import EngineReport, analyze
-    from qdqtool.files import same_file, write_text
+    from qdqtool.files import claim
+    from qdqtool.outputs import commit, write_visible
     from qdqtool.render.output import emit, terminal_width, to_json
 
-    read = [*files, *((profile,) if profile else ()), *other]
-    for target in (output, dot, svg):
-        if target and any(same_file(target, file) for file in read):
-            raise QdqtoolError(f"{target}: is one of the files read; choose another output name")
+    for target, option in ((output, "-o"), (dot, "--dot"), (svg, "--svg")):
+        claim(target, option)
 
     def report_of(paths: list[str]) -> EngineReport:
         from qdqtool.buildlog.read import read_build
@@ -67,12 +66,13 @@ def command(
         if dot:
             from qdqtool.render import dot as dot_file
 
-            write_text(dot, dot_file.render(drawing))
+            write_visible(dot, dot_file.render(drawing))
         if svg:
             from qdqtool.render import svg as svg_file
 
-            write_text(svg, svg_file.render(drawing))
+            write_visible(svg, svg_file.render(drawing))
         if not other and form == "text" and not output:
+            commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
             return 0
     from qdqtool.render.engine_text import render, render_comparison

@@ -10,29 +10,40 @@ from qdqtool.errors import QdqtoolError
 @click.command("explain")
 @click.argument("what", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
+@click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "
+                                                  "deepstream. Alone: what to give that builder.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
-def command(what: tuple[str, ...], listing: bool, form: str, output: str | None) -> int:
+def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, output: str | None) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
     line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
     from qdqtool.explain import codes
-    from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text
+    from qdqtool.explain.ways import way_named
+    from qdqtool.files import claim
+    from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text, way_json, way_text
     from qdqtool.render.output import emit, terminal_width, to_json
 
+    claim(output, "-o")
     width = 100 if output else terminal_width()
     if listing:
         rows = list(codes.CODES.values())
         emit(to_json([code_json(c) for c in rows]) if form == "json" else list_text(rows, width), output)
         return 0
+    building = way_named(way) if way is not None else None
+    further = "" if building is None else "\n" + way_text(building, width)
+    extra = {} if building is None else {"for": way_json(building)}
     text = " ".join(what).strip()
+    if not text and building is not None:
+        emit(to_json(extra) if form == "json" else further.lstrip(), output)
+        return 0
     if not text:
         raise click.UsageError("give a finding code, an error text or a line of a log, or --list")
     entry = codes.find(text)
     if entry is not None:
-        emit(to_json(code_json(entry)) if form == "json" else code_text(entry, width), output)
+        emit(to_json(code_json(entry) | extra) if form == "json" else code_text(entry, width) + further, output)
         return 0
     from qdqtool.explain.lines import explain_line
 
@@ -51,5 +62,5 @@ def command(what: tuple[str, ...], listing: bool, form: str, output: str | None)
         raise QdqtoolError(
             f"'{text[:80]}' is no finding code, no known TensorRT error and no line of its optimizer; {hint}"
         )
-    emit(to_json(error_json(known)) if form == "json" else error_text(known, width), output)
+    emit(to_json(error_json(known) | extra) if form == "json" else error_text(known, width) + further, output)
     return 0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
-
-from qdqtool.errors import QdqtoolError
 
 
 @click.command("fix")
@@ -26,40 +22,19 @@ def command(
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
-    from qdqtool.files import same_file
+    from qdqtool.arrayfiles import read_arrays
+    from qdqtool.files import claim
     from qdqtool.fixing.api import fix
     from qdqtool.modelfile import save
     from qdqtool.render.fix_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.trt.targets import DEFAULT_TARGET
 
-    if same_file(model, output):
-        raise QdqtoolError(f"{output}: is the input; choose another output name")
-    fixed = fix(model, target or DEFAULT_TARGET, only, _arrays(inputs) if inputs else None)
+    claim(output, "-o")
+    fixed = fix(model, target or DEFAULT_TARGET, only, read_arrays(inputs) if inputs else None)
     save(fixed.proto, output, source=model)
     if form == "json":
         emit(to_json({**fixed.as_json(), "output": output}), None)
     else:
         emit(render(fixed, output, terminal_width()), None)
     return 1 if any(f.severity == "error" for f in fixed.after.findings) else 0
-
-
-def _arrays(path: str) -> dict[str, Any]:
-    """The arrays of an npz file.
-
-    Raises:
-        DataError: The file is missing, is no npz, or holds pickled objects.
-    """
-    import zipfile
-
-    import numpy as np
-
-    from qdqtool.errors import DataError
-
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in data.files}
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not an npz file of plain arrays ({str(error).splitlines()[0]})") from None

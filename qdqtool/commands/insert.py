@@ -16,8 +16,8 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
 @click.option("--target", default=None, help=f"{_TARGETS}. [default: trt8.5]")
-@click.option("--method", type=click.Choice(["mse", "percentile", "entropy", "max"]), default="mse", show_default=True,
-              help="How an activation's range is chosen.")
+@click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus",
+              show_default=True, help="How an activation's range is chosen; focus is mse where objects are.")
 @click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors.")
 @click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile.")
 @click.option("--max-images", type=click.IntRange(1), default=512, show_default=True, help="Spread over the whole set.")
@@ -30,6 +30,7 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 @click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean.")
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
               help="Keep statistics there; resume and reuse them.")
+@click.option("--overwrite-cache", is_flag=True, help="Replace a cache of another model or of other images.")
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
@@ -46,15 +47,20 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Store weights as float with Q and DQ, or as int8 with DQ alone.")
 @click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
               help="Type of what stays float.")
+@click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
+              help="Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.")
+@click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
+              help="Measure on so many samples which activations cost most; 0 does not.")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
-    mean: str | None, std: str | None, calib_cache: str | None, calib_table: str | None, write_table: str | None,
-    head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
-    exclude_op: tuple[str, ...], weights: str, high_precision: str, no_predict: bool, everything: bool, form: str,
+    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
+    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...],
+    include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str, high_precision: str, input_type: str,
+    losses: int, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -65,11 +71,10 @@ def command(
     if calib is not None and calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
     path = output or _default_output(model)
-    for written, option in ((path, "-o"), (write_table, "--write-table")):
-        if written is not None:
-            _check_folder(written, option, model)
-    _check_apart({"-o": path, "--write-table": write_table, "--calib-cache": calib_cache},
-                 {"MODEL": model, "--calib": calib, "--calib-table": calib_table})
+    from qdqtool.files import claim
+
+    for written, option in ((path, "-o"), (write_table, "--write-table"), (calib_cache, "--calib-cache")):
+        claim(written, option)
     methods = [_method(text) for text in method_for]
     sizes = _size(size)
     means, stds = _channels(mean, "--mean"), _channels(std, "--std")
@@ -96,6 +101,7 @@ def command(
         ),
         size=sizes,
         calib_cache=calib_cache,
+        overwrite_cache=overwrite_cache,
         calib_table=calib_table,
         target=target or DEFAULT_TARGET,
         head=head,
@@ -106,6 +112,8 @@ def command(
         exclude_op=exclude_op,
         weights=weights,
         high_precision=high_precision,
+        input_type=input_type,
+        losses=losses,
         predict=not no_predict,
         progress=True,
     )
@@ -132,31 +140,6 @@ def _default_output(model: str) -> str:
     for ending in (".gz", ".onnx"):
         name = name.removesuffix(ending)
     return str(Path(model).with_name(f"{name}_qdq.onnx"))
-
-
-def _check_folder(path: str, option: str, model: str) -> None:
-    """Says before the work, not after it, that a result could not be written."""
-    from qdqtool.errors import QdqtoolError
-    from qdqtool.files import same_file
-
-    if not Path(path).parent.is_dir():
-        raise QdqtoolError(f"{option} {path}: the folder {Path(path).parent} does not exist; create it first")
-    if Path(path).is_dir():
-        raise QdqtoolError(f"{option} {path}: is a folder; give a file name")
-    if same_file(path, model):
-        raise QdqtoolError(f"{option} {path}: is the input; choose another name")
-
-
-def _check_apart(written: dict[str, str | None], read: dict[str, str | None]) -> None:
-    """No two options write one file, and none writes what another reads."""
-    from qdqtool.errors import QdqtoolError
-
-    taken = {Path(path).resolve(): option for option, path in read.items() if path is not None}
-    for option, path in written.items():
-        if path is not None:
-            other = taken.setdefault(Path(path).resolve(), option)
-            if other != option:
-                raise QdqtoolError(f"{option} {path}: is what {other} names; choose another name")
 
 
 def _method(text: str) -> tuple[str, str]:

@@ -24,15 +24,14 @@ def command(
     """
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
-    from qdqtool.errors import BuildLogError, QdqtoolError
+    from qdqtool.errors import BuildLogError
     from qdqtool.explain.errors import annotate
-    from qdqtool.files import same_file
+    from qdqtool.files import claim
     from qdqtool.render.log_text import pass_lines, render
     from qdqtool.render.output import emit, terminal_width, to_json
 
-    for target in (output, to_onnx):
-        if target and any(same_file(target, file) for file in files):
-            raise QdqtoolError(f"{target}: is one of the files read; choose another output name")
+    claim(output, "-o")
+    claim(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:
         from qdqtool.modelfile import save

@@ -28,6 +28,10 @@ _SEVERITIES = ("error", "warning")
 @click.option("--calibrate", metavar="TIME|FILE", help="A measured time (5.3ms), a trtexec profile of this model, or a "
               "file of --save-calibration.")
 @click.option("--save-calibration", type=click.Path(), metavar="FILE", help="Keep the correction for later calls.")
+@click.option("--assume", "assume", multiple=True, metavar="silu-add=fused|apart",
+              help="Settle what TensorRT decides by timing: whether Conv + activation + Add become one layer.")
+@click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "
+                                                  "deepstream. Tells the flags in its words.")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -35,7 +39,8 @@ _SEVERITIES = ("error", "warning")
 def command(
     model: str, target: str | None, everything: bool, trace: bool, layers: bool, gpu: str | None, sm: str | None,
     clock: float | None, power: str | None, batch: int | None, no_fp16: bool, calibrate: str | None,
-    save_calibration: str | None, required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
+    save_calibration: str | None, assume: tuple[str, ...], way: str | None,
+    required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
 ) -> int:
     """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -45,7 +50,8 @@ def command(
     """
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
-    from qdqtool.files import same_file
+    from qdqtool.explain.ways import way_named
+    from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.predict_text import render
@@ -53,24 +59,32 @@ def command(
 
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
-    for written in (output, save_calibration):
-        for read, what in ((model, "the model"), (calibrate, "the measurement")):
-            if written and read and same_file(written, read):
-                raise QdqtoolError(f"{written}: is {what}; choose another output name")
+    claim(output, "-o")
+    claim(save_calibration, "--save-calibration")
+    if calibrate is not None:
+        note_read(calibrate)
     time = None
+    choices = _choices(assume)
+    building = way_named(way) if way is not None else None
     if gpu is None and sm is None:
-        prediction = predict(model, target or DEFAULT_TARGET)
+        prediction = predict(model, target or DEFAULT_TARGET, assume=choices, way=way)
     else:
         from qdqtool.timing import ask
 
         request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
-        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request)
+        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request, assume=choices, way=way)
+    if choices and not prediction.assumptions:
+        print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
     if form == "json":
-        emit(to_json(prediction.as_json()), output)
+        told = prediction.as_json()
+        if building is not None:
+            told["for"] = building.as_json(prediction.target)
+        emit(to_json(told), output)
     else:
         width = 100 if output else terminal_width()
-        emit(render(prediction, width, everything=everything, layers=layers, trace=trace, time=time), output)
+        emit(render(prediction, width, everything=everything, layers=layers, trace=trace, time=time,
+                    way=building), output)
     for line in unmet:
         print(f"qdqtool: {line}", file=sys.stderr)
     return 1 if unmet else 0
@@ -81,6 +95,22 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise click.BadParameter(f"'{text}' is no regular expression: {error}", param_hint="--require") from None
+
+
+def _choices(given: tuple[str, ...]) -> dict[str, str]:
+    """``name=value`` of each --assume.
+
+    Raises:
+        QdqtoolError: One has another form, or a name is given twice with different values.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise QdqtoolError(f"--assume {text[:60]}: write name=value, such as silu-add=fused")
+        if found.setdefault(name.strip().lower(), value.strip().lower()) != value.strip().lower():
+            raise QdqtoolError(f"--assume {name.strip()} is given twice with different values")
+    return found
 
 
 def _code(text: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from qdqtool.demo.images import make_image, write_images
 from qdqtool.demo.model import yolov8n
@@ -16,8 +15,10 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.result import Insertion
 from qdqtool.modelfile import save
+from qdqtool.outputs import commit
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
+from qdqtool.runtime import open_session
 from qdqtool.trt.targets import Target
 
 _CHECKED = 8
@@ -48,12 +49,14 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     for old in pictures.glob("demo-*.png"):  # of an earlier run with more images
         old.unlink()
     write_images(pictures, images, size)
+    commit()  # the next steps read what this one wrote
     yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
     yield f"   and {images} generated images of {size} x {size} pixels to {pictures}"
     yield ""
     yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     result = insert(model, pictures, target=target, progress=True)
     result.save(quantized)
+    commit()
     yield from _indented(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _difference(proto, result.model, size, images)
@@ -74,9 +77,7 @@ def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, firs
     """Mean distance of box coordinates in pixels and correlation of scores, on images that calibration did not see."""
     outputs = []
     for proto in (before, after):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = open_session(proto.SerializeToString(), 0, optimize="none")
         rows = []
         for index in range(first, first + _CHECKED):
             pixels = np.asarray(make_image(size, index), np.float32).transpose(2, 0, 1)[None] / 255

@@ -38,7 +38,7 @@ FLOAT = (
         "A Myelin region (ForeignNode) or a Softmax layer with float tensors.",
         "Keep the pair where a convolution in front of it gains INT8 output; NVIDIA puts Q/DQ between a convolution "
         "and its LayerNorm, through the Transpose, for that. Remove it elsewhere.",
-        (documented(ALL_TARGETS, "NVIDIA/TensorRT issues 4084, 4242, 3243"),),
+        (documented(ALL_TARGETS, "NVIDIA/TensorRT issues 4084, 4242, 3243; NVIDIA/Model-Optimizer pull request 1117"),),
     ),
     Code(
         "PLUGIN-OUTSIDE",
@@ -146,9 +146,17 @@ FLOAT = (
         "A MatMul of two activations is quantized",
         Severity.INFO,
         "Attention: both inputs are computed.",
-        "INT8 attention was slower than FP16 in users' measurements (YOLOv12, YOLOv13).",
-        "Myelin blocks with Int8 gemm.",
-        "Leave the MatMul and Softmax of attention blocks in float, and measure.",
-        (assumed(ALL_TARGETS, "users' measurements"),),
+        "INT8 attention was slower than FP16 in users' measurements (YOLOv12, YOLOv13). Fused INT8 attention needs "
+        "compute capability 7.5, a head size of 16, 32 or 64, sequences of at most 512, and Q/DQ in front of the first "
+        "MatMul, behind the Softmax and behind the second MatMul; without all of that each MatMul is a kernel of its "
+        "own.",
+        "Myelin blocks with Int8 gemm; fused attention has _mha in its kernel's name.",
+        "Leave the MatMul and Softmax of attention blocks in float (FP16 attention is fused), and measure.",
+        (
+            documented(
+                CLASSIC, "developer guide, MHA fusion (NVIDIA/TensorRT issues 2981, 4167); NVIDIA in issues 3243, 3724"
+            ),
+            assumed(RTX, "users' measurements on TensorRT"),
+        ),
     ),
 )

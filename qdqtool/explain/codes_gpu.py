@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.explain.knowledge import CLASSIC, Code, assumed, documented
+from qdqtool.explain.knowledge import CLASSIC, Code, assumed, documented, seen
 from qdqtool.types import Severity
 
 GPU = (
@@ -56,5 +56,49 @@ GPU = (
         "8.6 or older "
         "for Pascal.",
         (assumed(CLASSIC, "TensorRT release notes, as far as known; the point releases were not checked"),),
+    ),
+    Code(
+        "GPU-FUSION",
+        "An activation other than Relu may stay apart on this GPU",
+        Severity.WARNING,
+        "The GPU named has INT8 without tensor cores; the convolution's activation is LeakyRelu, SiLU, GELU or another "
+        "pointwise function.",
+        "Fused INT8 kernels for such activations are those of tensor cores: Turing and newer. Elsewhere the activation "
+        "is a kernel of its own behind a convolution that writes float.",
+        "A PointWise layer behind a convolution Int8 -> Float.",
+        "Use Relu where the network may be trained again; else compare with the float engine, or build for Turing and "
+        "newer.",
+        (documented(CLASSIC, "NVIDIA in NVIDIA/TensorRT issues 2134 (LeakyRelu) and 3127 (GELU on a GTX 1080 Ti)"),),
+    ),
+    Code(
+        "GPU-KERNELS",
+        "No INT8 kernel may exist for a depthwise convolution on this GPU",
+        Severity.WARNING,
+        "The GPU named has INT8 without tensor cores, and the model quantized depthwise convolutions.",
+        "The build may end for want of a kernel.",
+        "Could not find any implementation for node ...",
+        "Leave these convolutions float (insert --exclude), or build on the GPU that is deployed to: a quantized "
+        "depthwise network is known to build on Turing with tensor cores (MobileNetV2 on a TITAN RTX).",
+        (
+            documented(
+                CLASSIC, "developer guide: GPUs up to 7.5 may lack INT8 for a layer; NVIDIA/TensorRT issue 4060 (T2000)"
+            ),
+        ),
+    ),
+    Code(
+        "GPU-JETSON",
+        "On a Jetson this speaks of the GPU, not of the DLA",
+        Severity.INFO,
+        "A Jetson was named.",
+        "Its GPU runs the same Q/DQ passes as a desktop GPU. The DLA takes no Q/DQ (up to TensorRT 10): it wants a "
+        "calibration table. Fused attention kernels are missing on Orin with 8.6.",
+        "Layers 'not supported on DLA' for Q/DQ; no _mha kernel in a profile.",
+        "Build for the GPU; for the DLA use a calibration table of the float model.",
+        (
+            seen(("trt8.5",), "bevfusion-camera-orin-trt8502, against bevfusion-camera-rtx3080ti-trt8600"),
+            documented(
+                tuple(t for t in CLASSIC if t != "trt8.5"), "NVIDIA/TensorRT issues 2222 (DLA), 3575 (attention)"
+            ),
+        ),
     ),
 )

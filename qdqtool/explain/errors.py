@@ -17,7 +17,7 @@ from qdqtool.types import Json
 __all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "annotate", "lookup"]
 
 _COMPILED = [(re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN]
-_MAX_TEXT = 20_000
+_MAX_TEXT = 4000
 
 
 def lookup(text: str) -> KnownError | None:
@@ -27,7 +27,7 @@ def lookup(text: str) -> KnownError | None:
     cause is not known. None for any other text.
 
     Args:
-        text: The message or a part of it; only the first 20,000 characters are looked at.
+        text: The message or a part of it; only the first 4,000 characters are looked at.
     """
     head = text[:_MAX_TEXT]
     found = next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)

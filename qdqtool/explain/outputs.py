@@ -188,6 +188,13 @@ def _not_quantized(known: Known, r: OutputNotQuantized) -> Cause:
     average = next((x for x in r.readers if x.op in AVERAGES), None)
     if average is not None and len(r.readers) == 1:
         return _average(known, r, average)
+    norm = next((x for x in r.readers if x.op == "LayerNormalization"), None)
+    if norm is not None and len(r.readers) == 1 and r.node in known.outcomes:
+        return Cause(
+            "OUT-FLOAT", r.node, f"{_writes(r)}: {norm.node} ({norm.op}) reads it as float.",
+            f"Put Q/DQ in front of {norm.node}: {r.node} then writes INT8, by faster kernels (ModelOpt pull request "
+            "1117), and the normalization itself is computed in float either way.", r.elements, (r.node,),
+        )
     concerned = (r.node,) if r.node in known.outcomes else ()
     if quantizers_of(r.readers):
         q = quantizers_of(r.readers)[0]

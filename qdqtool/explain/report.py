@@ -24,8 +24,10 @@ def title_of(code: FindingCode) -> str:
 class Report:
     """Findings for one target; a code that does not hold there is left out."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, way: str | None = None) -> None:
         self.target = target
+        #: How the engine is built (``qdqtool.explain.ways``), None where that is not told.
+        self.way = way
         self.findings: list[Finding] = []
         self._known: dict[tuple[FindingCode, str], Finding] = {}
 

@@ -185,6 +185,7 @@ class _Work:
         self.applied: list[Change] = []
         self.refused: list[Change] = []
         self.notes: list[str] = []
+        self._runs = compare.Runs()
         self._given = inputs
         self._arrays: compare.Arrays = {}
         self._reference: compare.Arrays | None = None
@@ -234,9 +235,12 @@ class _Work:
 
     def _attempt(self, sites: list[Site], step: Step) -> str:
         editor = Editor(self.model)
-        for site in sites:
-            site.apply(editor)
         changes = [Change(s.code, s.node, s.what) for s in sites]
+        try:
+            for site in sites:
+                site.apply(editor)
+        except ModelError as error:
+            return str(error)
         return self._judge(editor.finish(), changes, set(step.codes), step.noise)
 
     def try_together(self) -> None:
@@ -295,7 +299,7 @@ class _Work:
             return f"onnxruntime cannot run the model, so its outputs cannot be compared: {self._cannot_run}", None
         try:
             proto, _ = compare.runnable(candidate, self._body)
-            noise = compare.noise(compare.run(proto, self._arrays), self._reference)
+            noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
         if not compare.within(self._noise, noise, factor):
@@ -309,6 +313,9 @@ class _Work:
         for self._body in (False, True):
             try:
                 self._run_given()
+            except compare.TooMuch as error:  # a part of it would hardly need less
+                self._cannot_run = str(error)
+                return
             except compare.RunError as error:
                 self._cannot_run = self._cannot_run or str(error)
             else:
@@ -320,8 +327,8 @@ class _Work:
         part = Model(proto, self.given.path, sha256="part") if cut else self.given
         self._arrays = (compare.random_inputs(part) if self._given is None
                         else compare.check_inputs(part, self._given))
-        reference = compare.run(compare.float_model(part), self._arrays)
-        self._noise = self._first_noise = compare.noise(compare.run(proto, self._arrays), reference)
+        reference = self._runs.run(compare.float_model(part), self._arrays)
+        self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference
         if self._noise.relative > _ROUGH:
             self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "

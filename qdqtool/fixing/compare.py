@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from google.protobuf.message import EncodeError
 
-from qdqtool import qdq
+from qdqtool import budgets, qdq
 from qdqtool.errors import DataError
-from qdqtool.graph import Model
+from qdqtool.fixing import sandbox
+from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
+from qdqtool.graph import Model, infer, without_large_weights
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 
-Arrays = dict[str, npt.NDArray[Any]]
+__all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
 _SIDE = 256  # an unknown height or width: a multiple of every stride in use
 _ATOL = 1e-6  # of the largest output: rounding of float arithmetic
-
-
-class RunError(Exception):
-    """A model that onnxruntime cannot run; the message is its first line."""
 
 
 @dataclass(frozen=True)
@@ -123,22 +123,30 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
         shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
         kind = model.elem_type(name) or onnx.TensorProto.FLOAT
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        size = math.prod(shape) * 4
+        if size > budgets.SESSION_INPUT or min(shape) < 1:
+            raise TooMuch(f"input '{name}' of the shape {shape} would take {budgets.amount(size)}; the limit is "
+                          f"{budgets.amount(budgets.SESSION_INPUT)}")
         if not np.issubdtype(dtype, np.floating):
             result[name] = generator.integers(-100 if np.issubdtype(dtype, np.signedinteger) else 0, 100, shape).astype(
                 dtype
             )
             continue
-        result[name] = (_images(generator, shape) * _range_of(view, name)).astype(dtype)
+        images = _images(generator, shape)
+        images *= np.float32(_range_of(view, name))
+        result[name] = images.astype(dtype, copy=False)
     return result
 
 
-def _images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.float64]:
-    noise = generator.random(shape)
+def _images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.float32]:
+    noise = generator.random(shape, np.float32)
     if len(shape) != 4 or min(shape[2:]) < 8:
         return noise
-    coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1))
-    smooth = np.repeat(np.repeat(coarse, 8, axis=2), 8, axis=3)[:, :, : shape[2], : shape[3]]
-    return np.asarray(0.75 * smooth + 0.25 * noise)
+    coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
+    noise *= np.float32(0.25)
+    for row in range(shape[2]):  # row by row: an array of the smooth part would be as large again
+        noise[:, :, row] += np.repeat(coarse[:, :, row // 8], 8, axis=2)[:, :, : shape[3]] * np.float32(0.75)
+    return noise
 
 
 def _range_of(view: View, name: str) -> float:
@@ -166,26 +174,82 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     return {name: np.asarray(given[name]) for name in model.inputs}
 
 
-def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    """The outputs of a model, computed on the CPU without fusing Q/DQ.
+class Runs:
+    """Runs of models in onnxruntime, within limits on the time and memory of each and on the time of all together.
 
-    Raises:
-        RunError: onnxruntime cannot load or run it.
+    Attributes:
+        seconds: What is left for all runs; None before the first one.
     """
-    import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = max(1, min(4, os.cpu_count() or 1))
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
+        """The outputs of a model, computed on the CPU without fusing Q/DQ.
+
+        Raises:
+            TooMuch: It needs more than it may, or the time for all runs is used up.
+            RunError: onnxruntime cannot load or run it.
+        """
+        try:
+            source = proto.SerializeToString()
+        except (ValueError, EncodeError):
+            raise RunError("the model is over 2 GB") from None
+        limit = budgets.SESSION_SECONDS + len(source) / budgets.SESSION_BYTES_PER_SECOND
+        if self.seconds is None:
+            self.seconds = limit * budgets.SESSION_RUNS
+        if self.seconds <= 0:
+            raise TooMuch("the time for comparing outputs is used up")
+        need = peak_bytes(proto, inputs)
+        if need > budgets.SESSION_BYTES:
+            raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
+                          f"{budgets.amount(budgets.SESSION_BYTES)}")
+        started = time.monotonic()
+        try:
+            return sandbox.SHARED.run(source, inputs, limit, budgets.SESSION_PROCESS + 4 * len(source) + need)
+        finally:
+            self.seconds -= time.monotonic() - started
+
+
+def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
+    """One run; see :meth:`Runs.run`."""
+    return Runs().run(proto, inputs)
+
+
+def peak_bytes(proto: onnx.ModelProto, inputs: Arrays) -> int:
+    """What the tensors take that live at the same time, from their shapes; a tensor of unknown shape counts nothing."""
+    slim = without_large_weights(proto)
+    del slim.graph.value_info[:]
+    for value in slim.graph.input:
+        if value.name in inputs:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, inputs[value.name].shape))
+    inferred = infer(slim)
+    if inferred is None:
+        return sum(array.nbytes for array in inputs.values())
+    sizes = {v.name: _bytes_of(v) for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
+    last: dict[str, int] = {}
+    for index, node in enumerate(proto.graph.node):
+        last.update(dict.fromkeys(node.input, index))
+    kept = {v.name for v in (*proto.graph.output, *proto.graph.input)}
+    live = peak = sum(sizes.get(v.name, 0) for v in proto.graph.input)
+    for index, node in enumerate(proto.graph.node):
+        live += sum(sizes.get(t, 0) for t in set(node.output))
+        peak = max(peak, live)
+        live -= sum(sizes.get(t, 0) for t in {*node.input, *node.output} if last.get(t, index) <= index
+                    and t not in kept and t in sizes)
+    return peak
+
+
+def _bytes_of(value: onnx.ValueInfoProto) -> int:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return 0
     try:
-        session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        names = [o.name for o in session.get_outputs()]
-        return dict(zip(names, session.run(names, inputs), strict=True))
-    except Exception as error:
-        # onnxruntime raises its own exception classes, and ValueError for models over 2 GB.
-        text = str(error).strip().splitlines()
-        raise RunError(text[0] if text else type(error).__name__) from error
+        width = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+    except (KeyError, TypeError):
+        width = 4
+    return int(width) * math.prod(max(int(d.dim_value), 0) if d.HasField("dim_value") else 1 for d in tensor.shape.dim)
 
 
 def noise(outputs: Arrays, reference: Arrays) -> Noise:

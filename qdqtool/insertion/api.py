@@ -14,11 +14,14 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets, residuals
+from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
+from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
+from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
-from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.result import Insertion, watched
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full
@@ -32,17 +35,19 @@ if TYPE_CHECKING:
 HIGH_PRECISIONS = ("fp32", "fp16")
 
 
+@watched
 def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    method: str = "mse",
+    method: str = "focus",
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
     preprocess: Preprocess | None = None,
     size: tuple[int, int] | None = None,
     calib_cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
     calib_table: str | os.PathLike[str] | None = None,
     target: str | Target = DEFAULT_TARGET,
     head: str = "box",
@@ -53,6 +58,8 @@ def insert(
     exclude_op: Sequence[str] = (),
     weights: str = "float",
     high_precision: str = "fp32",
+    input_type: str = "float",
+    losses: int = 0,
     predict: bool = True,
     progress: bool = False,
 ) -> Insertion:
@@ -62,13 +69,14 @@ def insert(
         model: A float ONNX model; it is not changed.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
-        method: ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
+        method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
         method_for: Pairs of a regular expression on tensor names and the method for those tensors.
         percentile: For ``percentile``, in percent of the absolute values.
         max_images: Use at most so many samples, spread evenly.
         preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
         size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
         calib_cache: File to keep statistics in, so that another run needs no inference.
+        overwrite_cache: Whether a cache made for another model or from other data is replaced instead of refused.
         calib_table: A TensorRT calibration table to take the ranges from, instead of data.
         target: Which TensorRT to place for, see ``qdqtool predict --help``.
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution,
@@ -80,6 +88,9 @@ def insert(
         exclude_op: Operator types to leave float.
         weights: ``float`` keeps float weights with Q and DQ; ``int8`` stores int8 with DQ alone.
         high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16.
+        input_type: ``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see
+            :mod:`qdqtool.insertion.inputs`.
+        losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
 
@@ -100,6 +111,7 @@ def insert(
         if value not in choices:
             raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
     chosen = target_named(target)
+    check_input_type(input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
     proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
@@ -115,13 +127,14 @@ def insert(
     groups = scale_groups(work, placement.readers, unify)
     methods = MethodChoice(method, tuple(method_for), percentile)
     methods.check([t for g in groups for t in g.tensors])
+    statistics = None
     if calib_table is not None:
         found = scales_from_table(calib_table, groups)
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
         statistics, calibration = collect_for(
             _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
-            preprocess=preprocess, size=size, cache=calib_cache, progress=progress,
+            preprocess=preprocess, size=size, cache=calib_cache, overwrite_cache=overwrite_cache, progress=progress,
         )  # fmt: skip
         found = []
         for group in groups:
@@ -131,17 +144,35 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    measured = None
+    if losses and statistics is not None:
+        activations = [q for q in quantized if q.method != "weights-max"]
+        tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
+        measured = measure(
+            proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
+        )
+    if input_type != "float":
+        notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
     if high_precision == "fp16":
         halfprecision.to_half(proto)
     result = Insertion(
-        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source
-    )
+        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
+        losses=measured,
+    )  # fmt: skip
     if predict:
         try:
             result.prediction = prediction.predict(proto, chosen)
+            if measured is not None:
+                result.losses = with_predictions(
+                    measured, proto, result.activations, result.prediction, lambda p: prediction.predict(p, chosen)
+                )
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result
+
+
+def _scaling(preprocess: Preprocess | None) -> Scaling:
+    return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
 
 
 def _float_model(
@@ -174,6 +205,8 @@ def _float_model(
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     notes.extend(prepare(proto, opset=opset, path=loaded.path))
+    if leading := fold_leading(proto):
+        notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
     return proto, notes, warnings
 
 

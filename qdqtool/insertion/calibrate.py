@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.errors import DataError
 from qdqtool.graph import Model
+from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, positive
 from qdqtool.types import Json
@@ -27,6 +28,7 @@ def collect_for(
     size: tuple[int, int] | None,
     cache: str | os.PathLike[str] | None,
     progress: bool,
+    overwrite_cache: bool = False,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 
@@ -34,19 +36,22 @@ def collect_for(
         ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import Preprocess, collect
+    from calibration import Focus, Preprocess, collect
 
     if data is None:
         raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
+    scores = class_outputs(model)
     statistics = collect(
-        model, data, tensors, cache=cache, progress=progress, preprocess=preprocess or Preprocess(),
-        max_images=max_images, size=size,
+        model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress,
+        preprocess=preprocess or Preprocess(), max_images=max_images, size=size,
+        focus=Focus(scores) if scores else None,
     )  # fmt: skip
     report: Json = {
         "images": statistics.images,
         "data": str(data) if isinstance(data, str | os.PathLike) else "",
         "tensors": len(tensors),
+        "focus": list(scores),
         "fingerprint": statistics.fingerprint,
         "cache": os.fspath(cache) if cache is not None else None,
         "skipped": [{"file": name, "reason": reason} for name, reason in statistics.skipped],

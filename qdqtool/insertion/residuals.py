@@ -13,7 +13,7 @@ from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.prediction import predict
+from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import Target
 
 OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
@@ -84,7 +84,7 @@ def _all_read(placement: Placement) -> bool:
 
 def _worth(model: Model, target: Target) -> Worth:
     """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
-    summary = predict(model, target, advice=False).summary()
+    summary = settled(model, target).summary()
     return summary["int8"], summary["int8_to_int8"], -(summary["conversions"] or 0)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import onnx
 
+from qdqtool.files import Guard, watch
+from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -29,6 +37,8 @@ class Insertion:
         prediction: What TensorRT will make of it; None with ``predict=False``.
         source: Path of the float model; empty for one in memory.
         output: Where :meth:`save` wrote the model; empty before.
+        read: The files that were read, none of which :meth:`save` overwrites.
+        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
     """
 
     model: onnx.ModelProto
@@ -42,6 +52,8 @@ class Insertion:
     prediction: Prediction | None = None
     source: str = ""
     output: str = ""
+    read: Guard | None = field(default=None, repr=False, compare=False)
+    losses: Losses | None = None
 
     @property
     def activations(self) -> list[QuantizedTensor]:
@@ -56,9 +68,11 @@ class Insertion:
         """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
 
         Raises:
-            QdqtoolError: ``path`` is the source model, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its folder is missing, or
+                it cannot be written.
         """
-        save(self.model, path, source=self.source)
+        with self.read.active() if self.read is not None else contextlib.nullcontext():
+            save(self.model, path, source=self.source)
         self.output = os.fspath(path)
         if self.prediction is not None:
             self.prediction.model.path = self.output
@@ -76,6 +90,7 @@ class Insertion:
             "groups": [_group_json(i, g) for i, g in enumerate(self.groups)],
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "losses": self.losses.as_json() if self.losses else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
 
@@ -88,3 +103,15 @@ def _group_json(index: int, scale: GroupScale) -> Json:
         "quantized": list(scale.group.quantized),
         "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
     }
+
+
+def watched(function: Callable[P, Insertion]) -> Callable[P, Insertion]:
+    """Notes what a function reads, for :meth:`Insertion.save`."""
+    @functools.wraps(function)
+    def watching(*args: P.args, **kwargs: P.kwargs) -> Insertion:
+        with watch() as guard:
+            result = function(*args, **kwargs)
+        result.read = guard
+        return result
+
+    return watching

@@ -7,6 +7,7 @@ import onnx
 from qdqtool import qdq
 from qdqtool.explain.knowledge import STRONG
 from qdqtool.explain.report import Report, names
+from qdqtool.explain.ways import fp16_words
 from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
@@ -119,8 +120,7 @@ def _depthwise(view: View, report: Report, conv: Node) -> None:
 
 def _float_types(view: View, report: Report) -> None:
     if report.target not in STRONG:
-        report.add("FLAG-FP16", "", "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
-                   "trtexec --int8 --fp16 ...")
+        report.add("FLAG-FP16", "", *fp16_words(report.way))
         return
     float32 = [n for n in view.weighted if _computes_in(view, n) == onnx.TensorProto.FLOAT]
     if float32:

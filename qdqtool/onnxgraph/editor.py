@@ -16,6 +16,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from qdqtool import budgets
+from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 
 
@@ -36,6 +38,8 @@ class Editor:
         graph = self.proto.graph
         self._nodes: list[onnx.NodeProto] = list(graph.node)
         self._taken = {n.name for n in graph.node} | set(model.producers) | set(model.initializers) | set(model.inputs)
+        self._numbers: dict[str, int] = {}  # where to go on looking for a free name
+        self._added = 0
         self._removed: set[int] = set()
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._behind: dict[int, list[onnx.NodeProto]] = defaultdict(list)
@@ -52,9 +56,10 @@ class Editor:
 
     def name(self, wanted: str) -> str:
         """``wanted``, or with a number where that name is taken."""
-        name, number = wanted, 1
+        name, number = wanted, self._numbers.get(wanted, 1)
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1
+        self._numbers[wanted] = number
         self._taken.add(name)
         return name
 
@@ -67,7 +72,13 @@ class Editor:
         return name in self._taken
 
     def constant(self, wanted: str, value: npt.NDArray[Any]) -> str:
-        """Adds an initializer and returns its name."""
+        """Adds an initializer and returns its name.
+
+        Raises:
+            ModelError: All added ones together take more than :data:`qdqtool.budgets.ADDED_CONSTANTS`.
+        """
+        self._added += np.asarray(value).nbytes
+        budgets.require(self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError)
         name = self.name(wanted)
         self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name

@@ -136,8 +136,20 @@ class Use:
     path: tuple[Node, ...] = ()
 
 
+_KEPT = 4096  # tensors whose readers are remembered
+
+
 def uses(view: View, tensor: str) -> list[Use]:
-    """The readers of a tensor, looked for past operators that a Q passes."""
+    """The readers of a tensor, looked for past operators that a Q passes; kept for the next caller."""
+    known: dict[str, list[Use]] = view.known.setdefault("uses", {})
+    if tensor not in known:
+        if len(known) > _KEPT:
+            known.clear()
+        known[tensor] = _uses(view, tensor)
+    return known[tensor]
+
+
+def _uses(view: View, tensor: str) -> list[Use]:
     found: list[Use] = []
     queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
     visited: set[str] = {tensor}

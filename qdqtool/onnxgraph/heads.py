@@ -43,7 +43,7 @@ def find_head(model: Model) -> Head:
         if not products:
             continue
         head.dfl.update(n.index for n in products)
-        head.boxes.update(_convolutions_above(model, softmax.input(0)))
+        head.boxes.update(convolutions_above(model, softmax.input(0)))
     head.finals = _finals(model, head.dfl)
     return head
 
@@ -65,7 +65,7 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
     return found
 
 
-def _convolutions_above(model: Model, tensor: str) -> set[int]:
+def convolutions_above(model: Model, tensor: str) -> set[int]:
     """Weighted nodes that make the channels of ``tensor``, followed up through operators that only move values."""
     found: set[int] = set()
     seen: set[tuple[str, _Range]] = set()

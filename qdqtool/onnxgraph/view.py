@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
@@ -54,6 +55,8 @@ class View:
 
     def __init__(self, model: Model, add_behind_activation: bool = False) -> None:
         self.model = model
+        #: What functions over a view worked out about tensors, by the function's name.
+        self.known: dict[str, dict[str, Any]] = {}
         self.add_behind_activation = add_behind_activation
 
     def params(self, node: Node) -> QuantParams:

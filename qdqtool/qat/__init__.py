@@ -19,22 +19,32 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
-    from qdqtool.qat.exporting import Export, export
+    from qdqtool.qat.checking import Check
+    from qdqtool.qat.checkpoints import checkpoint, restore
+    from qdqtool.qat.exporting import Export, check, export
     from qdqtool.qat.planning import Plan, plan
     from qdqtool.qat.preparation import prepare
     from qdqtool.qat.ranges import Calibration, calibrate
+    from qdqtool.qat.switching import Sensitivity, disable, disabled, enable, sensitivity
 
 _HOMES = {
-    "prepare": "qdqtool.qat.preparation",
-    "plan": "qdqtool.qat.planning",
-    "Plan": "qdqtool.qat.planning",
-    "calibrate": "qdqtool.qat.ranges",
-    "Calibration": "qdqtool.qat.ranges",
-    "export": "qdqtool.qat.exporting",
-    "Export": "qdqtool.qat.exporting",
+    name: f"qdqtool.qat.{room}"
+    for room, names in {
+        "preparation": ("prepare",),
+        "planning": ("plan", "Plan"),
+        "ranges": ("calibrate", "Calibration"),
+        "exporting": ("export", "check", "Export"),
+        "checking": ("Check",),
+        "checkpoints": ("checkpoint", "restore"),
+        "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
+    }.items()
+    for name in names
 }
 
-__all__ = ["Calibration", "Export", "Plan", "calibrate", "export", "plan", "prepare"]
+__all__ = [
+    "Calibration", "Check", "Export", "Plan", "Sensitivity", "calibrate", "check", "checkpoint", "disable", "disabled",
+    "enable", "export", "plan", "prepare", "restore", "sensitivity",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

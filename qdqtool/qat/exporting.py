@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,23 +15,26 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.scales import LEVELS, weight_scale
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.modelfile import save
 from qdqtool.prediction import predict
-from qdqtool.qat.backends import amax_of
+from qdqtool.qat import checking
+from qdqtool.qat.amax import LEVELS, amax_of, scale_of
+from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, quantizers_of
-from qdqtool.qat.planning import Plan
+from qdqtool.qat.networks import exporting_heads, is_yolo, unwrapped
+from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
-from qdqtool.qat.trace import as_arguments, evaluating, export_proto
+from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 
-# Float sums in another order flip single integer steps, which later layers pass on; a wrong scale or a Q/DQ pair at
-# another place changes all values. Relative to the outputs' standard deviation.
-TOLERANCE = 0.05
+ANYTHING = 1.0  # a tolerance as large as the outputs themselves
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass
@@ -39,14 +44,13 @@ class Export:
     Attributes:
         path: Where.
         prediction: What TensorRT will make of it.
-        difference: Root mean square of onnxruntime's outputs minus the fake-quantized network's, divided by the
-            standard deviation of these, on the sample; the largest over all outputs.
+        check: How far onnxruntime's results are from the network's.
         plan: The plan that the network was prepared by.
     """
 
     path: str
     prediction: Prediction
-    difference: float
+    check: Check
     plan: Plan
 
     @property
@@ -54,74 +58,192 @@ class Export:
         """The prediction's summary: convolutions, those in INT8, conversions."""
         return self.prediction.summary()
 
+    @property
+    def difference(self) -> float:
+        """End to end, see :attr:`Check.difference`."""
+        return self.check.difference
+
+    @property
+    def noise(self) -> float:
+        """The network's own, see :attr:`Check.noise`."""
+        return self.check.noise
+
 
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
-    sample: Any,
+    sample: Any = None,
     opset: int = 17,
     *,
     target: str | Target | None = None,
     dynamic_batch: bool = False,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float = FLOOR,
 ) -> Export:
     """Writes a prepared, calibrated network as a Q/DQ model and predicts it.
 
     BatchNormalization behind a convolution is folded into its weights before these are quantized; the integers stay
     those of training, because weights and scales of a channel are multiplied by the same factor. Scales are constants,
-    node names are those of torch's export. The network is not changed.
+    node names are those of torch's export. The network is not changed; its head is exported in its export mode.
 
     Args:
-        model: The network; it is exported in evaluation mode, from the CPU.
+        model: The network, its wrapper (DistributedDataParallel, torch.compile, Ultralytics' ``YOLO`` or EMA) as well;
+            it is exported in evaluation mode, from the CPU.
         path: Where to write.
-        sample: A tensor or a tuple of arguments.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments; where a tensor holds one value only, the
+            check takes random values from 0 to 1 instead. None for Ultralytics' wrapper takes an image of its size.
         opset: 13 or newer.
         target: What to predict for; by default what the network was prepared for.
         dynamic_batch: Whether the first axis of every input and output is left open.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
-        tolerance: How far onnxruntime's results may be from the network's, see :attr:`Export.difference`.
+        tolerance: How far, beyond the network's own noise, onnxruntime's results may be from the network's end to end,
+            see :attr:`Check.difference`. The check of the single pieces is not loosened by it, unless it is 1 or more:
+            then everything is written, and what would have been refused is a warning.
 
     Returns:
         The prediction, and how far onnxruntime's results are from the network's.
 
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
-        ModelError: torch cannot export it, or onnxruntime's results are not the network's.
+        ModelError: torch cannot export it, or it does not compute what the network computes; nothing is written.
     """
+    wrapper, call = model, as_call(sample_for(model, sample)).on_device("cpu")
+    model = unwrapped(model)
     plan = plan_of(model)
     if opset < 13:
         raise QdqtoolError(f"opset={opset}: per-channel Q/DQ need 13 or newer")
-    args = tuple(a.detach().cpu() if isinstance(a, Tensor) else a for a in as_arguments(sample))
-    twin = copy.deepcopy(model).cpu()
-    with evaluating(twin):
-        wanted = _tensors(twin(*args))
-        _freeze(twin, plan)
-        proto = export_proto(twin, args, opset, **_names(input_names, output_names, args, wanted, dynamic_batch))
-    for tidy in (fold_constants, transpose_weights, merge_pairs):
-        proto = tidy(proto)
-    try:
-        onnx.checker.check_model(proto)
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{path}: the exported model is not valid: {str(error).splitlines()[0]}") from error
-    difference = _difference(proto, args, wanted)
-    if not difference <= tolerance:
-        raise ModelError(
-            f"{path}: onnxruntime's results are {difference:.3f} of their standard deviation away from the network's, "
-            f"more than {tolerance:g}; nothing was written"
-        )
+    if is_yolo(wrapper):
+        from qdqtool.qat import ultralytics
+
+        input_names = ["images"] if input_names is None else input_names
+        output_names = ultralytics.output_names(model) if output_names is None else output_names
+    twin = copy.deepcopy(model).cpu().float()
+    with exporting_heads(twin):
+        _refuse_uncalibrated(twin)
+        shown = checking.lively(call)
+        wanted = checking.reference(twin, shown)
+        options = _names(input_names, output_names, call, wanted.outputs, dynamic_batch)
+        raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, options)
+        proto, numbers = _tidied(raw, calls)
+        try:
+            onnx.checker.check_model(proto)
+        except onnx.checker.ValidationError as error:
+            raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
+        try:
+            found = checking.check_pieces(proto, shown, wanted, numbers)
+            found = replace(found, noise=_noise(twin, plan, shown, wanted))
+            _refuse_apart(found, tolerance)
+        except ModelError as error:
+            if tolerance < ANYTHING:
+                raise ModelError(f"{os.fspath(path)}: {_first_line(error)}; nothing was written") from error
+            warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=2)
+            found = Check(float("inf"), float("nan"), 0, float("inf"), "")
+    if is_yolo(wrapper):
+        from qdqtool.qat import ultralytics
+
+        onnx.helper.set_model_props(proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch))
     save(proto, path)
-    return Export(os.fspath(path), predict(path, target or plan.target), difference, plan)
+    return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
+
+
+def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *, tolerance: float = FLOOR) -> Check:
+    """Whether a Q/DQ model (edited since, or from elsewhere) still computes what the prepared network computes.
+
+    Args:
+        model: The network that :func:`export` wrote it from.
+        path: The model; its nodes have the names that :func:`export` gave them.
+        sample: As for :func:`export`.
+        tolerance: As for :func:`export`.
+
+    Raises:
+        QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
+        ModelError: They do not compute the same, saying where.
+    """
+    from qdqtool.modelfile import load
+
+    call = as_call(sample_for(model, sample)).on_device("cpu")
+    model = unwrapped(model)
+    plan = plan_of(model)
+    file = load(path).proto
+    twin = copy.deepcopy(model).cpu().float()
+    with exporting_heads(twin):
+        _refuse_uncalibrated(twin)
+        call = checking.lively(call)
+        wanted = checking.reference(twin, call)
+        opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
+        raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, {})
+        _, numbers = _tidied(raw, calls)
+        try:
+            found = checking.check_pieces(file, call, wanted, numbers)
+            found = replace(found, noise=_noise(twin, plan, call, wanted))
+            _refuse_apart(found, tolerance)
+        except ModelError as error:
+            raise ModelError(f"{os.fspath(path)}: {error}") from error
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _refuse_apart(found: Check, tolerance: float) -> None:
+    if np.isnan(found.noise):
+        return  # every piece agrees, and nothing says how much their rounding may add up to
+    allowed = tolerance + NOISES * found.noise
+    if not found.difference <= allowed:
+        raise ModelError(
+            f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
+            f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise of "
+            f"{found.noise:.3f})"
+        )
+
+
+def _marked_proto(
+    twin: nn.Module, plan: Plan, call: Call, opset: int, options: dict[str, Any]
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The exported graph, and from each QuantizeLinear of an activation to the number of the quantizer call it is."""
+    counter: list[str] = []
+
+    def marked(x: Tensor) -> Tensor:
+        counter.append("")
+        return mark(x, len(counter) - 1)
+
+    with evaluating(twin):
+        _freeze(twin, plan, marked)
+        proto = export_proto(twin, call, opset, custom_opsets={"qdqtool.qat": 1}, **options)
+    source, numbers = read_marks(proto)
+    quantized = {n.name: numbers[n.input[0]] for n in proto.graph.node if n.op_type == qdq.Q and n.input[0] in numbers}
+    drop_marks(proto, source)
+    return proto, quantized
+
+
+def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+    """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
+    proto = transpose_weights(fold_constants(raw))
+    same: dict[str, list[int]] = defaultdict(list)
+    tensors = {n.name: n.input[0] for n in proto.graph.node if n.op_type == qdq.Q}
+    for name, number in calls.items():
+        same[tensors.get(name, name)].append(number)
+    # The call that the pair itself stands for comes first.
+    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
+    return merge_pairs(proto), numbers
+
+
+def _noise(twin: nn.Module, plan: Plan, call: Call, wanted: Reference) -> float:
+    with evaluating(twin):
+        _freeze(twin, replace(plan, norms={}), None)
+    return checking.noise_of(twin, call, wanted.outputs)
 
 
 def _names(
-    inputs: Sequence[str] | None, outputs: Sequence[str] | None, args: tuple[Any, ...], results: Sequence[Tensor],
+    inputs: Sequence[str] | None, outputs: Sequence[str] | None, call: Call, results: Sequence[Tensor],
     dynamic_batch: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    input_names = list(inputs) if inputs is not None else [f"input{i or ''}" for i in range(len(tensors))]
+    plain = [f"input{i or ''}" for i in range(sum(isinstance(a, Tensor) for a in call.args))]
+    plain += [k for k, v in call.kwargs.items() if isinstance(v, Tensor)]
+    input_names = list(inputs) if inputs is not None else plain
     output_names = list(outputs) if outputs is not None else [f"output{i or ''}" for i in range(len(results))]
     options: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
     if dynamic_batch:
@@ -129,70 +251,38 @@ def _names(
     return options
 
 
-def _freeze(twin: nn.Module, plan: Plan) -> None:
-    """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
+def _refuse_uncalibrated(twin: nn.Module) -> None:
     names = {id(m): n for n, m in twin.named_modules()}
-    axes = {w.module: w.axis for w in plan.weights}
-    found = list(quantizers_of(twin))
-    for module, attribute, weight in found:
+    for module, attribute, weight in quantizers_of(twin):
         if not weight and amax_of(getattr(module, attribute)) is None:
             where = f"{names[id(module)]}.{attribute}".lstrip(".")
             raise QdqtoolError(f"quantizer '{where}' has no range; call qdqtool.qat.calibrate before the export")
+
+
+def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
+    """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
+    names = {id(m): n for n, m in twin.named_modules()}
+    axes = {w.module: w.axis for w in plan.weights}
     # One scale for all channels does not survive factors that differ between them: such a convolution stays unfolded.
     norms = {norm: conv for norm, conv in plan.norms.items() if axes.get(conv, 0) is not None}
+    found = list(quantizers_of(twin))
     factors = fold_norms(twin, norms)
     for module, attribute, weight in found:
-        amax = amax_of(getattr(module, attribute))
+        quantizer = getattr(module, attribute)
         if not weight:
-            assert amax is not None
-            scale: Tensor = (amax.double().reshape(()) / LEVELS).float().clamp_min(torch.finfo(torch.float32).tiny)
-            module._modules[attribute] = ExportQuantizer(scale, None)
+            made = ExportQuantizer(scale_of(quantizer, torch.empty(0)), None)
+            made.mark = marked
+            module._modules[attribute] = made
             continue
         axis = axes[names[id(module)]]
         value = module._parameters["weight"]
         assert value is not None
         scale = torch.from_numpy(np.array(weight_scale(value.detach().numpy(), axis)))
+        amax = amax_of(quantizer)
         if amax is not None:  # the range of training, times what folding multiplied the channels by
             trained = amax.double().reshape(scale.shape) / LEVELS
             factor = factors.get(names[id(module)])
             trained = trained if factor is None else trained * factor.double().abs()
-            scale = torch.where(trained > torch.finfo(torch.float32).tiny, trained.float(), scale)
+            scale = torch.where(trained > _TINY, trained.float(), scale)
         module._modules[attribute] = ExportQuantizer(scale, axis)
     twin.__dict__.pop(PLAN, None)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in a network's result, in the order in which torch exports them."""
-    if isinstance(value, Tensor):
-        return [value.detach()]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [t for v in value for t in _tensors(v)]
-    return []
-
-
-def _difference(proto: onnx.ModelProto, args: tuple[Any, ...], wanted: Sequence[Tensor]) -> float:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Without rewriting: Q and DQ are computed as they stand there, which is what the network was trained with.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    given = [a.numpy() for a in args if isinstance(a, Tensor)]
-    feeds = {i.name: a for i, a in zip(session.get_inputs(), given, strict=False)}
-    results = session.run(None, feeds)
-    worst = 0.0
-    for result, reference in zip(results, wanted, strict=False):
-        expected = reference.double().numpy()
-        if result.shape != expected.shape:
-            raise ModelError(f"an output has shape {result.shape} in onnxruntime and {expected.shape} in the network")
-        if not np.isfinite(result).all():
-            return float("inf")
-        error = float(np.sqrt(np.mean((result.astype(np.float64) - expected) ** 2))) if expected.size else 0.0
-        spread = float(expected.std()) or float(np.abs(expected).max(initial=0.0)) or 1.0
-        worst = max(worst, error / spread)
-    return worst

@@ -11,7 +11,8 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
 
     Args:
         model: In evaluation mode.
-        norms: From the name of a BatchNormalization to that of the convolution that alone feeds it.
+        norms: From the name of a BatchNormalization to that of the convolution that alone feeds it; one that is gone
+            was folded by somebody else.
 
     Returns:
         From a convolution's name to the factors, [channels], that its output channels were multiplied by.
@@ -19,8 +20,8 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     for norm_name, conv_name in norms.items():
-        norm, conv = modules[norm_name], modules[conv_name]
-        factor = _fold(conv, norm)
+        norm, conv = modules.get(norm_name), modules.get(conv_name)
+        factor = None if norm is None or conv is None else _fold(conv, norm)
         if factor is None:
             continue
         factors[conv_name] = factor

@@ -7,24 +7,32 @@ state-dict keys stay as they are; only the quantizers' own come on top.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.qat.amax import Int8, amax_of, collecting, fake_quantized
+from qdqtool.qat.guards import protect
 from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
+_UNCALIBRATED = (
+    "an activation quantizer has no range yet and takes each batch's own maximum, which is not what TensorRT does; "
+    "call qdqtool.qat.calibrate before training and evaluation"
+)
 Observer = Callable[[nn.Module, str, Tensor], None]
+Watcher = Callable[[nn.Module, str, Tensor, Tensor], None]
 
 
 class _State(threading.local):
     observer: Observer | None = None
+    watcher: Watcher | None = None
 
 
 _state = _State()
@@ -40,6 +48,16 @@ def observing(observer: Observer) -> Iterator[None]:
         _state.observer = before
 
 
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Shows ``watcher`` each quantizer of activations that runs: module, attribute, values before and after."""
+    before, _state.watcher = _state.watcher, watcher
+    try:
+        yield
+    finally:
+        _state.watcher = before
+
+
 def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
     observer = _state.observer
     if observer is not None:
@@ -47,8 +65,16 @@ def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool
             with uncounted():
                 observer(module, attribute, value)
         return value
+    if attribute in module.qdq_off:
+        return value
+    quantizer = getattr(module, attribute)
+    if not weight and isinstance(quantizer, Int8) and amax_of(quantizer) is None and not collecting(quantizer):
+        warnings.warn(_UNCALIBRATED, UserWarning, stacklevel=4)
     with uncounted():
-        return getattr(module, attribute)(value)
+        result = quantizer(value)
+        if _state.watcher is not None and not weight:
+            _state.watcher(module, attribute, value, result)
+    return result
 
 
 class Quantizing:
@@ -59,12 +85,14 @@ class Quantizing:
         qdq_weight: The same of the weights.
         qdq_calls: From kind of call, number of the call and input to the attribute that holds its quantizer.
         qdq_expected: How many calls of a kind run inside.
+        qdq_off: Attributes whose quantizers let everything through, see :mod:`qdqtool.qat.switching`.
     """
 
     qdq_input: str | None = None
     qdq_weight: str | None = None
     qdq_calls: Mapping[tuple[str, int, int], str] = MappingProxyType({})
     qdq_expected: Mapping[str, int] = MappingProxyType({})
+    qdq_off: frozenset[str] = frozenset()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self
@@ -149,6 +177,8 @@ def _base_of(made: type) -> type:
 
 
 def _rebuilt(base: type) -> object:
+    """A module out of a pickle or a copy."""
+    protect()
     made: Any = _class_for(base)
     return made.__new__(made)
 
@@ -179,17 +209,17 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     Args:
         scale: Scalar, or [channels], in units of the tensor per integer step.
         axis: The channel axis; None for a scalar scale.
+
+    Attributes:
+        mark: Called with the values first; what it returns is quantized.
     """
 
     def __init__(self, scale: Tensor, axis: int | None) -> None:
         super().__init__()
         self.axis = axis
+        self.mark: Callable[[Tensor], Tensor] | None = None
         self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         scale: Any = self.scale
-        if self.axis is None:
-            return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
-        zero_point: Any = self.zero_point
-        return torch.fake_quantize_per_channel_affine(x, scale, zero_point, self.axis, -128, 127)
+        return fake_quantized(x if self.mark is None else self.mark(x), scale, self.axis)

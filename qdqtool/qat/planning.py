@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from qdqtool.errors import ModelError, QdqtoolError
@@ -21,8 +23,10 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
+from qdqtool.qat.networks import exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, Site
-from qdqtool.qat.trace import Traced, trace
+from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
+from qdqtool.qat.trace import Traced, as_call, trace
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 
 BACKENDS = ("pytorch-quantization", "modelopt")
@@ -65,6 +69,11 @@ class Plan:
         skipped: What could have been quantized and stays float, and why: pairs of name and reason.
         norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
         calls: How many calls of a kind run inside a module that has quantizers on some of them.
+        merged: Modules whose parallel branches become one convolution first.
+        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode, and stay float.
+        arguments: How many arguments the sample had.
+        keywords: Its keyword arguments.
+        dimensions: Dimensions of its first tensor.
     """
 
     target: str
@@ -74,6 +83,11 @@ class Plan:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     norms: dict[str, str] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    merged: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    arguments: int = 1
+    keywords: tuple[str, ...] = ()
+    dimensions: int = 4
 
     @property
     def convolutions(self) -> list[str]:
@@ -96,10 +110,17 @@ class Plan:
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in INT8, "
             f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
         ]
+        lines.extend(f"  merged    {name}: its branches become one convolution" for name in self.merged)
         lines.extend(f"  residual  {_told(a.site)}" for a in residuals)
         lines.extend(f"  pool      {_told(a.site)}" for a in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
         lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
+        if self.unseen:
+            shown = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
+            lines.append(
+                f"  float     {len(self.unseen)} that did not run with this sample in evaluation mode ({shown}): "
+                "branches for training only, or experts that it does not reach; those need a sample that does"
+            )
         return "\n".join(lines)
 
 
@@ -112,7 +133,7 @@ def _told(site: Site) -> str:
 
 def plan(
     model: nn.Module,
-    sample: Any,
+    sample: Any = None,
     *,
     target: str | Target = DEFAULT_TARGET,
     backend: str = "pytorch-quantization",
@@ -121,15 +142,18 @@ def plan(
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    merge: bool = True,
 ) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
-    The float network is exported to ONNX in memory, :func:`qdqtool.insertion.placement.place` decides as for
-    :func:`qdqtool.insert`, and each decision is carried back to the module or call it belongs to.
+    The float network, its head in export mode, is exported to ONNX in memory,
+    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried
+    back to the module or call it belongs to.
 
     Args:
         model: The float network, on any device.
-        sample: A tensor or a tuple of arguments to call it with.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
+            wrapper takes an image of its size.
         target: Which TensorRT, as for :func:`qdqtool.predict`.
         backend: ``pytorch-quantization`` or ``modelopt``.
         head: As for :func:`qdqtool.insert`.
@@ -138,6 +162,7 @@ def plan(
         exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX graph, that stay
             float; an Add belongs to the module in whose ``forward`` it is written.
         include: The same for modules to quantize although a rule leaves them float.
+        merge: As for :func:`qdqtool.qat.prepare`; done on a copy here.
 
     Raises:
         QdqtoolError: An option is wrong, or a pattern matches nothing.
@@ -149,7 +174,14 @@ def plan(
         if value not in choices:
             raise QdqtoolError(f"{option}='{value}': choose one of {', '.join(choices)}")
     chosen = target_named(target)
-    traced = trace(model, sample)
+    sample = sample_for(model, sample)
+    model = unwrapped(model)
+    merged: list[str] = []
+    if merge and mergeable(model):
+        model = copy.deepcopy(model)
+        merged = merge_branches(model)
+    with exporting_heads(model):
+        traced = trace(model, sample)
     traced.proto = fold_constants(traced.proto)
     prepare_proto(traced.proto)
     work = index_of(traced.proto)
@@ -169,9 +201,46 @@ def plan(
             break
         reasons.update(unreachable)
     if not placement.readers:
-        why = f"; {placement.skipped[0].node}: {placement.skipped[0].reason}" if placement.skipped else ""
+        first = placement.skipped[0] if placement.skipped else None
+        why = f"; {first.node}: {as_arguments(first.reason)}" if first is not None else ""
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
-    return _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
+    decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
+    call = as_call(sample)
+    _refuse_computed(decided, model)
+    decided.merged, decided.unseen = merged, _unseen(traced, model)
+    decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
+    decided.dimensions = next((t.ndim for t in call.tensors), 0)
+    return decided
+
+
+def _refuse_computed(decided: Plan, model: nn.Module) -> None:
+    modules = dict(model.named_modules())
+    for weight in decided.weights:
+        if "weight" not in modules[weight.module]._parameters:
+            raise QdqtoolError(
+                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
+                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
+def _unseen(traced: Traced, model: nn.Module) -> list[str]:
+    return [n for n, m in model.named_modules() if isinstance(m, WEIGHTED_MODULES) and n not in traced.runs]
+
+
+def sample_for(model: Any, sample: Any) -> Any:
+    """The sample itself; for Ultralytics' wrapper, where none is given, an image of the size it was trained with.
+
+    Raises:
+        QdqtoolError: There is none.
+    """
+    if sample is not None:
+        return sample
+    if not is_yolo(model):
+        raise QdqtoolError("sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)")
+    network = unwrapped(model)
+    size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
+    height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
+    return torch.zeros(1, (getattr(network, "yaml", None) or {}).get("channels", 3), height, width)
 
 
 def _module_of(traced: Traced, node: str) -> str:
@@ -247,9 +316,15 @@ def _as_plan(
         if module not in result.convolutions:
             result.weights.append(WeightQuantizer(module, axis))
     for skipped in placement.skipped:
-        reason = reasons.get(skipped.node) or skipped.reason.replace("`", "")
+        reason = reasons.get(skipped.node) or as_arguments(skipped.reason.replace("`", ""))
         result.skipped.append((names.get(skipped.node) or skipped.node, reason))
     return result
+
+
+def as_arguments(text: str) -> str:
+    """Options of the command line as arguments: ``--head none`` becomes ``head='none'``, ``--include`` ``include=``."""
+    text = re.sub(r"--(head|residual) (\w+)", r"\1='\2'", text)
+    return re.sub(r"--([a-z][\w-]*)", lambda m: m[1].replace("-", "_") + "=", text)
 
 
 def _module_axis(node: Node) -> int:

@@ -8,9 +8,11 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.backends import Backend, backend_named
+from qdqtool.qat.backends import INPUT, RESIDUAL, WEIGHT, backend_named
+from qdqtool.qat.guards import protect
 from qdqtool.qat.modules import Quantizing, make_quantizing
-from qdqtool.qat.planning import ActivationQuantizer, Plan, plan
+from qdqtool.qat.networks import merge_branches, refuse_wrapped, unwrapped
+from qdqtool.qat.planning import Plan, plan, sample_for
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
@@ -18,7 +20,7 @@ PLAN = "qdqtool_plan"
 
 def prepare(
     model: nn.Module,
-    sample: Any,
+    sample: Any = None,
     *,
     target: str | Target = DEFAULT_TARGET,
     backend: str = "pytorch-quantization",
@@ -27,6 +29,7 @@ def prepare(
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    merge: bool = True,
     report: Callable[[str], object] | None = print,
 ) -> Plan:
     """Inserts quantizers into a float network, in place, where TensorRT uses them.
@@ -38,8 +41,9 @@ def prepare(
     network with ``strict=True``.
 
     Args:
-        model: The network; it may be on any device, in training or evaluation.
-        sample: A tensor or a tuple of arguments to call it with.
+        model: The network; it may be on any device, in training or evaluation. Ultralytics' wrapper is taken as well.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
+            wrapper takes an image of its size.
         target: Which TensorRT, as for :func:`qdqtool.predict`.
         backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
         head: As for :func:`qdqtool.insert`: ``box``, ``float`` or ``none``.
@@ -47,6 +51,8 @@ def prepare(
         unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one quantizer.
         exclude: Regular expressions (``re.search``) on names of modules that stay float; each has to match one.
         include: The same for modules to quantize although a rule leaves them float.
+        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7 and v9) are merged
+            first, by the network's own method; training then goes on with the one convolution.
         report: Gets the plan in words before anything is touched; None for silence.
 
     Returns:
@@ -57,25 +63,27 @@ def prepare(
         QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or it is prepared already.
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
-    if any(isinstance(m, Quantizing) for m in model.modules()):
+    refuse_wrapped(model)
+    sample = sample_for(model, sample)
+    model = unwrapped(model)
+    if is_prepared(model):
         raise QdqtoolError(f"{type(model).__name__}: is prepared already; prepare the float network")
     decided = plan(
         model, sample, target=target, backend=backend, head=head, residual=residual, unify=unify, exclude=exclude,
-        include=include,
+        include=include, merge=merge,
     )  # fmt: skip
-    chosen = backend_named(backend)
-    modules = dict(model.named_modules())
-    for weight in decided.weights:
-        if "weight" not in modules[weight.module]._parameters:
-            raise QdqtoolError(
-                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
-                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
-            )
+    backend_named(backend)
     if report is not None:
         report(decided.text())
-    _insert(model, decided, chosen)
-    setattr(model, PLAN, decided)
+    if decided.merged:
+        merge_branches(model)
+    insert(model, decided)
     return decided
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Whether a network has quantizers of ours."""
+    return any(isinstance(m, Quantizing) for m in model.modules())
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -90,7 +98,13 @@ def plan_of(model: nn.Module) -> Plan:
     return found
 
 
-def _insert(model: nn.Module, decided: Plan, backend: Backend) -> None:
+def insert(model: nn.Module, decided: Plan) -> None:
+    """Puts the quantizers of a plan into a network, whose branches are merged already where the plan says so.
+
+    Raises:
+        QdqtoolError: The backend is missing.
+    """
+    backend = backend_named(decided.backend)
     modules = dict(model.named_modules())
     shared: dict[int, nn.Module] = {}
     for activation in decided.activations:
@@ -99,19 +113,17 @@ def _insert(model: nn.Module, decided: Plan, backend: Backend) -> None:
             quantizer = shared[activation.group] = backend.make(None)
         module = make_quantizing(modules[activation.site.module])
         if activation.site.kind == "input":
-            module.qdq_input = _attach(module, f"{backend.prefix}input_quantizer", quantizer)
+            module.qdq_input = _attach(module, INPUT, quantizer)
             continue
         site = activation.site
-        attribute = _attach(module, _call_name(activation, backend), quantizer)
+        attribute = _attach(module, RESIDUAL if activation.role == "residual" else INPUT, quantizer)
         module.qdq_calls = {**module.qdq_calls, (site.kind, site.call, site.position): attribute}
         module.qdq_expected = {**module.qdq_expected, site.kind: decided.calls[site.module, site.kind]}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
-        module.qdq_weight = _attach(module, f"{backend.prefix}weight_quantizer", backend.make(weight.axis))
-
-
-def _call_name(activation: ActivationQuantizer, backend: Backend) -> str:
-    return f"{backend.prefix}{'residual' if activation.role == 'residual' else 'input'}_quantizer"
+        module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
+    protect()
+    setattr(model, PLAN, decided)
 
 
 def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pytorch_quantization import nn as quant_nn
 from pytorch_quantization.tensor_quant import QuantDescriptor
 
-from qdqtool.qat.backends import LoadsAmax
+from qdqtool.qat.amax import Int8
 
 
-class TensorQuantizer(LoadsAmax, quant_nn.TensorQuantizer):  # type: ignore[misc]
-    """pytorch-quantization's, which loads its amax on a CPU as well."""
+class Int8Quantizer(Int8, quant_nn.TensorQuantizer):  # type: ignore[misc]
+    """pytorch-quantization's, which loads its amax on a CPU as well.
+
+    Not named TensorQuantizer: Ultralytics takes every class of that name for a network that ModelOpt converted.
+    """
 
 
-def make(axis: int | None) -> TensorQuantizer:
+def make(axis: int | None) -> Int8Quantizer:
     """A signed 8-bit quantizer with a histogram calibrator (max for weights)."""
     method = "max" if axis is not None else "histogram"
-    return TensorQuantizer(QuantDescriptor(num_bits=8, axis=axis if axis is None else (axis,), calib_method=method))
+    made = Int8Quantizer(QuantDescriptor(num_bits=8, axis=axis if axis is None else (axis,), calib_method=method))
+    made.qdq_axis = axis
+    return made

@@ -48,9 +48,12 @@ class Traced:
     runs: Counter[str] = field(default_factory=Counter)
 
 
-class _Mark(torch.autograd.Function):  # type: ignore[misc]
-    """An identity that leaves a node with its key in the exported graph."""
+def mark(value: Tensor, number: int) -> Any:
+    """An identity that leaves a node with its number in the exported graph."""
+    return _Mark.apply(value, str(number))
 
+
+class _Mark(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
         return x.clone()
@@ -60,37 +63,87 @@ class _Mark(torch.autograd.Function):  # type: ignore[misc]
         return g.op(f"{_DOMAIN}::Mark", x, key_s=key).setType(x.type())
 
 
-def as_arguments(sample: Any) -> tuple[Any, ...]:
-    """What a network is called with, from a tensor or a tuple of arguments."""
+@dataclass(frozen=True)
+class Call:
+    """What a network is called with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors, in the order of the exported model's inputs."""
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
+
+    def on_device(self, device: torch.device | str) -> Call:
+        """The same with detached tensors on that device."""
+
+        def moved(value: Any) -> Any:
+            return value.detach().to(device) if isinstance(value, Tensor) else value
+
+        return Call(tuple(map(moved, self.args)), {k: moved(v) for k, v in self.kwargs.items()})
+
+    def on(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+        """Calls ``module`` with the tensors moved to a device, those of floats also to another type."""
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+        return module(*map(moved, self.args), **{k: moved(v) for k, v in self.kwargs.items()})
+
+
+def as_call(sample: Any) -> Call:
+    """What a network is called with, from a tensor, a tuple of arguments or a dict of keyword arguments."""
     if isinstance(sample, Tensor):
-        return (sample,)
+        return Call((sample,))
     if isinstance(sample, list | tuple):
-        return tuple(sample)
-    raise QdqtoolError(f"sample: give a tensor or a tuple of the network's arguments, not {type(sample).__name__}")
+        return Call(tuple(sample))
+    if isinstance(sample, dict):
+        return Call((), dict(sample))
+    raise QdqtoolError(
+        f"sample: give a tensor, a tuple of the network's arguments or a dict of its keyword arguments, "
+        f"not {type(sample).__name__}"
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a network's first parameter or buffer; the CPU where it has none."""
+    first = next((t for t in (*model.parameters(), *model.buffers())), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switches every module to evaluation and back to what it was."""
+    """Switches every module to evaluation and back to what it was.
+
+    Attention runs as in training: torch's fused path for evaluation has no ONNX form and passes every quantizer by.
+    """
     before = [(m, m.training) for m in model.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in before:
             module.training = training
 
 
-def export_proto(model: nn.Module, args: tuple[Any, ...], opset: int, **options: Any) -> onnx.ModelProto:
+def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> onnx.ModelProto:
     """torch's TorchScript-based ONNX export, in memory.
 
     Raises:
         ModelError: torch cannot export the network.
     """
     file = io.BytesIO()
+    # torch takes a dict at the end for keyword arguments, and one that is itself the last argument for these as well.
+    args = (*call.args, call.kwargs) if call.kwargs or (call.args and isinstance(call.args[-1], dict)) else call.args
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet_exporter():
             warnings.simplefilter("ignore")  # tracer warnings: the same that the user's own export shows
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
     except Exception as error:  # torch raises what its passes and the network's own code raise
@@ -100,21 +153,35 @@ def export_proto(model: nn.Module, args: tuple[Any, ...], opset: int, **options:
     return proto
 
 
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Where one of its passes fails, torch's exporter prints the whole graph to standard output."""
+    log = getattr(torch._C, "_jit_onnx_log", None)
+    if log is None:
+        yield
+        return
+    torch._C._jit_onnx_log = lambda *words: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = log
+
+
 def trace(model: nn.Module, sample: Any) -> Traced:
     """Traces a network in evaluation mode; the network is left as it was.
 
     Args:
         model: The float network.
-        sample: A tensor or a tuple of arguments to call it with.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with.
 
     Raises:
         ModelError: torch cannot export the network.
     """
-    args = as_arguments(sample)
+    call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
         proto = export_proto(
-            model, args, TRACE_OPSET, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+            model, call, TRACE_OPSET, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
             custom_opsets={_DOMAIN: 1},
         )  # fmt: skip
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
@@ -145,7 +212,7 @@ class _Recorder:
 
     def _mark(self, value: Tensor, site: Site) -> Any:
         self.keys.append(site)
-        return _Mark.apply(value, str(len(self.keys) - 1))
+        return mark(value, len(self.keys) - 1)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.stack.append((module, Counter()))
@@ -184,14 +251,9 @@ class _Recorder:
 
 
 def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
-    proto = traced.proto
-    graph = proto.graph
-    source: dict[str, str] = {}
-    place: dict[str, Site] = {}
-    for node in graph.node:
-        if node.domain == _DOMAIN:
-            source[node.output[0]] = source.get(node.input[0], node.input[0])
-            place[node.output[0]] = keys[int(node.attribute[0].s)]
+    graph = traced.proto.graph
+    source, numbers = read_marks(traced.proto)
+    place = {tensor: keys[number] for tensor, number in numbers.items()}
     kept = [n for n in graph.node if n.domain != _DOMAIN]
     producers = {o: n for n in kept for o in n.output}
     readers = Counter(source.get(t, t) for n in kept for t in n.input)
@@ -210,6 +272,28 @@ def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
                 traced.sites[node.name, position] = site
                 if site.kind == "input":
                     module_of[node.name] = site.module
+    drop_marks(traced.proto, source)
+
+
+def read_marks(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, int]]:
+    """From each mark's output to the tensor in front of it, and to its number."""
+    source: dict[str, str] = {}
+    number: dict[str, int] = {}
+    for node in proto.graph.node:
+        if node.domain == _DOMAIN:
+            source[node.output[0]] = source.get(node.input[0], node.input[0])
+            number[node.output[0]] = int(node.attribute[0].s)
+    return source, number
+
+
+def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
+    """Takes every mark out; its readers read ``source`` instead.
+
+    Raises:
+        ModelError: An output of the network is one of its inputs.
+    """
+    graph = proto.graph
+    kept = [n for n in graph.node if n.domain != _DOMAIN]
     for node in kept:
         for position, tensor in enumerate(node.input):
             node.input[position] = source.get(tensor, tensor)

@@ -12,6 +12,7 @@ from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from qdqtool.explain.errors import KnownError
+    from qdqtool.explain.ways import Way
 
 
 def code_text(entry: Code, width: int) -> str:
@@ -76,4 +77,20 @@ def error_text(known: KnownError, width: int) -> str:
 def error_json(known: KnownError) -> Json:
     """A known error's fields."""
     data: Json = dataclasses.asdict(known)
+    return data
+
+
+def way_text(way: Way, width: int) -> str:
+    """What to give a builder, and how to get its log."""
+    rows = (("flags, up to TensorRT 10", way.weak), ("flags, TensorRT 11", way.strong), ("log", way.log),
+            ("note", way.care), ("source", way.source))
+    lines = [f"With {way.title}"]
+    for heading, text in rows:
+        lines += wrap(f"{heading}: {text}", 4, width, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def way_json(way: Way) -> Json:
+    """A way to build, all of it."""
+    data: Json = dataclasses.asdict(way)
     return data

@@ -10,6 +10,7 @@ from qdqtool.render.parameters import as_options
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
+    from qdqtool.insertion.losses import Losses
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
@@ -23,6 +24,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     lines = _quantized(insertion, width)
     lines += _skipped(insertion.skipped, width, everything)
     lines += _groups(insertion.groups, width, everything)
+    lines += _losses(insertion.losses, width)
     for note in (*insertion.notes, *insertion.calibration.get("notes", ())):
         lines += wrap(f"note: {as_options(note)}", 2, width, "")
     for warning in (*insertion.warnings, *insertion.calibration.get("warnings", ())):
@@ -77,6 +79,26 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     if rest > 0 and not everything:
         worst = max((m.bits_lost for g in ranked[_GROUPS:] for m in g.members), default=0.0)
         lines.append(f"    and {rest} more, none of whose tensors loses over {worst:.1f} bits (--all)")
+    return lines
+
+
+def _losses(losses: Losses | None, width: int) -> list[str]:
+    """The activations that cost most, and what each would bring and cost as float."""
+    if losses is None or not losses.tensors:
+        return []
+    samples = f"{losses.samples} sample" + "s" * (losses.samples != 1)
+    lines = ["", *wrap(
+        f"What limits accuracy: the head's outputs err by {losses.error:.1%} of their spread ({samples}); "
+        "leaving one of these float would make that",
+        2, width, "",
+    )]  # fmt: skip
+    for loss in losses.tensors:
+        less = f"{losses.error * (1.0 - loss.gain):.1%}"
+        price = ""
+        if loss.convolutions is not None:
+            conversions = "" if loss.conversions is None else f", {loss.conversions:+d} conversions"
+            price = f"; {loss.convolutions} fewer in INT8{conversions}"
+        lines += wrap(f"{loss.tensor}: {less}{price}", 4, width, "  - ")
     return lines
 
 

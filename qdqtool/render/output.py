@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import textwrap
 from typing import Any
 
-from qdqtool.files import write_text
+from qdqtool.errors import QdqtoolError
+from qdqtool.outputs import commit, write_text
+from qdqtool.process import silence_stdout
+from qdqtool.text import visible
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 
 
 def emit(text: str, output: str | None) -> None:
-    """Writes an answer to a file (atomically), or to stdout.
+    """Writes an answer to a file (atomically), or to stdout; control characters are written as escapes.
+
+    What the command wrote before gets its name first: the answer may say that it is there.
 
     Raises:
-        QdqtoolError: The file cannot be written.
+        QdqtoolError: The file cannot be written, or stdout is closed.
     """
-    text = text if text.endswith("\n") else text + "\n"
+    text = visible(text if text.endswith("\n") else text + "\n")
     if output:
         write_text(output, text)
-    else:
-        # A file name need not be UTF-8, nor the terminal; in JSON the replacement is an escape that means the same.
-        encoding = sys.stdout.encoding or "utf-8"
-        try:
-            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads on (| head): the exit code still says what was found
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    commit()
+    if sys.stdout is None:
+        raise QdqtoolError("standard output is closed: the answer cannot be printed")
+    # A file name need not be UTF-8, nor the terminal; in JSON the replacement is an escape that means the same.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on (| head): the exit code still says what was found
+        silence_stdout()
 
 
 def to_json(data: Any) -> str:
-    """JSON text as all commands print it."""
-    return json.dumps(data, indent=1, ensure_ascii=False)
+    """JSON text as all commands print it; control characters of any kind are escaped."""
+    return visible(json.dumps(data, indent=1, ensure_ascii=False))
 
 
 def terminal_width() -> int:

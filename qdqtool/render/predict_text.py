@@ -12,6 +12,8 @@ from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
 if TYPE_CHECKING:
+    from qdqtool.assumption import Assumption
+    from qdqtool.explain.ways import Way
     from qdqtool.timing.estimate import TimeEstimate
 
 _SHOWN = 3  # findings of one code told in full, unless everything is asked for
@@ -22,14 +24,73 @@ _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
 def verdict(prediction: Prediction) -> str:
     """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
-    s = prediction.summary()
+    s = _ranges(prediction)
     count = _outside(prediction) + _count(s["convolutions"], "convolution")
     if not s["convolutions"]:
         return f"{count}: nothing to run in INT8"
     if s["conversions"] is None:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
-    return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}"
+    open_choice = ", depending on Conv + activation + Add" if _open(prediction) else ""
+    return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}{open_choice}"
+
+
+def _open(prediction: Prediction) -> list[Assumption]:
+    """What the user did not settle."""
+    return [a for a in prediction.assumptions if not a.given]
+
+
+def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
+    """The summary, with ranges (``1 to 7``) where it depends on what is assumed."""
+    summary = prediction.summary()
+    told: dict[str, int | str | None] = dict(summary)
+    cases = [summary]
+    for assumption in _open(prediction):
+        for c in assumption.alternatives.values():
+            cases.append({
+                "int8": c.int8, "int8_to_int8": c.int8_to_int8, "int8_to_float": c.int8 - c.int8_to_int8,
+                "float": summary["convolutions"] - c.int8, "conversions": c.conversions,
+            })
+    for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
+        values = {case[key] for case in cases}
+        if len(values) > 1 and None not in values:
+            told[key] = f"{min(values)} to {max(values)}"
+    return told
+
+
+_MEANS = {"fused": "one layer with the convolution and activation", "apart": "a layer of its own"}
+
+
+def _assumptions(prediction: Prediction, width: int) -> list[str]:
+    """One sentence for each: what decides, what each choice gives, and what is counted."""
+    lines = []
+    for a in prediction.assumptions:
+        places = _count(len(a.places), "residual Add")
+        where = f" ({a.places[0]} first)" if len(a.places) > 1 else f" ({a.places[0]})" if a.places else ""
+        s = prediction.summary()
+        numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
+        numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
+        each = " ".join(
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}."
+            for value, (inside, conversions) in sorted(numbers.items())
+        )
+        other = next(iter(a.alternatives))
+        told = f"Counted as {a.value}: {a.why}."
+        told += "" if a.given else f" --assume {a.name}={other} tells the other in full."
+        lines += wrap(
+            f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
+            f"of its kernels may decide. {each} {told}", 2, width,
+        )
+    return lines
+
+
+def _way(way: Way, target: str, width: int) -> list[str]:
+    """How to build it."""
+    return [
+        f"To build it with {way.title}",
+        *wrap(f"flags: {way.flags(target)}", 4, width, "  - "), *wrap(f"log: {way.log}", 4, width, "  - "),
+        *wrap(f"note: {way.care}", 4, width, "  - "), *wrap(f"source: {way.source}", 4, width, "  - "),
+    ]
 
 
 def _outside(prediction: Prediction) -> str:
@@ -42,7 +103,7 @@ def _outside(prediction: Prediction) -> str:
 
 def render(
     prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False,
-    time: TimeEstimate | None = None,
+    time: TimeEstimate | None = None, way: Way | None = None,
 ) -> str:
     """The whole answer.
 
@@ -53,13 +114,17 @@ def render(
         layers: List the engine's layers.
         trace: List TensorRT's own log lines.
         time: How long it takes on a GPU.
+        way: How it is to be built.
     """
     lines = [verdict(prediction)]
     if time is not None:
         from qdqtool.render.time_text import detail_lines, summary_lines
 
         lines += summary_lines(time, width)
+    lines += _assumptions(prediction, width)
     lines += _header(prediction, width)
+    if way is not None:
+        lines += ["", *_way(way, prediction.target, width)]
     if time is not None:
         lines += detail_lines(time, prediction, width, everything=everything)
     lines += _findings(prediction, width, everything)
@@ -211,7 +276,7 @@ def _names(items: list[str], limit: int = 3) -> str:
     return told if len(unique) <= limit else f"{told}, ... ({len(unique)} in all)"
 
 
-def _count(number: int, what: str) -> str:
+def _count(number: int | str | None, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from collections import Counter
 from html import escape
 
+from qdqtool import budgets
 from qdqtool.engine.graph import LAYER, Arrow, Box, Drawing
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.colours import LEGEND, fill, line
@@ -18,7 +20,6 @@ BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given
 # Labels stay readable over lines; drawn on its own, for viewers without paint-order would draw it over the label.
 _HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
-MAX_BOXES = 5000
 
 Point = tuple[float, float]
 
@@ -31,9 +32,18 @@ def render(drawing: Drawing) -> str:
     """
     if importlib.util.find_spec("fast_sugiyama") is None:
         raise QdqtoolError("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use --dot and Graphviz)")
-    if len(drawing.boxes) > MAX_BOXES:
-        raise QdqtoolError(f"{len(drawing.boxes)} layers are too many for a picture; --dot writes them as text")
+    if len(drawing.boxes) > budgets.DRAWN_LAYERS:
+        raise QdqtoolError(f"{len(drawing.boxes)} layers are too many for a picture, the limit is "
+                           f"{budgets.DRAWN_LAYERS}; --dot writes them as text")
     ranks = _ranks(drawing)
+    # The layout is quadratic in what stands in one row, and an edge stands in every row that it passes.
+    passed = sum(max(1, ranks[a.target] - ranks[a.source]) for a in drawing.arrows)
+    rows = Counter(ranks.values())
+    if passed > budgets.DRAWN_POINTS or max(rows.values(), default=0) > budgets.DRAWN_ROW:
+        raise QdqtoolError(f"{len(drawing.boxes)} layers and {len(drawing.arrows)} edges, up to "
+                           f"{max(rows.values(), default=0)} in one row, are too many for a picture; the limits are "
+                           f"{budgets.DRAWN_POINTS} edges, one for each row that they pass, and {budgets.DRAWN_ROW} "
+                           "in a row; --dot writes them as text")
     places, waypoints = _layout(drawing, ranks)
     heights = {box.key: 14 + LINE_HEIGHT * len([text for text in box.lines if text]) for box in drawing.boxes}
     tallest = max(heights.values(), default=0)

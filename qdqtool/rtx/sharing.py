@@ -7,8 +7,7 @@ towards the pools; so what becomes of one reader depends on the others.
 from __future__ import annotations
 
 import functools
-
-import numpy as np
+import math
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
@@ -31,8 +30,7 @@ class Sharing:
     def __init__(self, model: Model, constants: Constants) -> None:
         self.model = model
         self.constants = constants
-        self._alone: dict[tuple[str, str, str], bool] = {}
-        self._groups: dict[str, dict[object, list[Node]]] = {}
+        self._alone: dict[tuple[object, str, object], bool] = {}
         self._known: dict[str, tuple[float, ...] | None] = {}
 
     @functools.cached_property
@@ -64,44 +62,43 @@ class Sharing:
             self._known[name] = None if value is None else tuple(value.reshape(-1).tolist())
         return self._known[name]
 
-    def same_quantizer(self, a: Node, b: Node) -> bool:
-        """Whether two Qs, or two DQs, are merged: one input, one scale for the whole tensor."""
-        if a is b:
-            return True
-        if a.op != b.op or not self.same_value(a.input(1), b.input(1)) or self._count(a) != 1:
-            return False
-        if a.input(0) == b.input(0):
-            return True
-        one, other = self.model.producer(a.input(0)), self.model.producer(b.input(0))
-        return one is not None and other is not None and qdq.is_q(one) and qdq.is_q(other) and self.same_quantizer(
-            one, other)
+    def merged(self, dq: Node) -> list[Node]:
+        """The live DQs that the compiler makes one of, in graph order; it keeps the last one's scale shape.
+
+        Two are merged when they have one scale for the whole tensor, the same one, and read the same tensor, or Qs that
+        are merged in the same way.
+        """
+        alike = self._alike.get(self._classes.get(dq.index, -1), [])
+        if dq.index in self.live and alike:
+            return alike
+        return [*alike, dq] if not alike or alike[-1].index < dq.index else [dq, *alike]
+
+    @functools.cached_property
+    def _classes(self) -> dict[int, int]:
+        """A number for each Q and DQ with a scalar scale: equal ones are merged. In one pass, for chains and crowds."""
+        numbers: dict[tuple[str, object, object], int] = {}
+        found: dict[int, int] = {}
+        for node in self.model.ordered:
+            if not (qdq.is_q(node) or qdq.is_dq(node)) or self._count(node) != 1:
+                continue
+            maker = self.model.producer(node.input(0))
+            above = found.get(maker.index) if maker is not None and qdq.is_q(maker) else None
+            key = (node.op, self._numbers(node.input(1)) or node.input(1), node.input(0) if above is None else above)
+            found[node.index] = numbers.setdefault(key, len(numbers))
+        return found
+
+    @functools.cached_property
+    def _alike(self) -> dict[int, list[Node]]:
+        """The live DQs of each class, in graph order."""
+        groups: dict[int, list[Node]] = {}
+        for node in self.model.nodes:
+            if qdq.is_dq(node) and node.index in self.live and node.index in self._classes:
+                groups.setdefault(self._classes[node.index], []).append(node)
+        return groups
 
     def _count(self, node: Node) -> int:
         shape = self.constants.shape(node.input(1))
-        return int(np.prod(shape)) if shape is not None else 0
-
-    def merged(self, dq: Node) -> list[Node]:
-        """The live DQs that the compiler makes one of, in graph order; it keeps the last one's scale shape."""
-        maker = self.model.producer(dq.input(0))
-        sources = [dq.input(0)]
-        if maker is not None and qdq.is_q(maker):
-            alike = self._by_scale(maker.input(0)).get(self._scale_key(maker), [])
-            sources = [q.output for q in alike if self.same_quantizer(q, maker)]
-        found = [r for s in sources for r in self.readers(s) if qdq.is_dq(r) and self.same_quantizer(r, dq)]
-        return sorted({n.index: n for n in [*found, dq]}.values(), key=lambda n: n.index)
-
-    def _scale_key(self, node: Node) -> object:
-        return self._numbers(node.input(1)) or node.input(1)
-
-    def _by_scale(self, tensor: str) -> dict[object, list[Node]]:
-        """The live Qs on a tensor, by their scale: one with thousands of readers is gone through once."""
-        if tensor not in self._groups:
-            groups: dict[object, list[Node]] = {}
-            for q in self.readers(tensor):
-                if qdq.is_q(q):
-                    groups.setdefault(self._scale_key(q), []).append(q)
-            self._groups[tensor] = groups
-        return self._groups[tensor]
+        return math.prod(shape) if shape is not None else 0
 
     def is_alone(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
         """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
@@ -112,7 +109,9 @@ class Sharing:
             constant: Its constant input; empty for a Reciprocal.
             free: Operators in front of which a DQ is copied and moved on.
         """
-        key = (tensor, node.op, constant)
+        maker = self.model.producer(tensor)
+        number = self._classes.get(maker.index) if maker is not None and qdq.is_dq(maker) else None
+        key = (tensor if number is None else number, node.op, self._numbers(constant) or constant)
         if key not in self._alone:
             self._alone[key] = self._all_like(node, tensor, constant, free)
         return self._alone[key]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import write_text
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.outputs import write_text
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate
@@ -41,7 +42,14 @@ class Request:
     save_calibration: str | None = None
 
 
-def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Prediction, TimeEstimate | None]:
+def predict_on(
+    model: ModelSource,
+    target: str,
+    request: Request,
+    *,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+) -> tuple[Prediction, TimeEstimate | None]:
     """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
 
     Raises:
@@ -51,12 +59,12 @@ def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Predi
     chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu else None
     if request.save_calibration and not request.calibrate:
         raise QdqtoolError("--save-calibration keeps what --calibrate measures; give both")
-    if chosen is not None and request.sm and gpus.rates_of(request.sm)[0].cc != chosen.cc:
+    if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
         raise QdqtoolError(
             f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
         )
     index = load(model)
-    prediction = predict(index, target)
+    prediction = predict(index, target, assume=assume, way=way)
     time = None
     if chosen is not None:
         plain = Precision.FP32 if request.no_fp16 or chosen.rates.fp16 < chosen.rates.fp32_pipe else Precision.FP16
@@ -72,11 +80,13 @@ def predict_on(model: ModelSource, target: str, request: Request) -> tuple[Predi
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json.dumps(time.calibration.as_json(), indent=1) + "\n")
-    prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""))
+    prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""), index)
     return prediction, time
 
 
 def of_capability(sm: str) -> gpus.Gpu:
-    """A nameless GPU of a compute capability, for findings."""
+    """A nameless GPU of a compute capability, for findings; the GPU itself where a name is given (``GTX 1660``)."""
+    if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
+        return gpus.find(sm)
     found, note = gpus.rates_of(sm)
     return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", note)

@@ -17,8 +17,11 @@ class Network:
         outputs: Network output tensors.
         relisted: Whether Myelin took a part out, after which the layers are listed anew.
         counts: Number of layers behind the stages for which TensorRT logs it (``Original``, ``After ...``).
+        residuals_behind_activation: Adds, as ONNX nodes, whose fusion the target's ``residual_through_activation``
+            decided.
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
         touched: Tensors whose producer or readers were edited in this round.
+        q_copies: Quantizers that were copied to the inputs of a layer so far; bounded in SplitQAcrossPrecedingFanIn.
     """
 
     def __init__(self) -> None:
@@ -26,7 +29,9 @@ class Network:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.relisted = False
+        self.q_copies = 0
         self.counts: dict[str, int] = {}
+        self.residuals_behind_activation: dict[str, None] = {}
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[LayerKind, dict[int, Layer]] = {}

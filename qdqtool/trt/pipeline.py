@@ -155,8 +155,10 @@ def run(network: Network, target: Target) -> Run:
 def _one(step: Pass, network: Network, result: Run, done: list[str]) -> list[Refusal]:
     try:
         outcome = step.run(network)
+    except (QdqtoolError, MemoryError):
+        raise
     except Exception as error:
-        before = ", ".join(done) or "none"
+        before = ", ".join(done[-8:]) or "none"
         raise PassError(f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}") from error
     done.append(step.name)
     result.trace.extend(outcome.events)

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 
+# What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
+_APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
+_APART_10 = (
+    "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ for the fused form "
+    "since 2025-10"
+)
+_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was at hand"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -26,11 +34,13 @@ class Target:
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
         quantize_suffix: What is appended to a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
+        residual_proof: Why that is taken to be so.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
         constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
+        uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -49,11 +59,13 @@ class Target:
     keeps_relu_name: bool = False
     quantize_suffix: str = ""
     residual_through_activation: bool = False
+    residual_proof: str = _APART_8
     multiply_in_pointwise_name: bool = False
     constants_first: bool = False
     float16_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
+    uint8_inputs: bool = True
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
     copies_dq: bool = False
@@ -76,12 +88,14 @@ TARGETS: dict[str, Target] = {
             keeps_relu_name=True,
             quantize_suffix="_quantize_scale_node",
             deconvolution_seen=True,
+            uint8_inputs=False,
         ),
         Target(
             "trt8.4",
             (8, 4),
             Evidence.SEEN,
             "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
+            uint8_inputs=False,
         ),
         Target(
             "trt8.5",
@@ -102,6 +116,7 @@ TARGETS: dict[str, Target] = {
             (10, 0),
             Evidence.ASSUMED,
             "INT8 outcomes as on 8.5 (documented rules unchanged); no 10.x log with Q/DQ pass lines was at hand",
+            residual_proof=_APART_10,
             multiply_in_pointwise_name=True,
             constants_first=True,
             float16_scales=True,
@@ -120,6 +135,7 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
+            residual_proof=_FUSED_11,
             copies_dq=True,
         ),
         Target(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from qdqtool.agreement import Mismatch
+from qdqtool.agreement import Mismatch, MismatchKind
 from qdqtool.buildlog.complete import listing_hole
 from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
 from qdqtool.buildlog.read import read_build
@@ -65,7 +65,9 @@ def verify(
 
         result = verify_rtx_build(index, prediction, build)
     else:
-        result = compare(index, prediction, build)
+        result = compare_assuming(index, prediction, build, chosen)
+        assert result.prediction is not None
+        prediction = result.prediction
         from qdqtool.verification.times import compare_times
 
         result.times = compare_times(index, prediction, build, chosen, gpu, clock)
@@ -138,6 +140,43 @@ def check_same_model(model: Model, build: Build) -> None:
 
 def _all_in_myelin(build: Build) -> bool:
     return bool(build.layers) and all(layer.type == "Myelin" for layer in build.layers) and not build.trace
+
+
+def compare_assuming(model: Model, prediction: Prediction, build: Build, target: Target) -> Verification:
+    """Compares under each assumption, keeps the one that the build contradicts least, and says which that is."""
+    best = compare(model, prediction, build)
+    for assumption in prediction.assumptions:
+        others = {
+            value: compare(model, predict(model, target, assume={assumption.name: value}), build)
+            for value in assumption.alternatives
+        }
+        wrong = {assumption.value: _wrong(best)} | {value: _wrong(result) for value, result in others.items()}
+        shown = min(wrong, key=lambda value: wrong[value])
+        if len(set(wrong.values())) == 1:
+            best.notes.append(f"{assumption.name}: the build does not tell which of {', '.join(wrong)} it is; compared "
+                              f"with {assumption.value}")
+            continue
+        fits = "" if wrong[shown] == (0, 0) else ", the nearest, though it does not fit everywhere"
+        if shown != assumption.value:
+            best = others[shown]
+            told = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
+            if best.prediction is not None and told is not None:
+                best.prediction.assumptions[0] = replace(told, why="shown by the build")
+            best.notes.append(
+                f"{assumption.name}: the build shows {shown}{fits}; {assumption.value} is what {target.name} assumes"
+            )
+        else:
+            best.notes.append(f"{assumption.name}: the build shows {shown}{fits}, as is assumed for {target.name}")
+    return best
+
+
+def _wrong(result: Verification) -> tuple[int, int]:
+    """How much of a comparison is wrong: convolutions first, then anything."""
+    trace = result.trace
+    lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
+    layers = (result.layers.total or 0) - (result.layers.agree or 0)
+    convolutions = sum(m.kind == MismatchKind.CONVOLUTION for m in result.mismatches)
+    return convolutions, lines + layers + len(result.mismatches)
 
 
 def compare(

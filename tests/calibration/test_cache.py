@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,16 @@ import numpy as np
 import pytest
 
 from calibration import cache, images, runner
-from calibration.cache import load_progress, read_tensorrt_cache, write_tensorrt_cache
+from calibration.cache import (
+    Statistics,
+    load_progress,
+    load_statistics,
+    read_tensorrt_cache,
+    save_statistics,
+    write_tensorrt_cache,
+)
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, write_pictures
 
@@ -45,8 +53,8 @@ def test_statistics_come_back_as_they_were(tmp_path: Path) -> None:
         {n: TensorStatistics.of(a) for n, a in arrays.items()},
         images=3, fingerprint="ab", warnings=["w"], skipped=[("p.png", "cut")],
     )
-    stats.save(tmp_path / "s.npz")
-    back = Statistics.load(tmp_path / "s.npz")
+    save_statistics(stats, tmp_path / "s.npz")
+    back = load_statistics(tmp_path / "s.npz")
     assert same(stats, back) and list(back) == list(stats)
     assert (back.fingerprint, back.warnings, back.skipped) == ("ab", ["w"], [("p.png", "cut")])
 
@@ -68,12 +76,20 @@ def test_a_finished_cache_is_reused_without_running(
 def test_another_model_data_or_resolution_is_not_mixed_in(pictures: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.npz"
     collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    other_model = collect(conv_net(seed=1), pictures, NAMES, cache=file, progress=False)
+    before = file.read_bytes()
+    for other, options in (
+        (conv_net(seed=1), {}), (conv_net(), {"max_images": 5}), (conv_net(), {"bins": 4096})
+    ):
+        with pytest.raises(DataError, match="--overwrite-cache"):
+            collect(other, pictures, NAMES, cache=file, progress=False, **options)
+        assert file.read_bytes() == before
+    collect_again = functools.partial(collect, overwrite_cache=True)
+    other_model = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False)
     assert "another model" in other_model.notes[0]
     assert same(other_model, collect(conv_net(seed=1), pictures, NAMES, progress=False))
-    other_data = collect(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5)
+    other_data = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5)
     assert "other data" in other_data.notes[0] and other_data.images == 5
-    finer = collect(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5, bins=4096)
+    finer = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5, bins=4096)
     assert "number of bins" in finer.notes[0] and finer["c1"].bins == 4096
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from calibration.cache import load_progress
+from calibration.cache import Statistics, load_progress, load_statistics, save_statistics
 from calibration.dataset import InputSpec
 from calibration.histogram import MIN_TOP
 from calibration.images import open_data
 from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fraction
 from calibration.runner import collect
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
 
@@ -39,8 +39,8 @@ def test_fortran_order_means_nothing_with_one_dimension(tmp_path: Path) -> None:
 def test_a_tensor_without_values_takes_no_room_from_the_next(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(0, 3, 500).astype(np.float32)
     arrays = {"none": np.zeros(0), "some": values, "nothing": np.zeros(0), "more": values * 7}
-    Statistics({n: TensorStatistics.of(a) for n, a in arrays.items()}).save(tmp_path / "s.npz")
-    back = Statistics.load(tmp_path / "s.npz")
+    save_statistics(Statistics({n: TensorStatistics.of(a) for n, a in arrays.items()}), tmp_path / "s.npz")
+    back = load_statistics(tmp_path / "s.npz")
     for name, array in arrays.items():
         assert back[name].count == len(array)
         if len(array):
@@ -51,7 +51,7 @@ def test_a_tensor_without_values_takes_no_room_from_the_next(tmp_path: Path) -> 
 @pytest.mark.parametrize(("column", "value"), [(2, 129), (2, 10**6), (2, -(10**6)), (3, -1)])
 def test_a_histogram_outside_its_window_is_damage(tmp_path: Path, column: int, value: int) -> None:
     """Each bound alone: the place of the highest octave, and the first filled bin."""
-    Statistics({"x": TensorStatistics.of(np.ones(9))}).save(tmp_path / "s.npz")
+    save_statistics(Statistics({"x": TensorStatistics.of(np.ones(9))}), tmp_path / "s.npz")
     with np.load(tmp_path / "s.npz") as archive:
         arrays = dict(archive)
     arrays["numbers"][0, column] = value

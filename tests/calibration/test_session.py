@@ -9,6 +9,7 @@ import pytest
 from calibration import session
 from calibration.partial import partial_model
 from calibration.session import Fetcher, fetched_bytes, open_session, worker_count
+from qdqtool import runtime
 from qdqtool.modelfile import load
 from tests.calibration.nets import conv_net, run_all
 
@@ -17,7 +18,7 @@ FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
 def test_workers_follow_cores_and_memory() -> None:
     assert [worker_count(1 << 20, available) for available in (1, 2, 3, 4, 8, 64)] == [1, 2, 3, 2, 4, 4]
-    assert worker_count(200 << 20, 64) == 2
+    assert worker_count(20 << 20, 64) == 3
     assert worker_count(1 << 40, 64) == 1
     assert worker_count(0, 2) == 2
 
@@ -47,7 +48,7 @@ def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
 ) -> None:
     onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     inside = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"].copy()
-    monkeypatch.setattr(session, "_FOLDER_KEY", "session.unknown_to_this_version")
+    monkeypatch.setattr(runtime, "FOLDER_KEY", "session.unknown_to_this_version")
     outside = Fetcher(open_session(load(tmp_path / "m.onnx"), ["r2"], 1)).run(FEED)["r2"]
     assert (inside == outside).all()
 
@@ -55,11 +56,11 @@ def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
 def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
 
-    from qdqtool.modelfile import save as real
+    from qdqtool.modelfile import write_model as real
 
     def watched(proto: onnx.ModelProto, path: Path) -> None:
         opened.append(path)
-        real(proto, path)
+        real(proto, path, at_once=True)
 
     partial = partial_model(load(conv_net()), ["r2"])
 
@@ -69,7 +70,7 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
         def SerializeToString(self) -> bytes:
             raise ValueError("Message onnx.ModelProto exceeds maximum protobuf size of 2GB")
 
-    monkeypatch.setattr(session, "save", lambda _, path: watched(partial, path))
+    monkeypatch.setattr(session, "write_model", lambda _, path, **__: watched(partial, path))
     monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
     found = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"]
     assert opened and not Path(str(opened[0])).exists(), "the file is gone again"

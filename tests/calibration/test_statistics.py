@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from calibration.statistics import Statistics, TensorStatistics, merge_all
+from calibration.cache import Statistics
+from calibration.statistics import TensorStatistics, merge_all
 from qdqtool.errors import DataError
 
 

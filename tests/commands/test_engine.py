@@ -91,7 +91,7 @@ def test_the_input_is_never_overwritten(engine: Path, capsys: pytest.CaptureFixt
     before = engine.read_bytes()
     for option in ("-o", "--dot", "--svg"):
         assert run(["engine", str(engine), option, str(engine)]) == 2
-        assert "choose another output name" in capsys.readouterr().err
+        assert "choose another name" in capsys.readouterr().err
     assert engine.read_bytes() == before
 
 

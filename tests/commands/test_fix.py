@@ -87,7 +87,7 @@ def test_inputs_that_are_no_npz(model, tmp_path, capsys):
 def test_input_is_never_overwritten(model, capsys):
     before = Path(model).read_bytes()
     assert run(["fix", model, "-o", model]) == 2
-    assert "is the input" in capsys.readouterr().err and Path(model).read_bytes() == before
+    assert "is one of the files read" in capsys.readouterr().err and Path(model).read_bytes() == before
 
 
 def test_float_model(tmp_path, capsys):

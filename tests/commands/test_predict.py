@@ -71,7 +71,7 @@ def test_output_file(model, tmp_path, capsys):
 
 def test_the_model_is_never_overwritten(model, capsys):
     assert run(["predict", model, "-o", model]) == 2
-    assert "is the model" in text(capsys).err
+    assert "is one of the files read" in text(capsys).err
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

@@ -55,7 +55,7 @@ def test_calibration_is_kept_in_a_file(model, tmp_path, capsys):
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--gpu", "rtx 9999"], "not in the table"), (["--clock", "1000"], "need --gpu"),
     (["--gpu", "T4", "--clock", "5"], "--clock"), (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
-    (["--gpu", "T4", "--save-calibration", "x.json"], "give both"), (["--sm", "banana"], "compute capability"),
+    (["--gpu", "T4", "--save-calibration", "x.json"], "give both"), (["--sm", "banana"], "not in the table"),
     (["--gpu", "T4", "--sm", "8.6"], "give one of the two"), (["--gpu", "T4", "--power", "x"], "watts"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_2(model, capsys, arguments, words):

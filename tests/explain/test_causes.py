@@ -331,3 +331,19 @@ def test_batch_norm_behind_conv_transpose_is_told_where_it_costs(target):
     prediction, codes = outcome(g.model(g.conv(y, "c1", 16)), target)
     assert prediction.convolutions[0].output.is_float
     assert codes["CT-BN"].node == "up"
+
+
+def test_normalization_behind_a_convolution():
+    """NVIDIA's quantizer puts Q/DQ between the two, through the Transpose; without it the convolution writes float."""
+    def network(quantized):
+        g = Graph(opset=17)
+        x = g.op("Transpose", g.conv(g.input(1, 32, 8, 8), "c0", 32), "t", perm=[0, 2, 3, 1])
+        x = g.pair(x, "norm") if quantized else x
+        g.const("gamma", np.ones(32))
+        return g.model(g.op("LayerNormalization", [x, "gamma"], "ln"))
+
+    prediction, codes = outcome(network(False))
+    assert not prediction.convolution("c0").int8_in_int8_out
+    assert "Put Q/DQ in front of ln" in codes["OUT-FLOAT"].fix
+    prediction, codes = outcome(network(True))
+    assert prediction.convolution("c0").int8_in_int8_out and "OUT-FLOAT" not in codes

@@ -21,11 +21,17 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--base", type=int, default=0, help="another base gives other files")
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    parser.add_argument("--seconds", type=float, default=None, help="stop after so long")
     options = parser.parse_args()
+    print(f"base {options.base}", flush=True)
     counts: collections.Counter[str] = collections.Counter()
     slowest = (0.0, 0)
     started = time.perf_counter()
+    done = 0
     for number in range(options.first, options.first + options.files):
+        if options.seconds is not None and time.perf_counter() - started > options.seconds:
+            break
+        done += 1
         data = mutated(number, options.base)
         begun = time.perf_counter()
         try:
@@ -36,7 +42,7 @@ def main() -> int:
         slowest = max(slowest, (time.perf_counter() - begun, number))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{options.files} files in {time.perf_counter() - started:.0f} s: {counts['read']} read, "
+        f"{done} files in {time.perf_counter() - started:.0f} s: {counts['read']} read, "
         f"{counts['refused']} refused; "
         f"slowest {slowest[0]:.2f} s (file {slowest[1]}); {memory:.0f} MB of memory"
     )

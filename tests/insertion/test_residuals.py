@@ -85,7 +85,7 @@ def test_nothing_is_simulated_without_such_an_add(monkeypatch: pytest.MonkeyPatc
     def never(*_: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr(residuals, "predict", never)
+    monkeypatch.setattr(residuals, "_worst", never)
     assert residuals.after_activation(bottleneck(""), Rules(), TRT85) == "both"
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibration.statistics import Statistics, TensorStatistics
+from calibration.cache import Statistics
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import MethodChoice, choose_scale, positive, weight_scale

@@ -10,7 +10,7 @@ from pytorch_quantization.tensor_quant import QuantDescriptor
 from torch import Tensor, nn
 
 from examples import resnet
-from qdqtool.qat.trace import export_proto
+from qdqtool.qat.trace import Call, export_proto
 
 WIDTH = 16  # of the first stage; the placement does not depend on it, the time does
 
@@ -75,7 +75,7 @@ def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelP
     """torch's own export, nothing added."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
-        return export_proto(model, (sample,), opset)
+        return export_proto(model, Call((sample,)), opset)
     finally:
         quant_nn.TensorQuantizer.use_fb_fake_quant = False
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.backends import amax_of, backend_named, set_amax
+from qdqtool.qat.amax import amax_of, set_amax
+from qdqtool.qat.backends import backend_named
 from tests.qat.backends import BACKENDS
 
 

@@ -45,11 +45,7 @@ def test_the_plan_runs_in_int8_without_avoidable_conversions(
     qat.calibrate(model, [sample])
     done = qat.export(model, tmp_path / "q.onnx", sample)
     assert done.summary["int8"] == len(plan.convolutions) == 37
-    assert done.prediction.conversion_nodes == [f"/stem/conv/{_prefix(backend)}input_quantizer/QuantizeLinear"]
-
-
-def _prefix(backend: str) -> str:
-    return "_" if backend == "pytorch-quantization" else ""
+    assert done.prediction.conversion_nodes == ["/stem/conv/_input_quantizer/QuantizeLinear"]
 
 
 def test_the_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 import qdqtool
 from examples import resnet
-from qdqtool.qat.trace import export_proto
+from qdqtool.qat.trace import Call, export_proto
 from qdqtool.testing import assert_int8
 from tests.qat import nets
 
@@ -42,7 +42,7 @@ def test_modelopts_own_export_is_an_input_like_any_other(sample: torch.Tensor) -
     model = resnet.ResNet18(10, nets.WIDTH)
     nets.randomise(model)
     quantization.quantize(model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(sample))
-    proto = export_proto(model, (sample,), 17)
+    proto = export_proto(model, Call((sample,)), 17)
     assert "BatchNormalization" in {n.op_type for n in proto.graph.node}  # unfolded, and scales are Constant nodes
     prediction = qdqtool.predict(proto, "trt8.5")
     summary = prediction.summary()

@@ -41,12 +41,13 @@ def test_classes_and_keys_stay(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_attribute_names_are_the_backends_own(backend: str) -> None:
+def test_no_name_is_taken_for_modelopts(backend: str) -> None:
     model = nets.Shared()
     qat.prepare(model, X, backend=backend, report=None)
-    prefix = "_" if backend == "pytorch-quantization" else ""
     names = {n for n, _ in model.named_modules()}
-    assert {f"first.{prefix}input_quantizer", f"first.{prefix}weight_quantizer"} <= names
+    assert {"first._input_quantizer", "first._weight_quantizer"} <= names
+    assert not hasattr(model.first, "weight_quantizer")  # Ultralytics rescales its amax
+    assert "TensorQuantizer" not in {type(m).__name__ for m in model.modules()}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ from torch import nn
 from calibration import METHODS, TensorStatistics, amax_of
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat.backends import amax_of as amax_buffer
+from qdqtool.qat.amax import amax_of as amax_buffer
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 
@@ -35,14 +35,13 @@ def _amax(quantizer: nn.Module) -> float:
 def test_ranges_are_those_of_the_values(backend: str, method: str) -> None:
     torch.manual_seed(0)
     model = _prepared(backend)
-    prefix = "_" if backend == "pytorch-quantization" else ""
     done = qat.calibrate(model, BATCHES, method)
     assert done.batches == 3 and not done.warnings
     inputs = np.concatenate([b.numpy() for b in BATCHES])
     with torch.no_grad():
         hidden = np.concatenate([torch.relu(nn.Conv2d.forward(_plain(model[0]), b)).numpy() for b in BATCHES])
     for index, values in ((0, inputs), (2, hidden)):
-        found = _amax(getattr(model[index], f"{prefix}input_quantizer"))
+        found = _amax(model[index]._input_quantizer)
         if method == "max":
             assert found == pytest.approx(np.abs(values).max(), rel=1e-5)
         else:
@@ -124,4 +123,4 @@ def test_modelopts_own_calibration_works_as_well() -> None:
 
     quantization.calibrate(model, "max", loop)
     wanted = max(float(b.abs().max()) for b in BATCHES)
-    assert _amax(model[0].input_quantizer) == pytest.approx(wanted, rel=1e-6)
+    assert _amax(model[0]._input_quantizer) == pytest.approx(wanted, rel=1e-6)

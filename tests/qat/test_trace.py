@@ -63,7 +63,7 @@ def test_adds_in_containers_belong_to_the_module_around_them() -> None:
 
 @pytest.mark.parametrize("sample", [3, "x", None])
 def test_a_sample_of_another_kind_is_refused(sample: object) -> None:
-    with pytest.raises(QdqtoolError, match="give a tensor or a tuple"):
+    with pytest.raises(QdqtoolError, match="give a tensor, a tuple of the network's arguments or a dict"):
         trace(nets.conv(), sample)
 
 

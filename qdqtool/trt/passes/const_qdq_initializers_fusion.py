@@ -26,17 +26,16 @@ class ConstQDQInitializersFusion(Pass):
     cases = (CONSTANT, COMPUTED)
 
     def apply(self, network: Network) -> None:
-        for kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
-            for layer in network.of_kind(kind):
-                case = COMPUTED if layer.computed_scale else CONSTANT
-                self.running(case, layer)
-                if layer.computed_scale:
-                    self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
-                while len(layer.inputs) > 1:
-                    constant = constant_of(layer.inputs[1])
-                    if constant is None:
-                        break
-                    network.drop_input(layer, 1)
-                    if not constant.out.consumers and not constant.out.is_output:
-                        self.fire(case, layer, REMOVING, constant.name)
-                        network.remove(constant)
+        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
+            case = COMPUTED if layer.computed_scale else CONSTANT
+            self.running(case, layer)
+            if layer.computed_scale:
+                self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
+            while len(layer.inputs) > 1:
+                constant = constant_of(layer.inputs[1])
+                if constant is None:
+                    break
+                network.drop_input(layer, 1)
+                if not constant.out.consumers and not constant.out.is_output:
+                    self.fire(case, layer, REMOVING, constant.name)
+                    network.remove(constant)

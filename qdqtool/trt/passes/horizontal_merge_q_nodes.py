@@ -81,6 +81,7 @@ class HorizontalMergeQNodes(Pass):
             survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
             network.retarget(q.out, survivor.out)
             network.remove(q)
+        survivor.nodes = list(dict.fromkeys(survivor.nodes))  # copies of one Q name the same nodes
 
 
 def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:

@@ -9,7 +9,7 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import GATES
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu
+from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu, node_name
 from qdqtool.trt.trace import FUSING
 
 CHAIN = seen(
@@ -50,8 +50,10 @@ class PointWiseFusion(Pass):
                 reader = layer.out.sole_reader()
                 if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
-                if self.target.residual_through_activation and _quantized_residual(layer, reader):
-                    break
+                if _quantized_residual(layer, reader):
+                    network.residuals_behind_activation[node_name(reader)] = None
+                    if self.target.residual_through_activation:
+                        break
                 layer = self._fuse(network, layer, reader)
         if not self.target.constants_first:
             self._take_constants(network)

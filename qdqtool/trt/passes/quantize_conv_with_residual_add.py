@@ -50,7 +50,7 @@ class QuantizeConvWithResidualAdd(Pass):
             position = weights_position(conv)
             if position is None or conv.int8:
                 continue
-            add = self._add_behind(conv)
+            add = self._add_behind(network, conv)
             if add is None or refusal_of(conv, self.name) is not None:
                 continue
             other = next((t for t in add.inputs if t is not conv.out), None)
@@ -75,15 +75,17 @@ class QuantizeConvWithResidualAdd(Pass):
                 continue
             self._fuse(network, conv, position, add, dq, q)
 
-    def _add_behind(self, conv: Layer) -> Layer | None:
+    def _add_behind(self, network: Network, conv: Layer) -> Layer | None:
         reader = conv.out.only_reader()
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
         if reader is None or reader.operation != "SUM":
             return None
+        other = next((t for t in reader.inputs if t is not conv.out), None)
+        if conv.fusion.activated and other is not None and dq_of(other) is not None:
+            network.residuals_behind_activation[node_name(reader)] = None
         if conv.fusion.activated and not self.target.residual_through_activation:
-            other = next((t for t in reader.inputs if t is not conv.out), None)
             self.refuse(ActivationBeforeAdd(
                 self.name, node_name(conv), node_name(reader), conv.nodes[-1],
                 origin_of(other) if other is not None else None, elements(conv.out),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from qdqtool import budgets
+from qdqtool.errors import ModelError
 from qdqtool.evidence import Case, documented
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import passage_of
@@ -40,6 +42,10 @@ class SplitQAcrossPrecedingFanIn(Pass):
                 continue
             if not can_absorb(q):
                 continue
+            network.q_copies += len(concat.inputs)
+            if network.q_copies > budgets.Q_COPIES:
+                raise ModelError(f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
+                                 f"{budgets.Q_COPIES} tensors, the limit; a Concat of one tensor twice doubles them")
             case = NESTED if q.clone else CONCAT
             self.running(case, concat)
             for position in range(len(concat.inputs)):
@@ -81,7 +87,8 @@ class SplitQAcrossPrecedingFanIn(Pass):
         clone.passed, clone.merged = q.passed, q.merged
         clone.moved_past(step_of(concat, position))
         clone.cases = {**q.cases, case: None}
-        out = Tensor(f"{concat.name}_{source.name}_clone_{position}", source.source, source.elem_type)
+        name = f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}"
+        out = Tensor(name, source.source, source.elem_type)
         out.shape = source.shape
         network.insert_before(concat, position, clone, out)
 

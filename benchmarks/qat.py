@@ -1,0 +1,261 @@
+"""QAT tools beside each other on one trained detector: box error, INT8 in and out, conversions, lines of code.
+
+    pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
+    python benchmarks/qat.py --weights best.pt --images photographs/
+
+Nothing is fine-tuned: every row is the same float network with quantizers placed and calibrated by one tool, so that
+only places and ranges differ. The box error is the mean distance in pixels between the corners of the float network's
+50 most confident boxes of an image and the quantized network's boxes of the same cells, run with onnxruntime. The first
+images calibrate, the last ``--judge`` are judged. Conversions and INT8 convolutions are those predicted for trt8.5.
+``--speed`` measures what calibration costs instead, against a float forward pass, in CPU time.
+
+Fine-tuning over three seeds (float, PTQ, QAT, distilled QAT, a naive placement) is examples/qat_yolov8/run.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import qdqtool
+from qdqtool import qat
+from qdqtool.qat.networks import exporting_heads
+
+TOP = 50
+Row = Callable[[Any, Tensor, Path], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", required=True, help="a checkpoint of Ultralytics' detectors (.pt)")
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=640)
+    parser.add_argument("--judge", type=int, default=8)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--speed", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    images = load_images(options.images, options.size)
+    if len(images) < options.judge + 8:
+        sys.exit(f"{options.images}: {len(images)} images; at least {options.judge + 8} are needed")
+    calibration, judged = images[: -options.judge], images[-options.judge :]
+    from ultralytics import YOLO
+
+    yolo = YOLO(options.weights)
+    if options.speed:
+        speed(yolo, calibration)
+        return
+    print(f"{len(calibration)} images calibrate, {len(judged)} judge, {options.size} x {options.size}; "
+          f"torch {torch.__version__}")  # fmt: skip
+    print("| tool | box error, px | INT8 | INT8 in and out | conversions, trt8.5 | lines of code |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "float.onnx"
+        export_float(yolo, judged[:1], plain)
+        wanted = [run(plain, image) for image in judged]
+        for name in options.rows:
+            path = Path(folder) / f"{name.replace(' ', '_')}.onnx"
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    ROWS[name](YOLO(options.weights), calibration, path)
+                found = [run(path, image) for image in judged]
+                error = float(np.mean([box_error(a, b) for a, b in zip(found, wanted, strict=True)]))
+                s = qdqtool.predict(path, "trt8.5").summary()
+                cells = f"{error:.2f} | {s['int8']} of {s['convolutions']} | {s['int8_to_int8']} | {s['conversions']}"
+            except Exception as failure:  # another tool's: the row says what it raised
+                traceback.print_exc()
+                cells = f"fails: {type(failure).__name__}: {str(failure).splitlines()[0][:60]} | | |"
+            print(f"| {name} | {cells} | {LINES[name]} |", flush=True)
+
+
+def load_images(folder: Path, size: int) -> Tensor:
+    """Centre squares of the photographs, [n, 3, size, size], 0 to 1, in the order of their names."""
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".bmp")):
+        picture = Image.open(path).convert("RGB")
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        square = picture.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+        found.append(torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1).float() / 255)
+    return torch.stack(found) if found else torch.empty(0)
+
+
+def export_float(yolo: Any, sample: Tensor, path: Path) -> None:
+    model = copy.deepcopy(yolo.model).float().eval()
+    with exporting_heads(model), torch.no_grad():
+        torch.onnx.export(model, (sample,), str(path), opset_version=17, dynamo=False)
+
+
+def run(path: Path, image: Tensor) -> np.ndarray:
+    """[4 + classes, cells]: boxes (centre and size, in pixels) and class scores."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: image[None].numpy()})[0])[0]
+
+
+def box_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Mean distance of box corners, in pixels, over the cells of the reference's most confident boxes."""
+    cells = np.argsort(-wanted[4:].max(0))[:TOP]
+
+    def corners(output: np.ndarray) -> np.ndarray:
+        centre, size = output[:2, cells], output[2:4, cells]
+        return np.concatenate([centre - size / 2, centre + size / 2])
+
+    return float(np.abs(corners(found) - corners(wanted)).mean())
+
+
+def by_qat(yolo: Any, images: Tensor, path: Path) -> None:
+    qat.prepare(yolo, images[:1], report=None)
+    qat.calibrate(yolo, images.split(4))
+    qat.export(yolo, path, images[:1])
+
+
+def by_insert(yolo: Any, images: Tensor, path: Path) -> None:
+    plain = path.with_suffix(".float.onnx")
+    export_float(yolo, images[:1], plain)
+    qdqtool.insert(plain, images.numpy(), target="trt8.5").save(path)
+
+
+def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
+    """Their prepare_qat, as quantize=8 in their trainer calls it, and their fuse() before the export."""
+    from ultralytics.utils.torch_utils import prepare_qat
+
+    model = prepare_qat(yolo.model.float(), list(images.split(4)), lambda batch: batch, batches=len(images) // 4)
+    export_modelopt(model.eval().fuse(verbose=False), images[:1], path)
+
+
+def by_ultralytics_ptq(yolo: Any, images: Tensor, path: Path) -> None:
+    """Their onnx_int8_quantize, as export(quantize=8) calls it."""
+    from ultralytics.utils.export.onnx import onnx_int8_quantize
+
+    plain = path.with_suffix(".float.onnx")
+    export_float(yolo, images[:1], plain)
+    import onnx
+
+    name = onnx.load(plain).graph.input[0].name
+    onnx_int8_quantize(plain, path, list(images.split(1)), lambda batch: batch.numpy(), input_name=name)
+
+
+def by_modelopt(yolo: Any, images: Tensor, path: Path) -> None:
+    import modelopt.torch.quantization as mtq
+
+    model = yolo.model.float().eval()
+    with torch.no_grad():
+        mtq.quantize(model, mtq.INT8_DEFAULT_CFG, lambda m: [m(x) for x in images.split(4)])
+    export_modelopt(model, images[:1], path)
+
+
+def by_modelopt_fused(yolo: Any, images: Tensor, path: Path) -> None:
+    yolo.model.float().eval().fuse(verbose=False)
+    by_modelopt(yolo, images, path)
+
+
+def export_modelopt(model: nn.Module, sample: Tensor, path: Path) -> None:
+    with exporting_heads(model), torch.no_grad():
+        torch.onnx.export(model, (sample,), str(path), opset_version=17, dynamo=False)
+
+
+def by_pytorch_quantization(yolo: Any, images: Tensor, path: Path) -> None:
+    """quant_modules.initialize(), then the network is built again, and histograms by least squared error."""
+    from pytorch_quantization import calib, quant_modules
+    from pytorch_quantization import nn as quant_nn
+    from ultralytics.nn.tasks import DetectionModel
+
+    quant_modules.initialize()
+    try:
+        model = DetectionModel(copy.deepcopy(yolo.model.yaml), nc=yolo.model.model[-1].nc, verbose=False)
+    finally:
+        quant_modules.deactivate()
+    model.load_state_dict(yolo.model.float().state_dict(), strict=False)
+    model.eval()
+    quantizers = [m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer)]
+    for q in quantizers:
+        q.disable_quant()
+        q.enable_calib()
+    with torch.no_grad():
+        for x in images.split(4):
+            model(x)
+    for q in quantizers:
+        q.load_calib_amax(strict=False) if isinstance(q._calibrator, calib.MaxCalibrator) else q.load_calib_amax(
+            "percentile", percentile=99.99, strict=False
+        )
+        q.enable_quant()
+        q.disable_calib()
+    quant_nn.TensorQuantizer.use_fb_fake_quant = True
+    try:
+        export_modelopt(model, images[:1], path)
+    finally:
+        quant_nn.TensorQuantizer.use_fb_fake_quant = False
+
+
+ROWS: dict[str, Row] = {
+    "qdqtool.qat": by_qat,
+    "qdqtool.insert": by_insert,
+    "Ultralytics QAT (quantize=8)": by_ultralytics_qat,
+    "Ultralytics PTQ": by_ultralytics_ptq,
+    "ModelOpt mtq.quantize": by_modelopt,
+    "ModelOpt, BN folded first": by_modelopt_fused,
+    "quant_modules.initialize()": by_pytorch_quantization,
+}
+
+
+def _lines(row: Row) -> int:
+    """Statements of the row's function here, without docstring, imports and signature."""
+    import ast
+    import inspect
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(row))).body[0]
+    kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)
+    return sum(
+        isinstance(n, kept) and not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
+        for n in ast.walk(body)
+    )
+
+
+LINES = {name: _lines(row) for name, row in ROWS.items()}
+
+
+def speed(yolo: Any, images: Tensor) -> None:
+    """CPU time (user and system) of calibration over that of a float forward pass, on the same images."""
+    model = yolo.model.float().eval()
+    batches = images[:16].split(4)
+
+    def timed(work: Callable[[], object]) -> float:
+        before = time.process_time()
+        work()
+        return time.process_time() - before
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+
+    forward()
+    plain = min(timed(forward) for _ in range(3))
+    qat.prepare(yolo, images[:1], report=None)
+    calibrating = min(timed(lambda: qat.calibrate(yolo, batches)) for _ in range(3))
+    count = sum(map(len, batches))
+    print(f"{count} images: float forward {plain / count:.3f} s CPU an image, calibration {calibrating / count:.3f} s, "
+          f"{calibrating / plain:.2f} times")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The README's table "How far to trust it": the simulator against every build of tests/data/evidence.
+
+    python -m benchmarks.trust
+
+``right`` is data types of input, residual and output, and the Add and MaxPool taken in; lines are compared as a
+multiset of pass, event, subject and object, without those of ConstQDQInitializersFusion where a log only counts them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from qdqtool.trt.builds import BUILDS
+from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
+from tests.trt.test_evidence import COUNTED_ONLY, said, width
+
+
+def row(case: str) -> str:
+    """One line of the table."""
+    build, predicted = BUILDS[case], {c.name: c for c in prediction(case).convolutions}
+    built = truth(case)["convolutions"]
+    right = 0
+    for c in built:
+        taken = sorted(n for n in c["fused"] if "Add" in n or "MaxPool" in n)
+        right += said(predicted[c["name"]]) == (tuple(map(width, c["inputs"])), width(c["output"]), taken)
+    logged = [n.removesuffix("_quantize_scale_node") for n in truth(case)["conversions"]]
+    conversions = (Counter(logged) & Counter(prediction(case).conversion_nodes)).total()
+    lines = "not logged"
+    if case in WITH_TRACE:
+        left_out = COUNTED_ONLY.get(case, ())
+        log = Counter(e for e in built_trace(case) if e.pass_name not in left_out)
+        lines = f"{(log & Counter(prediction(case).trace)).total()} of {log.total()}"
+    gpu = f", {build.gpu}" if build.gpu else ""
+    return (f"| `{case}`, {build.tensorrt}{gpu} | {right} of {len(built)} | {conversions} of {len(logged)} | {lines} | "
+            f"{'yes' if build.made_rules else 'no'} |")
+
+
+def main() -> None:
+    """Prints the table."""
+    print("| build | convolutions right | conversions | pass lines | used to make rules |")
+    print("|---|---|---|---|---|")
+    for case in sorted(CASES, key=lambda c: (c not in WITH_TRACE, c)):
+        print(row(case))
+
+
+if __name__ == "__main__":
+    main()

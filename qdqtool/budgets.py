@@ -1,0 +1,86 @@
+"""How much of the machine one input may take: every limit that a hostile or damaged file can meet, in one place.
+
+Each is well above what real networks, logs and photographs need, and is told in the message where it is met. Bytes
+unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from qdqtool.errors import QdqtoolError
+
+MB = 1 << 20
+GB = 1 << 30
+
+# Files. A packed file may unpack to the first number, or to the given multiple of its own size where that is more:
+# real weights and images shrink by less than half, zeros a thousandfold.
+MODEL_MESSAGE = (1 << 31) - 1  # protobuf's own limit
+UNPACKED_MODEL = 320 * MB
+UNPACKED_ARRAYS = 512 * MB
+UNPACKED_CACHE = 256 * MB
+UNPACKED_TIMES = 8
+LIST_FILE = 64 * MB  # a text file of paths, a calibration table, a recorded JSON
+CACHE_HEADER = 64 * MB
+UNPACKED_LOG = 4 * GB  # read in one pass, never held
+LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
+LOG_LINES = 3_000_000
+JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
+EXTERNAL_DATA = 16 * GB  # all external weights of a model together
+EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they lie in (tied weights)
+
+# Calibration.
+SAMPLE = 512 * MB  # one sample of an array file
+PICTURE_PIXELS = 64_000_000  # of one picture; 8 cameras' worth, and 260 MB decoded
+PIXELS_AT_ONCE = 64_000_000  # decoded at the same time, over all threads
+INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
+FETCHED = 64 * MB  # of wanted tensors, held by all threads together
+CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
+
+# Graphs.
+Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
+FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
+
+ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
+
+# Sessions of onnxruntime that `fix` opens to compare outputs.
+SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estimated from the shapes
+SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096
+SESSION_PROCESS = 768 * MB  # what the process may take beside tensors and weights
+SESSION_SECONDS = 4.0  # of a run, and a second more for each so many bytes of the model
+SESSION_BYTES_PER_SECOND = 10 * MB
+SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest that one may take
+
+# Drawings.
+DRAWN_LAYERS = 5_000
+DRAWN_POINTS = 12_000  # edges, and the rows that they pass
+DRAWN_ROW = 400  # layers side by side
+
+PIPE_SECONDS = 10.0  # until the first byte of a named pipe
+
+
+def amount(size: float) -> str:
+    """A number of bytes as people read it."""
+    for unit, name in ((GB, "GB"), (MB, "MB"), (1 << 10, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} bytes"
+
+
+def unpacked(limit: int, packed: int) -> int:
+    """What a packed file of that size may unpack to."""
+    return max(limit, UNPACKED_TIMES * packed)
+
+
+def require(size: float, limit: float, what: str, kind: type[QdqtoolError] = QdqtoolError) -> None:
+    """Refuses what is above a limit in bytes.
+
+    Args:
+        size: What is there, or would be.
+        limit: One of this module's.
+        what: Beginning of the message: the file, and what of it (``a.npz: its arrays take``).
+        kind: Class of the error.
+
+    Raises:
+        QdqtoolError: ``size`` is above ``limit``; the message tells both.
+    """
+    if size > limit:
+        raise kind(f"{what} {amount(size)}; the limit is {amount(limit)}")

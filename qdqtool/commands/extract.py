@@ -1,0 +1,149 @@
+"""``qdqtool extract``: the smallest model that still shows it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qdqtool.errors import QdqtoolError
+
+if TYPE_CHECKING:
+    from qdqtool.extraction.api import Extraction
+    from qdqtool.graph import Model
+
+
+@click.command("extract")
+@click.argument("model", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the small model.")
+@click.option("--finding", metavar="CODE[:n]", help="What this finding depends on (the n-th of the code, from 1).")
+@click.option("--node", metavar="NAME", help="What the prediction of this node depends on; with --finding, its place.")
+@click.option("--hops", type=click.IntRange(min=0), help="With --node: this many nodes around it instead.")
+@click.option("--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more).")
+@click.option("--outputs", multiple=True, metavar="TENSOR", help="End at this tensor (repeat for more).")
+@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
+@click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]),
+              help="Build here; the small model has to fail or differ as the whole does.")
+@click.option("--check", metavar="COMMAND", help="Run this on each model; it has to exit as it does for the whole.")
+@click.option("--limit", type=click.IntRange(min=1), help="The most models to try (default 2000, 400 with builds).")
+@click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
+@click.option("--report", type=click.Path(), help="Write what an issue needs, in Markdown.")
+@click.option("--verification", type=click.Path(), help="JSON of 'qdqtool verify' for the report: expected and seen.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    model: str, output: str, finding: str | None, node: str | None, hops: int | None, inputs: tuple[str, ...],
+    outputs: tuple[str, ...], target: str | None, minimize: bool, builder: str | None, check: str | None,
+    limit: int | None, private: bool, report: str | None, verification: str | None, form: str,
+) -> int:
+    """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
+
+    The part shows the finding with the same message and fix, and the convolutions that it names as in the whole. With
+    --check, COMMAND is split as a shell would and run without one; {} stands for the model, which else comes last.
+
+    Exit codes: 0 done, 2 bad input.
+    """
+    from qdqtool.extraction.api import extract
+    from qdqtool.extraction.report import read_verification
+    from qdqtool.files import claim
+    from qdqtool.modelfile import load, save
+    from qdqtool.outputs import write_text
+    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.trt.targets import DEFAULT_TARGET
+
+    if verification is not None and report is None:
+        raise click.UsageError("--verification is for --report; give that as well")
+    index = load(model)
+    _refuse_overwriting(index, [p for p in (model, verification) if p], [p for p in (output, report) if p])
+    claim(output, "-o")
+    if report is not None:
+        claim(report, "--report")
+    seen = read_verification(verification) if verification is not None else None
+    if builder == "tensorrt-rtx":
+        from qdqtool.builders.licence import tell_once
+
+        tell_once()
+    result = extract(
+        index, finding=finding, node=node, hops=hops, inputs=inputs, outputs=outputs,
+        target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, private=private, limit=limit,
+    )
+    issue = _issue(result, model, output, seen) if report is not None else None
+    save(result.proto, output, source=model)
+    if report is not None and issue is not None:
+        write_text(report, issue)
+    if form == "json":
+        emit(to_json({**result.as_json(), "output": output, "report": report}), None)
+    else:
+        emit(_text(result, output, report, terminal_width()), None)
+    return 0
+
+
+def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> None:
+    """Looks, before any work, whether what is written is something that is read, and whether it can be written.
+
+    Raises:
+        QdqtoolError: It is, or its folder is not there.
+    """
+    from qdqtool.external import all_tensors
+    from qdqtool.files import same_file
+    from qdqtool.graph import external_location
+
+    external = {external_location(t) for t in all_tensors(model.proto.graph)} - {""}
+    sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
+    for path in written:
+        for source in sources:
+            if same_file(source, path):
+                raise QdqtoolError(f"{path}: is an input; choose another output name")
+        if not Path(path).parent.is_dir():
+            raise QdqtoolError(f"{path}: the folder {Path(path).parent} does not exist; create it first")
+        if Path(path).is_dir():
+            raise QdqtoolError(f"{path}: is a folder; give a file name")
+    if len(written) == 2 and (os.path.abspath(written[0]) == os.path.abspath(written[1]) or same_file(*written)):
+        raise QdqtoolError(f"{written[1]}: is the model's output already; give the report another name")
+
+
+def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | None) -> str:
+    """The report, without anything that --private hides.
+
+    Raises:
+        QdqtoolError: Something of it would be left.
+    """
+    from qdqtool.extraction.report import report
+
+    hidden = result.private
+    if hidden is None:
+        return report(result, _command_line(lambda text: text), Path(output).name, seen)
+    text = report(result, _command_line(lambda text: hidden.names.get(text, text)), "extract.onnx", seen)
+    leak = hidden.leaked_prose(text)
+    if leak is not None:
+        raise QdqtoolError(f"'{leak}' would be left in the private report; leave out --report and write it by hand")
+    return text
+
+
+def _command_line(name: Any) -> str:
+    """The command as it was called; paths and commands of the user's without their folders."""
+    context = click.get_current_context()
+    values = context.params
+    words = ["qdqtool", "extract", "model.onnx"]
+    for option in ("finding", "node", "hops", "inputs", "outputs", "target", "builder", "limit"):
+        value = values[option]
+        for item in value if isinstance(value, tuple) else [value] if value is not None else []:
+            words += [f"--{option}", name(item) if isinstance(item, str) else str(item)]
+    words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
+    if values["check"]:
+        words += ["--check", values["check"] if not values["private"] else "..."]
+    return shlex.join([*words, "-o", "extract.onnx"])
+
+
+def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
+    from qdqtool.render.output import wrap
+
+    lines = wrap(f"{result.kept}.", 2, width, "")
+    lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
+    size = len(result.proto.SerializeToString())
+    told = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
+    lines.append(f"written to {output} ({told})" + (f", report to {report}" if report else ""))
+    return "\n".join(lines) + "\n"

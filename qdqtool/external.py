@@ -1,0 +1,93 @@
+"""Weights in files beside the model: which files they are, that they are the model's own, and how much they take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from onnx import external_data_helper
+
+from qdqtool import budgets
+from qdqtool.errors import ModelError
+from qdqtool.files import note_read
+
+
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from all_tensors(inner)
+
+
+def location_of(tensor: onnx.TensorProto) -> str:
+    """The file, relative to the model's folder, that holds an external tensor."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
+    """The file that holds an external tensor; None where there is no such regular file.
+
+    Raises:
+        ModelError: It lies outside the model's folder.
+    """
+    if not base_dir:
+        return None
+    location = location_of(tensor)
+    if "\0" in location:
+        raise ModelError(f"{model}: weight file {location!r} of tensor '{tensor.name}': no file name can hold a NUL")
+    base = Path(os.path.realpath(base_dir))
+    path = Path(os.path.realpath(base / location))
+    if os.path.isabs(location) or not path.is_relative_to(base):
+        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
+                         "folder; refused")
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name longer than the file system takes
+        return None
+
+
+def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
+    """Looks at all external weights, without reading any, and notes their files as read.
+
+    Raises:
+        ModelError: A file lies outside the model's folder, an entry is damaged, or together they are too much.
+    """
+    found: dict[str, tuple[Path | None, int]] = {}
+    total = 0
+    for tensor in all_tensors(proto.graph):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        location = location_of(tensor)
+        if location not in found:
+            path = path_of(tensor, base_dir, model)
+            found[location] = path, path.stat().st_size if path is not None else 0
+            if path is not None:
+                note_read(path)
+        total += _length(tensor, found[location][1], model)
+    if not found:
+        return
+    what = f"{model}: the external weights of all tensors together take"
+    budgets.require(total, budgets.EXTERNAL_DATA, what, ModelError)
+    there = sum(size for _, size in found.values())
+    if total > there + budgets.EXTERNAL_SHARED:
+        raise ModelError(f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
+                         "the model is damaged, export it again")
+
+
+def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
+    """Bytes of the file that a tensor takes."""
+    numbers = {"offset": 0, "length": size}
+    for entry in tensor.external_data:
+        if entry.key in numbers:
+            if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
+                raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
+                                 f"'{location_of(tensor)}' is '{entry.value[:40]}'")
+            numbers[entry.key] = int(entry.value)
+    return max(0, min(numbers["length"], size - numbers["offset"]))

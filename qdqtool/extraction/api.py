@@ -1,0 +1,361 @@
+"""``qdqtool.extract``: the smallest model that still shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import onnx
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.extraction import shown
+from qdqtool.extraction.cut import Cutter, Part
+from qdqtool.extraction.private import Private, made_private
+from qdqtool.extraction.select import grow, trim
+from qdqtool.extraction.shown import Shown, told
+from qdqtool.graph import Model, Node
+from qdqtool.modelfile import ModelSource, load, load_full
+from qdqtool.prediction import predict
+from qdqtool.progress import track
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Prediction
+
+if TYPE_CHECKING:
+    from qdqtool.extraction.checks import Check
+
+SCHEMA = "qdqtool/extraction/1"
+TRIES = 2000  # predictions
+BUILDS = 400  # builds or runs of the user's command
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Extraction:
+    """A small model and why it is what it is.
+
+    Attributes:
+        proto: The small model.
+        prediction: Its prediction.
+        whole: The prediction of the model that it was taken from.
+        shown: What it shows as the whole does; of a private model, what its own prediction says of the same nodes.
+        nodes: Number of its nodes, and of the whole's.
+        kept: What was kept and why, one line.
+        notes: What else the user should know.
+        checked: What the builder or the command does with both, in words; empty where none was asked.
+        private: The names that were replaced; None where nothing was.
+    """
+
+    proto: onnx.ModelProto
+    prediction: Prediction
+    whole: Prediction
+    shown: Shown
+    nodes: tuple[int, int]
+    kept: str
+    notes: list[str] = field(default_factory=list)
+    checked: str = ""
+    private: Private | None = None
+
+    def as_json(self) -> Json:
+        return {
+            "schema": SCHEMA, "tool": TOOL_VERSION, "target": self.whole.target,
+            "nodes": self.nodes[0], "nodes_of_whole": self.nodes[1],
+            "inputs": [v.name for v in self.proto.graph.input], "outputs": [v.name for v in self.proto.graph.output],
+            "findings": [f.as_json() for f in self.shown.findings],
+            "convolutions": [c.as_json() for c in self.shown.convolutions],
+            "kept": self.kept, "checked": self.checked, "notes": list(self.notes),
+        }
+
+
+def extract(
+    model: ModelSource | Model,
+    *,
+    finding: str | None = None,
+    node: str | None = None,
+    hops: int | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    target: str | Target = DEFAULT_TARGET,
+    minimize: bool = False,
+    builder: str | None = None,
+    check: str | None = None,
+    private: bool = False,
+    limit: int | None = None,
+) -> Extraction:
+    """Cuts the part out of a Q/DQ model that a finding, a node or a failing build depends on.
+
+    Args:
+        model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
+        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of ``predict``); with ``node``
+            one at that node.
+        node: Name of a node: what is predicted of it stays.
+        hops: Take this many nodes around ``node`` instead of as many as its prediction needs.
+        inputs: Tensors where the part begins (default: the network's inputs).
+        outputs: Tensors where it ends (default: the network's outputs).
+        target: As for :func:`qdqtool.predict`.
+        minimize: Shrink further: fewer nodes, channels, pixels, and plain weights.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``: stay with what builds, fails or differs as the whole;
+            alone, or a check alone, it searches the whole model for what the build depends on, as ``minimize`` does.
+        check: A command: stay with what it exits for with the same code as for the whole; see
+            :class:`qdqtool.extraction.checks.CommandCheck`.
+        private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
+        limit: The most models to try when shrinking (default 2000; 400 with a builder or a command).
+
+    Returns:
+        The small model, its prediction, and what was kept and why. The same arguments give the same bytes.
+
+    Raises:
+        ModelError: The model cannot be read, or has no such finding, node or tensor.
+        BuilderError: The builder is not here.
+        QdqtoolError: The arguments do not go together.
+    """
+    if builder is not None and check is not None:
+        raise QdqtoolError("give a builder or a check, not both")
+    tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
+    if tries < 1 or (hops is not None and hops < 0):
+        raise QdqtoolError("limit is at least 1, hops at least 0")
+    if not (finding or node or inputs or outputs):
+        minimize = True  # whatever the build depends on: that has to be found
+    name = target_named(target).name
+    job = _Job(load(model), name)
+    job.select(finding, node, hops, inputs, outputs, free=bool(builder or check))
+    with ExitStack() as stack:
+        if builder or check:
+            job.use(builder, check, stack)
+        if minimize:
+            job.minimize(tries)
+        elif job.check is not None and not job.check.holds(job.proto):
+            job.widen()
+    return job.finish(private)
+
+
+class _Job:
+    """One extraction on its way."""
+
+    def __init__(self, model: Model, target: str) -> None:
+        self.model, self.target = model, target
+        self.whole = predict(model, target)
+        self.cutter = Cutter(model)
+        self.shown = Shown()
+        self.check: Check | None = None
+        self.notes: list[str] = []
+        self.why = ""
+        self.checked = ""
+        self.proto = model.proto
+
+    # Selecting ---------------------------------------------------------------------------------------------------
+
+    def select(
+        self, finding: str | None, node: str | None, hops: int | None, inputs: Sequence[str], outputs: Sequence[str],
+        free: bool,
+    ) -> None:
+        """Chooses the part."""
+        between = bool(inputs or outputs)
+        if between and (finding or node or hops is not None):
+            raise QdqtoolError("give inputs and outputs, or a finding or node; not both")
+        if hops is not None and (node is None or finding is not None):
+            raise QdqtoolError("hops are counted from a node: give one, and no finding")
+        if not (between or finding or node or free):
+            raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
+        if between:
+            self._set(self.cutter.between(inputs, outputs))
+            self.why = "everything between the tensors given"
+            self.shown = self._common()
+        elif finding is not None:
+            found = shown.choose(self.whole, finding, node)
+            self.shown = shown.of_finding(self.whole, found)
+            anchors = self._named([found.node, *found.convolutions, *shown.words([found.message, found.fix])])
+            self._narrow(anchors or self.model.ordered[:1])
+            self.why = f"what {found.code} at {found.node or 'the network'} depends on"
+        elif node is not None:
+            anchor = self._node(node)
+            self.shown = shown.of_node(self.whole, anchor.name)
+            if hops is not None:
+                self._set(self.cutter.part(self.cutter.around([anchor], hops)))
+                self.why = f"{anchor.name} and what is up to {hops} hops around it"
+                self._drop_unshown()
+            else:
+                self._narrow([anchor])
+                self.why = f"what the prediction of {anchor.name} depends on"
+        else:
+            self._set(self.cutter.whole())
+            self.why = "what the build depends on"
+
+    def _node(self, name: str) -> Node:
+        try:
+            return self.model.node(name)
+        except KeyError:
+            pass
+        maker = self.model.producer(name)
+        if maker is not None:
+            return maker
+        import difflib
+
+        near = difflib.get_close_matches(name, [n.name for n in self.model.nodes], 3, 0.5)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
+
+    def _named(self, names: Sequence[str]) -> list[Node]:
+        """The nodes of these names; of a tensor's name, its maker. Constant nodes show nothing by themselves."""
+        found: dict[int, Node] = {}
+        for name in names:
+            node = self._find(name)
+            if node is not None and (node.index not in self.cutter.constant or name == names[0]):
+                found[node.index] = node
+        return list(found.values())
+
+    def _find(self, name: str) -> Node | None:
+        try:
+            return self.model.node(name)
+        except KeyError:
+            return self.model.producer(name)
+
+    def _narrow(self, anchors: Sequence[Node]) -> None:
+        """Grows and trims the part around the anchors."""
+        part = _last(self._watched(grow(self.cutter, anchors, self._part_holds), "cutting")) or self.cutter.whole()
+        part = _last(self._watched(trim(self.cutter, part, anchors, self._part_holds), "trimming")) or part
+        self._set(part)
+
+    def _part_holds(self, part: Part) -> bool:
+        try:
+            return self.shown.holds(self._predict(self.cutter.make(part)))
+        except ModelError:
+            return False
+
+    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+        # Weights stay where they are, so that a cut costs no reading.
+        return predict(Model(proto, self.model.path, base_dir=self.model.base_dir), self.target)
+
+    def _set(self, part: Part) -> None:
+        """Takes a part, with its weights read in."""
+        proto = self.cutter.make(part)
+        full = load_full(Model(proto, self.model.path, base_dir=self.model.base_dir))
+        self.proto = full.proto
+
+    def widen(self) -> None:
+        """Takes the whole model, because the part does not build as it does."""
+        self.notes.append("the part alone does not build as the whole does; the whole is kept: use --minimize")
+        self._set(self.cutter.whole())
+
+    def _common(self) -> Shown:
+        """What a part that was chosen by other means shows as the whole does."""
+        prediction = self._predict(self.proto)
+        there = {c.name: c for c in prediction.convolutions}
+        whole = [c for c in self.whole.convolutions if c.name in there]
+        same = tuple(c for c in whole if shown.same(c, there[c.name]))
+        keys = {shown.key(f) for f in prediction.findings}
+        self._note_changed([c for c in whole if c not in same], there)
+        return Shown(tuple(f for f in self.whole.findings if shown.key(f) in keys and f.node), same)
+
+    def _drop_unshown(self) -> None:
+        prediction = self._predict(self.proto)
+        missing = self.shown.missing(prediction)
+        if missing:
+            self.notes.append(f"with these hops the part does not show {told(missing)}; give more, or no --hops")
+        keys = {shown.key(f) for f in prediction.findings}
+        there = {c.name: c for c in prediction.convolutions}
+        self.shown = Shown(
+            tuple(f for f in self.shown.findings if shown.key(f) in keys),
+            tuple(c for c in self.shown.convolutions if c.name in there and shown.same(c, there[c.name])),
+        )
+
+    def _note_changed(self, changed: Sequence[ConvOutcome], there: dict[str, ConvOutcome]) -> None:
+        if changed:
+            lines = [f"{c.name} ({c.precision} to {c.output}, here {there[c.name].precision} to "
+                     f"{there[c.name].output})" for c in changed]
+            self.notes.append(f"predicted otherwise than in the whole, because of the cut: {told(lines, 3)}")
+
+    # Shrinking ---------------------------------------------------------------------------------------------------
+
+    def use(self, builder: str | None, command: str | None, stack: ExitStack) -> None:
+        """Asks a compiler or a command about the whole model."""
+        from qdqtool.extraction.checks import BuilderCheck, CommandCheck
+
+        # A copy: the weights are read into it, and the model given is not to be changed.
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.model.proto)
+        whole = load_full(Model(copy, self.model.path, base_dir=self.model.base_dir)).proto
+        if builder is not None:
+            asked = BuilderCheck(whole, builder, self.target)
+            stack.callback(asked.close)
+            if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
+                raise QdqtoolError(
+                    f"{self.model.path or 'model'}: builds with {builder} as predicted, so that there is nothing to "
+                    "extract; give --finding or --node as well"
+                )
+            self.check = asked
+        elif command is not None:
+            ran = CommandCheck(whole, command)
+            stack.callback(ran.close)
+            self.check = ran
+        assert self.check is not None
+        self.checked = self.check.told
+
+    def minimize(self, limit: int) -> None:
+        """Shrinks the part, or the whole model where the part does not build as the whole does."""
+        from qdqtool.extraction.shrink import Shrinker
+
+        check = self.check
+        if check is not None and not check.holds(self.proto):
+            self._set(self.cutter.whole())
+        asked = bool(self.shown.findings or self.shown.convolutions)
+
+        def holds(proto: onnx.ModelProto) -> bool:
+            if asked and not self.shown.holds(predict(proto, self.target)):
+                return False
+            return check is None or check.holds(proto)
+
+        shrinker = Shrinker(self.proto, holds, limit=limit)
+        for _ in self._watched(shrinker.steps(), "minimizing", limit):
+            pass
+        if shrinker.exhausted:
+            self.notes.append(f"stopped after {limit} tries; a higher --limit may make it smaller")
+        self.proto = shrinker.proto
+        self.why = self.why.replace("everything between", "what counts of everything between")
+
+    def _watched(self, steps: Iterator[T], what: str, total: int | None = None) -> Iterator[T]:
+        return track(steps, what, total)
+
+    # Finishing ---------------------------------------------------------------------------------------------------
+
+    def finish(self, private: bool) -> Extraction:
+        """The result, checked once more."""
+        proto, hidden = self.proto, None
+        prediction = predict(proto, self.target)
+        missing = self.shown.missing(prediction)
+        if missing:
+            raise ModelError(
+                f"{self.model.path or 'model'}: the extract does not show {told(missing)}; this is a defect of "
+                "qdqtool, please report it"
+            )
+        if private:
+            proto, hidden = made_private(self.model, proto, prediction)
+            prediction = predict(proto, self.target)
+            self.shown = hidden.shown(self.shown, prediction)
+            self.why, self.checked = hidden.text(self.why), hidden.text(self.checked)
+            self.notes = [hidden.text(n) for n in self.notes]
+        return Extraction(
+            proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
+            self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
+        )
+
+    def _kept(self, nodes: int) -> str:
+        same = []
+        if self.shown.findings:
+            codes = list(dict.fromkeys(str(f.code) for f in self.shown.findings))
+            same.append(f"the finding{'s' if len(self.shown.findings) > 1 else ''} {told(codes)} with the same fix")
+        if self.shown.convolutions:
+            same.append(f"the prediction of {told([c.name for c in self.shown.convolutions], 3)}")
+        if self.checked:
+            same.append(f"the build ({self.checked})")
+        line = f"kept {nodes} of {len(self.model.nodes)} nodes: {self.why}"
+        return line + (f"; the same as in the whole: {', '.join(same)}" if same else "")
+
+
+def _last(steps: Iterator[Part | None]) -> Part | None:
+    found = None
+    for part in steps:
+        found = part if part is not None else found
+    return found

@@ -1,0 +1,229 @@
+"""Asks a compiler or a command of the user's whether a smaller model still does what the whole one does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import onnx
+
+from qdqtool.agreement import MismatchKind
+from qdqtool.builders.child import Child
+from qdqtool.builders.names import log_names
+from qdqtool.builders.run import build_with, read_log
+from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import TARGETS
+from qdqtool.verification.build_model import BuiltModel, build_model, mapped
+from qdqtool.verification.pairs import compare, status_agrees
+
+TIMEOUT = 600.0  # seconds for one build or one run of the user's command
+_SM = (86,)
+
+
+class Check(Protocol):
+    """Something that a smaller model has to do as the whole one does."""
+
+    told: str
+    """What the whole one does, in words."""
+
+    def holds(self, proto: onnx.ModelProto) -> bool:
+        """Whether a model does the same."""
+        ...
+
+    def close(self) -> None:
+        """Ends processes and removes temporary files."""
+        ...
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What a build came to.
+
+    Attributes:
+        status: ``built``, ``refused`` or ``crashed``.
+        message: The compiler's words without names and numbers.
+        version: The compiler's.
+        differences: (predicted, built) of convolutions on which prediction and build part.
+    """
+
+    status: str
+    message: str
+    version: str
+    differences: frozenset[tuple[str, str]]
+
+    @property
+    def healthy(self) -> bool:
+        return self.status == "built" and not self.differences
+
+    def like(self, other: Behaviour) -> bool:
+        """Whether this is the same fault."""
+        if self.status != other.status or self.message != other.message:
+            return False
+        return not other.differences or bool(self.differences & other.differences)
+
+
+class BuilderCheck:
+    """Builds a model here; holds while the build ends as the whole model's did.
+
+    Args:
+        model: The whole model.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        target: What to predict for, where the build is compared.
+
+    Raises:
+        BuilderError: The builder is not here, or the build ran out of time.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, builder: str, target: str) -> None:
+        self._builder = builder
+        self._target = TARGETS["rtx1.7"].name if builder == "tensorrt-rtx" else target
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
+        try:
+            self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None
+            self.whole = self.behaviour(proto)
+        except BaseException:
+            self.close()
+            raise
+        if self.whole.status == "timeout":
+            self.close()
+            raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
+        self.told = self._words()
+
+    def _words(self) -> str:
+        if self.whole.status != "built":
+            return f"{self._builder}: {self.whole.status}" + (f": {self.whole.message}" if self.whole.message else "")
+        if self.whole.differences:
+            told = ", ".join(f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences))
+            return f"{self._builder}: built, but {told}"
+        return f"{self._builder}: built as predicted"
+
+    def behaviour(self, proto: onnx.ModelProto) -> Behaviour:
+        """Builds a model."""
+        work = Path(self._folder.name)
+        path = work / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        model = Model(proto)
+        if self._child is not None:
+            (work / "build.log").unlink(missing_ok=True)
+            result = build_with(self._child, path, work, self._builder, _SM, TIMEOUT)
+            read_log(model, log_names(model), work, result)
+            built = mapped(result)
+        else:
+            built = build_model(path, self._builder, timeout=TIMEOUT)
+        message = "" if built.status == "built" else _kind(built.message, model)
+        return Behaviour(built.status, message, built.version, self._differences(model, built))
+
+    def _differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
+        prediction = predict(model, self._target, advice=False)
+        if self._builder == "tensorrt-rtx":
+            if status_agrees(prediction, built) is False:
+                return frozenset({("another status", built.status)})
+            if built.status != "built":
+                return frozenset()
+            return frozenset(
+                (f"{p.predicted.precision} writing {p.predicted.output}", f"{p.built.precision} writing "
+                                                                          f"{p.built.output}")
+                for p in compare(prediction, built) if p.built is not None and p.agrees is False
+            )
+        if built.status != "built" or built.build is None:
+            return frozenset()
+        from qdqtool.verification.api import verify
+
+        verified = verify(model, built.build)
+        return frozenset(
+            (str(m.predicted.get("precision", "")), str(m.built.get("precision", "")))
+            for m in verified.mismatches if m.kind == MismatchKind.CONVOLUTION
+        )
+
+    def holds(self, proto: onnx.ModelProto) -> bool:
+        return self.behaviour(proto).like(self.whole)
+
+    def close(self) -> None:
+        child = getattr(self, "_child", None)
+        if child is not None:
+            child.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> BuilderCheck:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CommandCheck:
+    """Runs a command of the user's on a model; holds while it ends with the same exit code.
+
+    The command is split as a shell would, and run without one; ``{}`` in it stands for the model's file, which is
+    appended where there is none.
+
+    Raises:
+        QdqtoolError: The command is empty, cannot be split or started, or does not end in time.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, command: str, timeout: float = TIMEOUT) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise QdqtoolError(f"--check: cannot be split into words: {error}") from None
+        if not self._words:
+            raise QdqtoolError("--check: is empty; give a command that exits otherwise when the fault is gone")
+        if not any("{}" in w for w in self._words):
+            self._words.append("{}")
+        self._timeout = timeout
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
+        try:
+            code = self.code(proto)
+        except BaseException:
+            self.close()
+            raise
+        if code is None:
+            self.close()
+            raise QdqtoolError(f"--check: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
+        self._code = code
+        self.told = f"{self._words[0]}: exit code {code}"
+
+    def code(self, proto: onnx.ModelProto) -> int | None:
+        """The exit code for a model; None when the time was over."""
+        path = Path(self._folder.name) / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        words = [w.replace("{}", str(path)) for w in self._words]
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                timeout=self._timeout, check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        except OSError as error:
+            raise QdqtoolError(f"--check: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
+        return done.returncode
+
+    def holds(self, proto: onnx.ModelProto) -> bool:
+        return self.code(proto) == self._code
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def _kind(message: str, model: Model) -> str:
+    """A compiler's words without the names and numbers that a smaller model changes."""
+    names = {n.name for n in model.nodes} | {n.proto.name for n in model.nodes} | set(model.producers)
+    names |= set(model.initializers) | set(model.inputs)
+    long = sorted((n for n in names if len(n) > 2 and n in message), key=len, reverse=True)
+    for name in long:
+        message = message.replace(name, "*")
+    return " ".join(_NUMBER.sub("#", message).split())

@@ -1,0 +1,308 @@
+"""Cuts a part out of a model with onnx-graphsurgeon and puts back what that leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from qdqtool import qdq
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model, Node
+
+FLOATS = frozenset({
+    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
+})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that stand on their own.
+
+    Attributes:
+        nodes: Their indices.
+        inputs: The tensors that enter, in the order of their first reader.
+        outputs: The tensors that leave.
+    """
+
+    nodes: frozenset[int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Cutter:
+    """Finds and makes parts of one model."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        #: Nodes that depend on no input of the network: weights' quantizers, folded shapes.
+        self.constant = _constant_nodes(model)
+        self._declared = {v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)}
+
+    def neighbours(self, node: Node) -> Iterator[Node]:
+        """The nodes before and behind a node, constant ones apart."""
+        for tensor in (*node.inputs, *node.captured):
+            maker = self.model.producer(tensor)
+            if maker is not None and maker.index not in self.constant:
+                yield maker
+        for tensor in node.outputs:
+            yield from self.model.readers(tensor)
+
+    def around(self, nodes: Iterable[Node], hops: int) -> set[int]:
+        """Indices of the nodes at most ``hops`` steps away."""
+        edge = {n.index: n for n in nodes}
+        found = set(edge)
+        for _ in range(hops):
+            edge = {n.index: n for node in edge.values() for n in self.neighbours(node) if n.index not in found}
+            if not edge:
+                break
+            found.update(edge)
+        return found
+
+    def can_enter(self, tensor: str) -> bool:
+        """Whether a tensor can be a network input: a float of known rank that is no half of a Q/DQ pair."""
+        maker = self.model.producer(tensor)
+        if maker is None:
+            return True
+        known = self.model.elem_type(tensor) in FLOATS and self.model.shape(tensor) is not None
+        return known and not qdq.is_dq(maker)
+
+    def part(self, nodes: Iterable[int], every_output: bool = False) -> Part:
+        """The part that holds some nodes, made whole: Q/DQ pairs, weights and shapes are never cut in two.
+
+        Args:
+            nodes: Indices.
+            every_output: Whether tensors that are read on both sides of the cut become outputs too.
+        """
+        model = self.model
+        inside = set(nodes)
+        work = sorted(inside)
+        entering: dict[str, None] = {}
+        while work:
+            node = model.nodes[work.pop()]
+            wanted = []
+            for tensor in (*node.inputs, *node.captured):
+                maker = model.producer(tensor)
+                if maker is not None and (maker.index in self.constant or not self.can_enter(tensor)):
+                    wanted.append(maker)
+            if qdq.is_q(node):
+                readers = model.readers(node.output)
+                if not any(r.index in inside for r in readers):
+                    wanted.extend(readers)
+            for other in wanted:
+                if other.index not in inside:
+                    inside.add(other.index)
+                    work.append(other.index)
+        made = {t for i in inside for t in model.nodes[i].outputs if t}
+        for index in sorted(inside):
+            for tensor in (*model.nodes[index].inputs, *model.nodes[index].captured):
+                if tensor and tensor not in made and tensor not in model.initializers:
+                    entering[tensor] = None
+        return Part(frozenset(inside), tuple(entering), tuple(self._leaving(inside, every_output)))
+
+    def _leaving(self, inside: set[int], every_output: bool) -> Iterator[str]:
+        model = self.model
+        for node in model.ordered:
+            if node.index not in inside or node.index in self.constant:
+                continue
+            for tensor in node.outputs:
+                readers = model.readers(tensor)
+                outside = any(r.index not in inside for r in readers)
+                read = any(r.index in inside for r in readers)
+                if model.is_output(tensor) or (outside and (every_output or not read)):
+                    yield tensor
+
+    def between(self, inputs: Iterable[str], outputs: Iterable[str]) -> Part:
+        """The nodes between tensors that the user named; either may be empty and is then the network's own.
+
+        Raises:
+            ModelError: A tensor is not there, an output depends on another network input, or an input on nothing.
+        """
+        model = self.model
+        given, ends = list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)) or model.outputs
+        what = model.path or "model"
+        for tensor in (*given, *ends):
+            if tensor not in model.producers and tensor not in model.inputs:
+                raise ModelError(f"{what}: has no tensor '{tensor}'; give the names of activations, not of nodes")
+        stops = set(given)
+        inside: set[int] = set()
+        reached: dict[str, str] = {}
+        for end in ends:
+            work = [end]
+            while work:
+                tensor = work.pop()
+                if tensor in stops:
+                    reached.setdefault(tensor, end)
+                    continue
+                maker = model.producer(tensor)
+                if maker is None:
+                    if tensor in model.inputs:
+                        reached.setdefault(tensor, end)
+                    continue
+                if maker.index not in inside:
+                    inside.add(maker.index)
+                    work.extend(t for t in (*maker.inputs, *maker.captured) if t)
+        if given:
+            missing = [t for t in reached if t not in stops]
+            if missing:
+                raise ModelError(
+                    f"{what}: output '{reached[missing[0]]}' also depends on network input '{missing[0]}'; name it in "
+                    "--inputs, or a tensor in between"
+                )
+            unused = [t for t in given if t not in reached]
+            if unused:
+                raise ModelError(f"{what}: no output depends on '{unused[0]}'; leave it out of --inputs")
+        if not inside:
+            raise ModelError(f"{what}: nothing lies between the inputs and outputs given")
+        made = {t for i in inside for t in model.nodes[i].outputs}
+        read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
+        starts = given or [t for t in model.inputs if t in read]
+        return Part(frozenset(inside), tuple(t for t in starts if t in read), tuple(t for t in ends if t in made))
+
+    def whole(self) -> Part:
+        """All of it."""
+        return Part(frozenset(n.index for n in self.model.nodes), tuple(self.model.inputs), tuple(self.model.outputs))
+
+    def value_info(self, tensor: str) -> onnx.ValueInfoProto:
+        """Type and dimensions of a tensor, as the model declares them or as they were inferred."""
+        declared = self._declared.get(tensor)
+        if declared is not None and declared.type.WhichOneof("value") is not None:
+            copy = onnx.ValueInfoProto()
+            copy.CopyFrom(declared)
+            return copy
+        kind = self.model.elem_type(tensor)
+        if not kind:
+            return onnx.ValueInfoProto(name=tensor)
+        inferred: onnx.ValueInfoProto = helper.make_tensor_value_info(tensor, kind, self.model.shape(tensor))
+        return inferred
+
+    def make(self, part: Part) -> onnx.ModelProto:
+        """The model of a part: nodes, constants, types, opsets and metadata are the original's.
+
+        Raises:
+            ModelError: onnx-graphsurgeon cannot read the part, or the type of an input is not known.
+        """
+        typed = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
+        for tensor in part.inputs:
+            if typed[tensor].type.WhichOneof("value") is None:
+                raise ModelError(
+                    f"{self.model.path or 'model'}: the type of tensor '{tensor}' is not known, so it cannot become a "
+                    "network input; run onnx's shape inference on the model, or cut elsewhere"
+                )
+        slim = self._slim(part, typed)
+        cut = _through_graphsurgeon(slim, part, self.model.path or "model")
+        return self._put_back(cut, slim, typed)
+
+    def _slim(self, part: Part, typed: dict[str, onnx.ValueInfoProto]) -> onnx.ModelProto:
+        """The part's nodes and constants alone, so that the cut costs what the part is worth, not the whole."""
+        source = self.model.proto
+        slim = onnx.ModelProto()
+        for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if source.HasField(field):
+                setattr(slim, field, getattr(source, field))
+        slim.opset_import.extend(source.opset_import)
+        slim.functions.extend(source.functions)
+        slim.metadata_props.extend(source.metadata_props)
+        graph = slim.graph
+        graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
+        graph.metadata_props.extend(source.graph.metadata_props)
+        chosen = [n for n in self.model.ordered if n.index in part.nodes]
+        tensors = {t for n in chosen for t in (*n.inputs, *n.outputs, *n.captured) if t}
+        for node in chosen:
+            copy = graph.node.add()
+            copy.CopyFrom(node.proto)
+            copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
+        graph.initializer.extend(t for t in source.graph.initializer if t.name in tensors and t.name not in typed)
+        graph.quantization_annotation.extend(
+            a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
+        graph.input.extend(typed[t] for t in part.inputs)
+        graph.output.extend(typed[t] for t in part.outputs)
+        ends = {*part.inputs, *part.outputs}
+        made = {t for n in chosen for t in n.outputs if t} - ends
+        graph.value_info.extend(self._typed(t) for t in sorted(made) if self._is_typed(t))
+        return slim
+
+    def _is_typed(self, tensor: str) -> bool:
+        declared = self._declared.get(tensor)
+        return declared is not None and declared.type.WhichOneof("value") is not None
+
+    def _typed(self, tensor: str) -> onnx.ValueInfoProto:
+        declared: onnx.ValueInfoProto = self._declared[tensor]
+        return declared
+
+    def _put_back(
+        self, cut: onnx.ModelProto, slim: onnx.ModelProto, typed: dict[str, onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The original's protos for whatever graphsurgeon kept: it drops metadata and rewrites types and attributes."""
+        result = onnx.ModelProto()
+        result.CopyFrom(slim)
+        graph = result.graph
+        by_output = {o: n for n in slim.graph.node for o in n.output if o}
+        kept = [next(by_output[o] for o in n.output if o) for n in cut.graph.node if any(n.output)]
+        tensors = {t for n in cut.graph.node for t in (*n.input, *n.output)} | set(typed)
+        tensors |= {t for n in self.model.nodes for t in n.captured}
+        del graph.node[:]
+        graph.node.extend(kept)
+        for field in (graph.initializer, graph.value_info):
+            stay = [x for x in field if x.name in tensors]
+            del field[:]
+            field.extend(stay)
+        used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
+        opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
+        if any(n.attribute and any(a.HasField("g") or a.graphs for a in n.attribute) for n in graph.node):
+            opsets = list(result.opset_import)  # a subgraph may use any of them
+        copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
+        del result.opset_import[:]
+        result.opset_import.extend(copies)
+        called = {(n.domain, n.op_type) for n in graph.node}
+        if not any((f.domain, f.name) in called for f in result.functions):
+            del result.functions[:]
+        return result
+
+
+def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.ModelProto:
+    import onnx_graphsurgeon as gs
+
+    with _quiet(gs):
+        try:
+            graph = gs.import_onnx(slim)
+            tensors = graph.tensors()
+            graph.inputs = [tensors[t] for t in part.inputs if t in tensors]
+            graph.outputs = [tensors[t] for t in part.outputs]
+            for tensor in graph.inputs:
+                tensor.inputs.clear()
+            graph.cleanup(remove_unused_graph_inputs=False).toposort()
+            exported: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
+        except Exception as error:
+            # graphsurgeon raises whatever its parts raise: KeyError, TypeError, its own exception.
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {text[:200]}") from error
+    return exported
+
+
+@contextlib.contextmanager
+def _quiet(gs: Any) -> Iterator[None]:
+    """Without graphsurgeon's own lines on stdout."""
+    logger = gs.logger.G_LOGGER
+    before = logger.severity
+    logger.severity = logger.CRITICAL
+    try:
+        yield
+    finally:
+        logger.severity = before
+
+
+def _constant_nodes(model: Model) -> frozenset[int]:
+    moving = set(model.inputs)
+    found = set()
+    for node in model.ordered:
+        read = [t for t in (*node.inputs, *node.captured) if t]
+        if any(t in moving for t in read) or (not read and node.op != "Constant"):
+            moving.update(t for t in node.outputs if t)
+        else:
+            found.add(node.index)
+    return frozenset(found)

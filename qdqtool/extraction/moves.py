@@ -1,0 +1,328 @@
+"""Ways to make a model smaller. Each takes a model and yields smaller ones, the boldest first; none changes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from qdqtool import qdq
+from qdqtool.extraction.cut import FLOATS
+
+Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
+
+_INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+_PLAIN = 64  # elements; a constant of fewer is small enough as it is
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    return result
+
+
+def prune(proto: onnx.ModelProto) -> None:
+    """Drops nodes, constants, inputs and types that no output needs; types are for shape inference to find again."""
+    graph = proto.graph
+    needed = {o.name for o in graph.output}
+    keep = []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            keep.append(node)
+            needed.update(node.input)
+            needed.update(_captured(node))
+    keep.reverse()
+    del graph.node[:]
+    graph.node.extend(keep)
+    for field in (graph.initializer, graph.input):
+        kept = [x for x in field if x.name in needed]
+        del field[:]
+        field.extend(kept)
+    unknown = {o for n in keep if not _is_inferred(n, proto) for o in n.output}
+    types = [v for v in graph.value_info if v.name in unknown and v.name in needed]
+    del graph.value_info[:]
+    graph.value_info.extend(types)
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    for attribute in node.attribute:
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            for inner in graph.node:
+                yield from inner.input
+                yield from _captured(inner)
+            yield from (v.name for v in graph.output)
+
+
+def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
+    """Whether onnx finds the types of what a node makes; it does not know plugins."""
+    if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
+        return True
+    version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    return node.domain in ("", "ai.onnx") and bool(onnx.defs.has(node.op_type, max(version, 1)))
+
+
+def types_of(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Tensor to its type."""
+    graph = proto.graph
+    found = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+    found.update({t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer})
+    return found
+
+
+def constants_of(proto: onnx.ModelProto) -> set[str]:
+    """Names of initializers and of what Constant nodes make."""
+    found = {t.name for t in proto.graph.initializer}
+    found.update(o for n in proto.graph.node if n.op_type == "Constant" for o in n.output)
+    return found
+
+
+class Ends:
+    """Fewer outputs: one alone, high up, or one less.
+
+    Args:
+        floats: Only floats may enter and leave; a Q/DQ pair is not cut in two.
+    """
+
+    def __init__(self, floats: bool = True) -> None:
+        self.floats = floats
+
+    def __call__(self, proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+        types = types_of(proto)
+        graph = proto.graph
+        usable = [
+            n.output[0] for n in graph.node
+            if n.op_type != "Constant" and n.output[0] in types and (not self.floats or _is_float(types[n.output[0]]))
+        ]
+        for name in usable:
+            if len(graph.output) == 1 and graph.output[0].name == name:
+                continue
+            candidate = copied(proto)
+            del candidate.graph.output[:]
+            candidate.graph.output.append(helper.make_value_info(name, types[name]))
+            yield candidate
+        for index in range(len(graph.output)):
+            if len(graph.output) > 1:
+                candidate = copied(proto)
+                del candidate.graph.output[index]
+                yield candidate
+
+
+class Starts:
+    """What nodes make becomes a network input: half of the nodes, a quarter, ..., single ones from the end.
+
+    Args:
+        floats: As for :class:`Ends`.
+    """
+
+    def __init__(self, floats: bool = True) -> None:
+        self.floats = floats
+
+    def __call__(self, proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+        types, constants = types_of(proto), constants_of(proto)
+        nodes = proto.graph.node
+        ends = {o.name for o in proto.graph.output}
+        size = len(nodes) // 2
+        while size > 1:
+            for start in range(0, len(nodes) - size + 1, size):
+                yield from self._without(proto, set(range(start, start + size)), types, constants, ends)
+            size //= 2
+        for index in range(len(nodes) - 1, -1, -1):
+            node = nodes[index]
+            if node.op_type == "Constant" or all(not i or i in constants for i in node.input):
+                continue
+            yield from self._without(proto, {index}, types, constants, ends)
+
+    def _without(
+        self, proto: onnx.ModelProto, gone: set[int], types: dict[str, onnx.TypeProto], constants: set[str],
+        ends: set[str],
+    ) -> Iterator[onnx.ModelProto]:
+        nodes = proto.graph.node
+        made = {o: nodes[i] for i in sorted(gone) for o in nodes[i].output if o and o not in constants}
+        read = {t for i, n in enumerate(nodes) if i not in gone for t in (*n.input, *_captured(n))}
+        entering = [t for t in made if t in read]
+        if ends & set(made) or any(t not in types for t in entering):
+            return
+        if self.floats and any(not _is_float(types[t]) or made[t].op_type == qdq.DQ for t in entering):
+            return
+        candidate = copied(proto)
+        for index in sorted(gone, reverse=True):
+            if nodes[index].op_type != "Constant":
+                del candidate.graph.node[index]
+        candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in entering)
+        yield candidate
+
+
+def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """A node is left out: what read its result reads an input of the same type."""
+    types, constants = types_of(proto), constants_of(proto)
+    nodes = proto.graph.node
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        for source in node.input:
+            if source in types and source not in constants and types[source] == types.get(node.output[0]):
+                candidate = copied(proto)
+                _bypass(candidate, node.output[0], source, {index})
+                yield candidate
+    pairs = {n.output[0]: i for i, n in enumerate(nodes) if n.op_type == qdq.Q}
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        if node.op_type == qdq.DQ and node.input[0] in pairs:  # a pair, whose halves have other types
+            q = pairs[node.input[0]]
+            if nodes[q].input[0] not in constants:
+                candidate = copied(proto)
+                _bypass(candidate, node.output[0], nodes[q].input[0], {index})
+                yield candidate
+
+
+def _bypass(proto: onnx.ModelProto, old: str, new: str, gone: set[int]) -> None:
+    for index in sorted(gone, reverse=True):
+        del proto.graph.node[index]
+    for other in proto.graph.node:
+        for place, name in enumerate(other.input):
+            if name == old:
+                other.input[place] = new
+    for output in proto.graph.output:
+        if output.name == old:
+            output.name = new
+
+
+def _is_float(kind: onnx.TypeProto) -> bool:
+    return kind.tensor_type.elem_type in FLOATS
+
+
+# Sizes -----------------------------------------------------------------------------------------------------------
+
+
+def channels(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Fewer channels: every number of channels that a factor divides is divided by it, then single ones become 1."""
+    found = {d for t in _tensors(proto) if t.data_type not in _INTEGERS for d in t.dims[:2]}
+    found |= {v.type.tensor_type.shape.dim[1].dim_value for v in proto.graph.input
+              if len(v.type.tensor_type.shape.dim) > 1}
+    sizes = sorted((d for d in found if d > 1), reverse=True)
+    for factor in _factors(sizes):
+        for content in (True, False):
+            yield _resized(proto, lambda d, f=factor: d // f if d % f == 0 else d, (0, 1), content)  # type: ignore[misc]
+    for size in sizes:
+        for content in (True, False):
+            yield _resized(proto, lambda d, s=size: 1 if d == s else d, (0, 1), content)  # type: ignore[misc]
+
+
+def spatial(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Smaller images and a batch of one."""
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
+    if any(s and s[0] > 1 for s in shapes):
+        candidate = copied(proto)
+        for value in candidate.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            if dims and dims[0].dim_value > 1:
+                dims[0].dim_value = 1
+        yield _forget_outputs(candidate)
+    sides = sorted({d for s in shapes for d in s[2:] if d > 1}, reverse=True)
+    for factor in _factors(sides):
+        for power in (0, 1, 2):  # constants that hold no size, a side, an area
+            candidate = copied(proto)
+            for value in candidate.graph.input:
+                for dim in value.type.tensor_type.shape.dim[2:]:
+                    if dim.dim_value > 1:
+                        dim.dim_value = max(1, dim.dim_value // factor)
+            if power:
+                _map_contents(candidate, lambda d, f=factor**power: d // f if d % f == 0 else d)  # type: ignore[misc]
+            yield _forget_outputs(candidate)
+
+
+def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Constants of one value, all at once and one by one: the largest magnitude that they had."""
+    large = [i for i, t in enumerate(proto.graph.initializer) if _can_be_plain(t)]
+    for group in ([large] if len(large) > 1 else []) + [[i] for i in large]:
+        candidate = copied(proto)
+        for index in group:
+            tensor = candidate.graph.initializer[index]
+            array = numpy_helper.to_array(tensor)
+            flat = array.reshape(-1)
+            plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
+            tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
+        yield candidate
+
+
+def _can_be_plain(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type not in FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
+        return False
+    array = numpy_helper.to_array(tensor)
+    return bool((array != array.reshape(-1)[0]).any())
+
+
+def _factors(sizes: list[int]) -> list[int]:
+    """Powers of two up to the largest size, and odd sizes themselves; the largest first."""
+    top = sizes[0] if sizes else 1
+    found = {2**i for i in range(1, top.bit_length())} | {3, 5, 7} | set(sizes)
+    return sorted((f for f in found if 1 < f <= top), reverse=True)
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from proto.graph.initializer
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            yield from (a.t for a in node.attribute if a.HasField("t"))
+
+
+def _resized(
+    proto: onnx.ModelProto, change: Callable[[int], int], axes: tuple[int, ...], content: bool
+) -> onnx.ModelProto:
+    """A copy with other numbers of channels in weights, inputs and groups."""
+    candidate = copied(proto)
+    structural = {t for n in proto.graph.node if n.op_type in ("Resize", "Upsample") for t in n.input[1:]}
+    named = {o: n for n in candidate.graph.node if n.op_type == "Constant" for o in n.output}
+    names = {id(a.t): o for o, n in named.items() for a in n.attribute if a.HasField("t")}
+    for tensor in _tensors(candidate):
+        if tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING} or not tensor.dims:
+            continue
+        if names.get(id(tensor), tensor.name) in structural:
+            continue
+        wanted = [change(d) if axis in axes else d for axis, d in enumerate(tensor.dims)]
+        if wanted != list(tensor.dims):
+            array = numpy_helper.to_array(tensor)
+            part: npt.NDArray[Any] = array[tuple(slice(0, w) for w in wanted)]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(part), tensor.name))
+    for value in candidate.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) > 1 and dims[1].dim_value > 1:
+            dims[1].dim_value = change(dims[1].dim_value)
+    for node in candidate.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "group" and attribute.i > 1:
+                attribute.i = change(attribute.i)
+    if content:
+        _map_contents(candidate, change)
+    return _forget_outputs(candidate)
+
+
+def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
+    """Changes the sizes that Reshape, Slice, Split and the like take from constants and attributes."""
+    for tensor in _tensors(proto):
+        if tensor.data_type in _INTEGERS and len(tensor.dims) <= 1:
+            array = numpy_helper.to_array(tensor)
+            changed = np.array([change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)], array.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(changed.reshape(array.shape), tensor.name))
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("split", "starts", "ends", "shape"):
+                attribute.ints[:] = [change(v) if 1 < v < 2**31 else v for v in attribute.ints]
+
+
+def _forget_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Takes the dimensions from the outputs, so that shape inference finds the new ones."""
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    return proto
+
+
+CUTS: tuple[Move, ...] = (Ends(), Starts())
+ALL: tuple[Move, ...] = (*CUTS, skips, channels, spatial, weights)
+# For networks that are no user's: any tensor may enter or leave.
+LOOSE: tuple[Move, ...] = (Ends(floats=False), Starts(floats=False), skips)

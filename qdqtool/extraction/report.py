@@ -1,0 +1,147 @@
+"""What an issue needs beside a small model, in Markdown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from qdqtool.errors import DataError
+from qdqtool.extraction.api import Extraction
+from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome
+
+_PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")
+_MAX_BYTES = 256 * 2**20
+_TYPE = re.compile(r"[A-Z]{2,7}[0-9]{0,2}")
+_MOST = 20
+
+
+def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``qdqtool verify --format json`` wrote.
+
+    Raises:
+        DataError: It cannot be read, or is something else.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: larger than {_MAX_BYTES >> 20} MB; give the JSON of 'qdqtool verify'")
+        data = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
+        raise DataError(f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})")
+    return data
+
+
+def report(result: Extraction, command: str, model: str, verification: dict[str, Any] | None = None) -> str:
+    """The text of an issue: what was predicted, what was seen, and with what.
+
+    Args:
+        result: The extract.
+        command: The command line.
+        model: Name of the extract's file.
+        verification: The JSON of a verification of the whole model.
+    """
+    private = result.private
+    shown = result.shown
+    codes = list(dict.fromkeys(str(f.code) for f in shown.findings))
+    title = ", ".join(codes) or (_code(shown.convolutions[0].name) if shown.convolutions else "A build")
+    lines = [f"# {title} on {result.whole.target}", "", result.kept + ".", ""]
+    lines += [f"* Model: {_code(model)} ({result.nodes[0]} of {result.nodes[1]} nodes)"]
+    if private is not None:
+        lines += ["* Names, weights and scales were replaced; the prediction is the same."]
+    lines += [f"* {note}" for note in result.notes]
+    lines += ["", "## Command", "", "```", _fenced(command), "```", "", "## Predicted", ""]
+    if result.checked:
+        lines += [f"The whole model: {result.checked}.", ""]
+    told = [f for f in result.prediction.findings if any(f.code == s.code and f.node == s.node for s in shown.findings)]
+    for finding in told:
+        lines += [f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at {_code(finding.node or '-')}: "
+                  f"{_plain(finding.message)} Fix: {_plain(finding.fix)}"]
+    names = {c.name for c in shown.convolutions}
+    rows = [c for c in result.prediction.convolutions if c.name in names] or result.prediction.convolutions
+    lines += [*([""] if told else []), *_table(rows[:_MOST])]
+    if verification is not None:
+        lines += ["", "## Expected and seen", "", *_seen(result, verification)]
+    lines += ["", "## Versions", "", *_versions(verification if private is None else None)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[ConvOutcome]) -> list[str]:
+    if not rows:
+        return ["No convolution."]
+    return ["| convolution | computes in | reads | writes |", "|---|---|---|---|"] + [
+        f"| {_code(c.name)} ({c.op}) | {c.precision} | {', '.join(c.inputs)} | {c.output} |" for c in rows
+    ]
+
+
+def _seen(result: Extraction, verification: dict[str, Any]) -> list[str]:
+    """The mismatches of a verification about what is in the extract; all of them where none is."""
+    private = result.private
+    there = {n.name for n in result.proto.graph.node}
+    all_of_it = [m for m in verification.get("mismatches", ()) if isinstance(m, dict)]
+
+    def name(mismatch: dict[str, Any]) -> str:
+        text = str(mismatch.get("name", ""))
+        return private.names.get(text, "") if private is not None else text
+
+    chosen = [m for m in all_of_it if name(m) in there]
+    if not chosen and private is None:
+        chosen = all_of_it
+    if not chosen:
+        return ["The build shows no mismatch at the nodes of the extract."]
+    lines = ["| what | where | expected | seen |", "|---|---|---|---|"]
+    for mismatch in chosen[:_MOST]:
+        sides = [_side(mismatch.get(key), private is not None) for key in ("predicted", "built")]
+        kind = str(mismatch.get("kind", ""))
+        cells = [kind if kind.isalpha() else "", _code(name(mismatch)), *sides]
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(chosen) > _MOST:
+        lines += ["", f"and {len(chosen) - _MOST} more"]
+    return lines
+
+
+def _side(told: Any, types_only: bool) -> str:
+    if not isinstance(told, dict):
+        return ""
+    items = []
+    for key, value in told.items():
+        values = [str(v) for v in (value if isinstance(value, list) else [value])]
+        if not types_only or (key in ("precision", "inputs", "output") and all(map(_TYPE.fullmatch, values))):
+            items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")
+    return "; ".join(items)
+
+
+def _versions(verification: dict[str, Any] | None) -> list[str]:
+    lines = [f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    lines.append(f"* {', '.join(found)}")
+    build = verification.get("build") if verification is not None else None
+    if isinstance(build, dict):
+        lines.append(f"* build: TensorRT {_plain(str(build.get('tensorrt')))} on {_plain(str(build.get('device')))}")
+    return lines
+
+
+def _plain(text: str) -> str:
+    """One line that cannot end a table's row."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{_plain(text).replace('`', chr(39))}`"
+
+
+def _fenced(text: str) -> str:
+    return " ".join(text.split()).replace("```", "'''")

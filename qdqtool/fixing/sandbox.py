@@ -1,0 +1,131 @@
+"""Runs models in a process of their own, with limits on time and memory that hold whatever the model is."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool import budgets
+
+Arrays = dict[str, npt.NDArray[Any]]
+WORKER = Path(__file__).parent / "worker.py"
+
+
+class RunError(Exception):
+    """A model that onnxruntime cannot run; the message is its first line."""
+
+
+class TooMuch(RunError):
+    """A model that takes more time or memory than it may."""
+
+
+class Sandbox:
+    """A worker process; started when first used, and again after it had to be ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
+        """The outputs of a model, computed on the CPU without fusing Q/DQ.
+
+        Args:
+            source: The serialized model.
+            inputs: Array for each input.
+            seconds: Until the process is ended.
+            memory: Bytes that the process may take.
+
+        Raises:
+            TooMuch: It took longer, or more memory.
+            RunError: onnxruntime cannot load or run the model, or crashed on it.
+        """
+        process = self._start()
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        try:
+            return self._ask(process, source, inputs, memory)
+        except (BrokenPipeError, EOFError) as error:
+            self.close()
+            if late.is_set():
+                raise TooMuch(f"it takes more than {seconds:.0f} s, the limit for a model of this size") from None
+            raise RunError("onnxruntime crashed on it, or ran out of memory") from error
+        except RunError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            timer.cancel()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+            )
+            atexit.register(self.close)
+        return self._process
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, memory: int) -> Arrays:
+        assert process.stdin is not None and process.stdout is not None
+        arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        request = {
+            "model": len(source), "memory": memory, "threads": max(1, min(4, os.cpu_count() or 1)),
+            "inputs": [{"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
+                       for n, a in arrays.items()],
+        }
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.write(source)
+        for array in arrays.values():
+            process.stdin.write(array.data.cast("B") if array.size else b"")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline() or _ended())
+        if "error" in answer:
+            kind = TooMuch if answer["error"] == "out of memory" or "bad_alloc" in answer["error"] else RunError
+            raise kind(answer["error"])
+        return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
+
+    def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        atexit.unregister(self.close)
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+
+
+def _ended() -> str:
+    raise EOFError
+
+
+def _array(stream: IO[bytes], entry: dict[str, Any]) -> npt.NDArray[Any]:
+    data = stream.read(entry["bytes"])
+    if len(data) != entry["bytes"]:
+        raise EOFError
+    return np.frombuffer(data, np.dtype(entry["dtype"])).reshape(entry["shape"])
+
+
+#: The worker of this process: one is enough, and starting it takes half a second.
+SHARED = Sandbox()

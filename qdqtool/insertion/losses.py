@@ -1,0 +1,293 @@
+"""What limits the accuracy of a Q/DQ model: the activations whose quantization costs most, measured at the outputs.
+
+Every Q/DQ pair on an activation gets a switch, so that one onnxruntime session can leave any of them out. On a few
+calibration samples the network runs with all activations float, with all quantized, and with all but one quantized.
+The weights are INT8 throughout. Which ones are tried is decided by the error inside the tensors.
+
+The error of an output map is the root of the squared difference to the run with float activations, over the variance
+of that run, at the positions where the network looks (all positions, where that is not known); the mean over the
+outputs is what is reported. The outputs are the last convolutions in front of any decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model
+from qdqtool.insertion.attention import class_outputs
+from qdqtool.onnxgraph.heads import find_head
+from qdqtool.types import Json, Prediction, QuantizedTensor
+
+if TYPE_CHECKING:
+    from calibration import FocusMap, Preprocess, TensorStatistics
+
+TRIED = 8
+SAMPLES = 2
+NAMED = 5
+_Feeds = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorLoss:
+    """What a quantized activation costs.
+
+    Attributes:
+        tensor: Its name.
+        readers: Nodes that read it dequantized.
+        gain: By how much the output error falls when this tensor alone is float, as a part of the output error.
+        convolutions: How many convolutions would be float then; None when not predicted.
+        conversions: How many conversions would be added; None when not predicted.
+    """
+
+    tensor: str
+    readers: tuple[str, ...]
+    gain: float
+    convolutions: int | None = None
+    conversions: int | None = None
+
+    def as_json(self) -> Json:
+        return {"tensor": self.tensor, "readers": list(self.readers), "gain": round(self.gain, 4),
+                "convolutions": self.convolutions, "conversions": self.conversions}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What the activations cost together, and the worst of them.
+
+    Attributes:
+        error: Output error of all quantized activations together, as a part of the outputs' spread.
+        tensors: The worst, worst first.
+        samples: Calibration samples that it was measured on.
+        tried: Tensors that were tried.
+    """
+
+    error: float
+    tensors: list[TensorLoss]
+    samples: int
+    tried: int
+
+    def as_json(self) -> Json:
+        return {"error": round(self.error, 5), "samples": self.samples, "tried": self.tried,
+                "tensors": [t.as_json() for t in self.tensors]}  # fmt: skip
+
+
+def candidates(
+    quantized: Sequence[QuantizedTensor], statistics: Mapping[str, TensorStatistics],
+    sources: Mapping[str, Sequence[str]], count: int = TRIED,
+) -> list[QuantizedTensor]:
+    """The activations with the largest error of their own, relative to their values.
+
+    Args:
+        quantized: Activations with their scales.
+        statistics: Of the sources.
+        sources: For each activation, the tensors that its values come from.
+        count: How many to return.
+    """
+    from calibration.methods import INT8_LEVELS, focused_error
+
+    ranked: list[tuple[float, int, QuantizedTensor]] = []
+    for entry in quantized:
+        assert not isinstance(entry.scale, list)
+        worst = 0.0
+        for name in sources[entry.tensor]:
+            seen = statistics[name]
+            if seen.absmax > 0.0:
+                error = focused_error(seen, np.array([entry.scale * INT8_LEVELS, seen.absmax * 1e-6]))
+                worst = max(worst, float(error[0] / max(error[1], 1e-300)))
+        ranked.append((-worst, len(ranked), entry))
+    return [entry for _, _, entry in sorted(ranked)[:count]]
+
+
+def measure(
+    proto: onnx.ModelProto, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
+    preprocess: Preprocess | None = None, size: tuple[int, int] | None = None, samples: int = SAMPLES,
+    named: int = NAMED,
+) -> Losses | None:
+    """Measures what the tried tensors cost.
+
+    Args:
+        proto: The Q/DQ model, its float inputs unchanged; it is not changed.
+        tried: Which activations to try.
+        data: The calibration data; ``samples`` of it are used, evenly spread.
+        activations: All quantized activations.
+        preprocess: As for the calibration.
+        size: As for the calibration.
+        samples: How many samples.
+        named: How many of the worst to return.
+
+    Returns:
+        None where the data cannot be read a second time, or the model has no output to look at.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+    from calibration import Focus, Preprocess, open_data
+    from calibration.partial import input_specs
+
+    if isinstance(data, Iterator):
+        return None
+    model = Model(proto, sha256="edited")
+    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), samples, size)
+    switches, outputs, switched = _switched(model, activations)
+    scores = class_outputs(model)
+    focus = Focus(scores) if scores and set(scores) <= set(outputs) else None
+    session = _session(switched)
+    total = 0.0
+    without = np.zeros(len(tried))
+    used = 0
+    for sample in dataset:
+        floats = _run(session, sample, switches, dict.fromkeys(switches, False))
+        looked_at = focus.find(floats) if focus else None
+        everything = dict.fromkeys(switches, True)
+        total += output_error(floats, _run(session, sample, switches, everything), looked_at)
+        for index, entry in enumerate(tried):
+            outcome = _run(session, sample, switches, {**everything, entry.tensor: False})
+            without[index] += output_error(floats, outcome, looked_at)
+        used += 1
+    if not used or total <= 0.0:
+        return None
+    worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
+    return Losses(
+        total / used,
+        [TensorLoss(tried[i].tensor, _readers(model, tried[i]), float(1.0 - without[i] / total)) for i in worst],
+        used, len(tried),
+    )  # fmt: skip
+
+
+def output_error(wanted: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]],
+                 looked_at: FocusMap | None) -> float:  # fmt: skip
+    """Root of the squared difference over the variance, the mean over the outputs; see the module."""
+    errors = []
+    for name, array in wanted.items():
+        pairs = [(array, found[name])]
+        if looked_at is not None:
+            pairs = list(zip(looked_at.values(array), looked_at.values(found[name]), strict=True)) or pairs
+        before = np.concatenate([a.reshape(-1).astype(np.float64) for a, _ in pairs])
+        after = np.concatenate([b.reshape(-1).astype(np.float64) for _, b in pairs])
+        spread = float(before.var())
+        if before.size and spread > 0.0:
+            errors.append(np.sqrt(np.mean((after - before) ** 2) / spread))
+    return float(np.mean(errors)) if errors else 0.0
+
+
+def without_pair(proto: onnx.ModelProto, entry: QuantizedTensor) -> onnx.ModelProto:
+    """A copy of a Q/DQ model in which one activation is float."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    quantizer = next(n for n in copy.graph.node if n.name == entry.node)
+    source, code = quantizer.input[0], quantizer.output[0]
+    dequantizers = [n for n in copy.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == code]
+    made = {n.output[0] for n in dequantizers}
+    for node in copy.graph.node:
+        for position, name in enumerate(node.input):
+            if name in made:
+                node.input[position] = source
+    gone = {n.output[0] for n in (quantizer, *dequantizers)}
+    kept = [n for n in copy.graph.node if n.output[0] not in gone]
+    del copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    return copy
+
+
+def with_predictions(
+    losses: Losses, proto: onnx.ModelProto, activations: Sequence[QuantizedTensor], before: Prediction,
+    predict: Callable[[onnx.ModelProto], Prediction],
+) -> Losses:
+    """The same, with what each of them would change in the engine.
+
+    Args:
+        losses: What was measured.
+        proto: The finished Q/DQ model.
+        activations: All quantized activations.
+        before: The prediction for ``proto``.
+        predict: Predicts for the same target.
+    """
+    nodes = {n.name for n in proto.graph.node}
+    by_tensor = {a.tensor: a for a in activations}
+    known = before.summary()
+    tensors = []
+    for loss in losses.tensors:
+        entry = by_tensor[loss.tensor]
+        if entry.node in nodes:
+            after = predict(without_pair(proto, entry)).summary()
+            added = None
+            if known["conversions"] is not None and after["conversions"] is not None:
+                added = after["conversions"] - known["conversions"]
+            loss = replace(loss, convolutions=known["int8"] - after["int8"], conversions=added)
+        tensors.append(loss)
+    return replace(losses, tensors=tensors)
+
+
+def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for reader in model.readers(entry.tensor):
+        if reader.name != entry.node:
+            continue
+        for dequantizer in model.readers(reader.output):
+            names.update(dict.fromkeys(r.name for r in model.readers(dequantizer.output)))
+    return tuple(names)
+
+
+def _switched(
+    model: Model, activations: Sequence[QuantizedTensor]
+) -> tuple[dict[str, str], list[str], onnx.ModelProto]:
+    """Names of the switches by tensor, the outputs to compare, and a model that ends in them."""
+    from calibration.partial import partial_model
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model.proto)
+    by_node = {entry.node: entry.tensor for entry in activations}
+    codes = {n.output[0]: n for n in copy.graph.node if n.name in by_node}
+    switches: dict[str, str] = {}
+    nodes: list[onnx.NodeProto] = []
+    renamed: dict[str, str] = {}
+    for node in copy.graph.node:
+        for position, name in enumerate(node.input):
+            if name in renamed:
+                node.input[position] = renamed[name]
+        nodes.append(node)
+        if node.op_type == "DequantizeLinear" and node.input[0] in codes:
+            quantizer = codes[node.input[0]]
+            tensor = by_node[quantizer.name]
+            switch = switches.setdefault(tensor, f"{quantizer.name}/switch")
+            chosen = f"{node.output[0]}/chosen"
+            renamed[node.output[0]] = chosen
+            nodes.append(helper.make_node("Where", [switch, node.output[0], quantizer.input[0]], [chosen]))
+    graph = copy.graph
+    kept = list(nodes)
+    del graph.node[:]
+    graph.node.extend(kept)
+    graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
+    head = find_head(model)
+    finals = [n for n in model.ordered if n.index in head.finals | head.boxes]
+    maps = [n.output for n in finals if n.op == "Conv"]
+    outputs = list(dict.fromkeys(maps)) or list(model.outputs)
+    return switches, outputs, partial_model(Model(copy, sha256="edited"), outputs)
+
+
+def _session(model: onnx.ModelProto) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # else Q/DQ become integer kernels
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"onnxruntime cannot run the quantized model: {' '.join(str(error).split())[:200]}") from error
+
+
+def _run(session: Any, sample: _Feeds, switches: Mapping[str, str], on: Mapping[str, bool]) -> _Feeds:
+    known = {i.name for i in session.get_inputs()}
+    feeds = {n: v for n, v in sample.items() if n in known}
+    feeds.update({switches[t]: np.asarray(on[t]) for t in switches if switches[t] in known})
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))

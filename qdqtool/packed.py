@@ -1,0 +1,150 @@
+"""Compressed files, unpacked block by block and never beyond a limit: gzip and xz of any number of members, zstd."""
+
+from __future__ import annotations
+
+import importlib
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from qdqtool import budgets
+from qdqtool.errors import QdqtoolError
+
+BLOCK = 1 << 20
+_XZ_MEMORY = 256 << 20
+GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+HEAD = 6  # bytes that tell what a file is
+
+
+class _Unpacker(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def more(self, data: bytes) -> bytes: ...
+    @property
+    def hungry(self) -> bool: ...
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    @property
+    def hungry(self) -> bool:
+        return not self._inner.unconsumed_tail
+
+    def more(self, data: bytes) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, BLOCK)
+
+
+class _Standard:
+    """The interface of lzma's and compression.zstd's decompressors."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inner.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._inner.unused_data)
+
+    @property
+    def hungry(self) -> bool:
+        return bool(self._inner.needs_input)
+
+    def more(self, data: bytes) -> bytes:
+        return bytes(self._inner.decompress(data, BLOCK))
+
+
+def _zstd() -> Any:
+    """Python 3.14's own decompressor, or that of its backport where it is installed; None without either."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name).ZstdDecompressor()
+        except ImportError:
+            continue
+    return None
+
+
+def kind_of(head: bytes) -> bytes:
+    """Which magic number a file begins with; empty for one that is not compressed."""
+    return next((magic for magic in (GZIP, XZ, ZSTD) if head.startswith(magic)), b"")
+
+
+def unpack(
+    head: bytes, read: Callable[[], bytes], name: str, limit: int, *, whole: bool,
+    error: type[QdqtoolError] = QdqtoolError,
+) -> Iterator[bytes]:
+    """Yields what a compressed stream holds, all members after one another.
+
+    Args:
+        head: Its first bytes.
+        read: Gives the next bytes, none at the end.
+        name: What to call it in messages.
+        limit: Bytes after unpacking.
+        whole: Whether damage is an error; else it ends the data (a log that was cut off is still worth reading),
+            unless it is at the very start.
+        error: Class of the errors.
+
+    Raises:
+        QdqtoolError: More than ``limit`` bytes, damage, or zstd where Python cannot read it.
+    """
+    magic = kind_of(head)
+    total, data, ended = 0, head, False
+    while data:
+        unpacker = _unpacker(magic, name, error)
+        while not unpacker.eof:
+            try:
+                block = unpacker.more(data)
+            except (zlib.error, lzma.LZMAError, ValueError, OSError) as found:
+                if not whole and total:
+                    return
+                raise error(f"{name}: cannot be read: the compressed file is damaged ({found}); copy it again"
+                            ) from found
+            except Exception as found:  # zstd's own class
+                if type(found).__name__ != "ZstdError":
+                    raise
+                raise error(f"{name}: the compressed file is damaged ({found}); copy it again") from found
+            data = b""
+            if block:
+                total += len(block)
+                if total > limit:
+                    raise error(f"{name}: unpacks to more than {budgets.amount(limit)}, the limit")
+                yield block
+            if not unpacker.eof and unpacker.hungry:
+                data = b"" if ended else read()
+                if not data:
+                    if whole:
+                        raise error(f"{name}: the compressed file is cut off; copy it again")
+                    return
+        data = unpacker.unused_data
+        while not ended and len(data) < HEAD:
+            more = read()
+            ended = not more
+            data += more
+        # Zeros pad xz and tapes; anything else behind the end is no part of the file, as gzip has it.
+        data = data.lstrip(b"\0")
+        if kind_of(data) != magic:
+            return
+
+
+def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> _Unpacker:
+    if magic == GZIP:
+        return _Gzip()
+    inner = lzma.LZMADecompressor(memlimit=_XZ_MEMORY) if magic == XZ else _zstd()
+    if inner is None:
+        raise error(f"{name}: is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)")
+    return _Standard(inner)

@@ -1,0 +1,100 @@
+"""Manners of a Unix process: closed descriptors, signals, and what is left in a stream at the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+from qdqtool.errors import QdqtoolError
+
+INTERRUPTED = 130
+_CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
+_WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
+
+
+class Stopped(BaseException):
+    """A signal asked the process to end; raised in the main thread, so that everything is cleaned up on the way.
+
+    Attributes:
+        code: The exit code, 128 and the signal's number.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        return f"{_WORDS.get(self.code, 'stopped')}; nothing half-written was left"
+
+
+class ClosedOutput(io.StringIO):
+    """Stands for a stream that was closed before the program began (``>&-``)."""
+
+    def write(self, text: str) -> int:
+        if text:
+            raise QdqtoolError("standard output is closed: the answer cannot be printed")
+        return 0
+
+    def isatty(self) -> bool:
+        return False
+
+
+def prepare() -> None:
+    """Called once, before anything else: sets signals, and fills descriptors 0 to 2 where they are closed.
+
+    A file opened later would get their numbers otherwise, and a library's message would be written into it.
+    """
+    for name, code in _CODES.items():
+        number = getattr(signal, name, None)
+        if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
+            signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _handler(code: int) -> signal._HANDLER:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if code != INTERRUPTED:
+            signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
+        raise Stopped(code)
+
+    return stop
+
+
+def silence_stdout() -> None:
+    """Points descriptor 1 at nothing, so that what is left in the buffer can be dropped."""
+    try:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, sys.stdout.fileno())
+        os.close(descriptor)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def finish(code: int) -> int:
+    """Flushes stdout and stderr; a device that takes no more must not end in a traceback.
+
+    Returns:
+        The exit code: 2 in place of 0 or 1 where the answer could not be written.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+    except (OSError, ValueError):
+        silence_stdout()
+        code = code if code > 1 else 2
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = None
+    return code

@@ -1,0 +1,267 @@
+"""Whether a Q/DQ model computes what the network it was exported from computes.
+
+A network with quantizers is not continuous: sums in another order flip single integer steps, and later layers pass
+them on. Between single and double precision of one and the same network the outputs of a YOLOv8n already differ by a
+tenth of their standard deviation. So two things are asked:
+
+* piece by piece, where nothing can add up: every part of the graph between two quantizers gets from the network what
+  its quantizers let through, and has to make of it what the network makes of it, to float precision; and every Q/DQ
+  pair has the quantizer's scale;
+* end to end, relative to the network's own noise (single against double precision).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from torch import Tensor, nn
+
+from qdqtool import qdq
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model, Node
+from qdqtool.qat.amax import scale_of
+from qdqtool.qat.modules import watching
+from qdqtool.qat.trace import Call, evaluating
+
+# Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6), and by single
+# weights that folding BatchNormalization moves over the edge of an integer; a lost Q/DQ pair by a hundredth and more.
+PIECE = 2e-3
+FLOOR = 0.05
+NOISES = 5.0  # end to end may differ by so many times the network's own noise
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far a Q/DQ model is from its network, on the sample.
+
+    Attributes:
+        difference: End to end: root mean square of onnxruntime's outputs minus the network's, divided by their
+            standard deviation; the largest over all outputs.
+        noise: The same between the network in double and in single precision; NaN where it cannot run in double.
+        pieces: How many parts of the graph were compared one by one.
+        worst: The largest difference of one part.
+        worst_at: Which, by its quantizer or output.
+    """
+
+    difference: float
+    noise: float
+    pieces: int
+    worst: float
+    worst_at: str
+
+    def text(self) -> str:
+        """One line."""
+        noise = "unknown (it does not run in double precision)" if np.isnan(self.noise) else f"{self.noise:.1e}"
+        return (
+            f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
+            f"standard deviation, the network's own noise is {noise}"
+        )
+
+
+@dataclass
+class Reference:
+    """What the network computes.
+
+    Attributes:
+        outputs: Its results, in the order in which torch exports them.
+        calls: Of each quantizer of activations that ran, in order: its name, scale, values before, values after.
+    """
+
+    outputs: list[Tensor]
+    calls: list[tuple[str, float, Tensor, Tensor]]
+
+
+def lively(call: Call) -> Call:
+    """The sample, with random values from 0 to 1 for tensors of one value: on zeros every wrong scale looks right."""
+    generator = torch.Generator().manual_seed(0)
+
+    def filled(value: Any) -> Any:
+        flat = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1
+        if flat and bool((value == value.reshape(-1)[0]).all()):
+            return torch.rand(value.shape, generator=generator, dtype=torch.float32).to(value)
+        return value
+
+    return Call(tuple(map(filled, call.args)), {k: filled(v) for k, v in call.kwargs.items()})
+
+
+def reference(twin: nn.Module, call: Call) -> Reference:
+    """Runs a prepared network (on the CPU, in evaluation mode) and remembers what its quantizers saw."""
+    names = {id(m): n for n, m in twin.named_modules()}
+    found = Reference([], [])
+
+    def seen(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
+        scale = float(scale_of(getattr(module, attribute), before))
+        found.calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
+
+    with evaluating(twin), watching(seen):
+        found.outputs = tensors_of(call.on(twin, "cpu"))
+    return found
+
+
+def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor]) -> float:
+    """How far the outputs are from those of the same network in double precision; NaN where it cannot run so."""
+    try:
+        with evaluating(twin):
+            exact = tensors_of(call.on(twin.double(), "cpu", torch.float64))
+    except (RuntimeError, TypeError, ValueError):  # a type written into the network's code
+        return float("nan")
+    pairs = zip(outputs, exact, strict=False)
+    return max((_apart(a.double().numpy(), b.double().numpy()) for a, b in pairs), default=0.0)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a network's result, in the order in which torch exports them."""
+    if isinstance(value, Tensor):
+        return [value.detach()]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in tensors_of(v)]
+    return []
+
+
+def check_pieces(proto: onnx.ModelProto, call: Call, wanted: Reference, numbers: dict[str, list[int]]) -> Check:
+    """Compares the graph with the network piece by piece, and end to end.
+
+    Args:
+        proto: The Q/DQ model.
+        call: What the network was called with.
+        wanted: What it computed.
+        numbers: From the name of a QuantizeLinear node to the numbers of the quantizer calls it stands for.
+
+    Returns:
+        The check, with a noise of NaN.
+
+    Raises:
+        ModelError: They do not compute the same, saying where.
+    """
+    model = Model(proto, sha256="checked")
+    pairs = _pairs(model, wanted, numbers)
+    results = _run_pieces(model, call, wanted, pairs)
+    sorts = any(n.op in ("TopK", "NonMaxSuppression") for n in model.nodes)
+    worst, worst_at = 0.0, ""
+    expected = [(wanted.calls[n][0], wanted.calls[n][2]) for _, n in pairs]
+    expected += [(f"output '{o.name}'", t) for o, t in zip(proto.graph.output, wanted.outputs, strict=False)]
+    for (name, tensor), result in zip(expected, results, strict=True):
+        apart = _apart(result, tensor.numpy())
+        if apart > PIECE and sorts:  # equal scores come in any order
+            apart = _apart(np.sort(result, axis=None), np.sort(tensor.numpy(), axis=None))
+        if not apart <= worst:
+            worst, worst_at = apart, name
+    if not worst <= PIECE:
+        raise ModelError(
+            f"what arrives at {worst_at} is {worst:.1e} of its standard deviation away from what the network computes "
+            f"there, more than {PIECE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's"
+        )
+    difference = _end_to_end(proto, call, wanted.outputs, sorts)
+    return Check(difference, float("nan"), len(results), worst, worst_at)
+
+
+def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> list[tuple[Node, int]]:
+    """Each activation's Q with the number of a call it stands for; scale, type and zero point are the quantizer's."""
+    pairs: list[tuple[Node, int]] = []
+    missing = set(range(len(wanted.calls)))
+    for q in model.ordered:
+        if q.op != qdq.Q or model.is_constant(q.input(0)):
+            continue
+        found = numbers.get(q.name)
+        if not found:
+            raise ModelError(f"'{q.name}' stands for no quantizer of the network")
+        name, scale, _, _ = wanted.calls[found[0]]
+        for node in (q, *model.readers(q.output)):
+            if node.op not in (qdq.Q, qdq.DQ):
+                raise ModelError(f"'{q.name}' is read by '{node.name}', which is no DequantizeLinear")
+            params = qdq.read_params(model, node)
+            found_scale = float("nan") if params.scale is None or params.scale.size != 1 else float(params.scale[0])
+            if not np.isclose(found_scale, scale, rtol=1e-5, atol=0):
+                has = "no constant scale" if np.isnan(found_scale) else f"the scale {found_scale:.6g}"
+                raise ModelError(f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}")
+            if str(params.precision) != "INT8" or np.any(params.zero_point):
+                raise ModelError(f"'{node.name}' is not symmetric INT8, as quantizer '{name}' is")
+        pairs.append((q, found[0]))
+        missing -= set(found)
+    if missing:
+        raise ModelError(f"the Q/DQ pair of quantizer '{wanted.calls[min(missing)][0]}' is missing")
+    return pairs
+
+
+def _run_pieces(
+    model: Model, call: Call, wanted: Reference, pairs: Sequence[tuple[Node, int]]
+) -> list[Array]:
+    """Runs the graph with every activation's Q/DQ pair cut out: what the network's quantizers let through goes in."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    cut: set[str] = set()
+    feeds = _feeds(proto, call)
+    given = {i.name for i in proto.graph.input}
+    outputs = [o.name for o in proto.graph.output]
+    for q, number in pairs:
+        cut.add(q.output)
+        _, _, before, after = wanted.calls[number]
+        for dq in model.readers(q.output):
+            cut.add(dq.output)
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(dq.output, 1, list(after.shape)))
+            feeds[dq.output] = after.float().numpy()
+        if q.input(0) not in given and q.input(0) not in {o.name for o in proto.graph.output}:
+            proto.graph.output.append(onnx.helper.make_tensor_value_info(q.input(0), 1, list(before.shape)))
+    kept = [n for n in proto.graph.node if not cut.intersection(n.output)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
+    asked = [q.input(0) for q, _ in pairs]
+    run = dict(zip(names := [o.name for o in proto.graph.output], _run(proto, names, feeds), strict=True))
+    return [run[t] if t in run else feeds[t] for t in (*asked, *outputs)]
+
+
+def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor], sorts: bool) -> float:
+    worst = 0.0
+    for result, tensor in zip(_run(proto, None, _feeds(proto, call)), wanted, strict=False):
+        if result.shape != tuple(tensor.shape):
+            shape = tuple(tensor.shape)
+            raise ModelError(f"an output has shape {result.shape} in onnxruntime and {shape} in the network")
+        worst = max(worst, _apart(result, tensor.numpy()))
+    return worst
+
+
+def _feeds(proto: onnx.ModelProto, call: Call) -> dict[str, Array]:
+    constants = {t.name for t in proto.graph.initializer}
+    names = [i.name for i in proto.graph.input if i.name not in constants]
+    return {n: t.numpy() for n, t in zip(names, call.tensors, strict=False)}
+
+
+def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]) -> list[Array]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Without rewriting: Q and DQ are computed as they stand there, which is what the network was trained with.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        wanted = {i.name for i in session.get_inputs()}
+        return [np.asarray(r) for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})]
+    except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
+        raise ModelError(f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}") from error
+
+
+def _apart(result: Array, expected: Array) -> float:
+    """Root mean square of the difference over the standard deviation of what is expected; infinite for NaN."""
+    if result.shape != expected.shape:
+        return float("inf")
+    if not expected.size:
+        return 0.0
+    wanted = expected.astype(np.float64)
+    difference = result.astype(np.float64) - wanted
+    error = float(np.sqrt(np.mean(difference**2)))
+    if not np.isfinite(error):
+        same = np.array_equal(result, expected, equal_nan=True)
+        return 0.0 if same else float("inf")
+    spread = float(wanted.std())
+    largest = float(np.abs(wanted).max(initial=0.0))
+    return error / max(spread, largest * 1e-3, 1e-30) if error else 0.0

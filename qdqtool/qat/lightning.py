@@ -1,0 +1,117 @@
+"""A callback for Lightning: quantizers before the first step, frozen BatchNormalization, a Q/DQ model at the end.
+
+    from qdqtool.qat.lightning import QATCallback
+    Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)
+
+Works with ``lightning`` and with ``pytorch_lightning``, whichever is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.qat.checkpoints import plan_data, plan_from
+from qdqtool.qat.exporting import Export, export
+from qdqtool.qat.planning import Plan
+from qdqtool.qat.preparation import insert, is_prepared, plan_of, prepare
+from qdqtool.qat.ranges import calibrate, uncalibrated
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    try:
+        from pytorch_lightning.callbacks import Callback
+    except ImportError as error:
+        raise QdqtoolError(f"the callback needs Lightning ({error}); pip install lightning") from error
+
+
+class QATCallback(Callback):  # type: ignore[misc]
+    """Quantization-aware training as a callback.
+
+    The quantizers go in before Lightning makes the optimizer and wraps the network; ranges come from the training
+    loader, once. Checkpoints hold the plan, so that resuming puts the quantizers back before the weights are loaded.
+
+    Args:
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments that the network is called with.
+        network: The attribute of the LightningModule that holds the network; an empty string for the module itself.
+        fn: From a batch of the training loader to what the network is called with, as for
+            :func:`qdqtool.qat.calibrate`.
+        batches: How many batches calibrate.
+        method: As for :func:`qdqtool.qat.calibrate`.
+        freeze_norms: Whether BatchNormalization keeps its statistics.
+        path: Where to write the Q/DQ model when training ends; None for nowhere.
+        options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude`` ...
+
+    Attributes:
+        exported: What was written.
+    """
+
+    def __init__(
+        self,
+        sample: Any,
+        *,
+        network: str = "",
+        fn: Any = None,
+        batches: int = 32,
+        method: str = "mse",
+        freeze_norms: bool = True,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.sample, self.network, self.fn = sample, network, fn
+        self.batches, self.method, self.freeze_norms = batches, method, freeze_norms
+        self.path, self.options = path, {"report": None, **options}
+        self.exported: Export | None = None
+        self._plan: Plan | None = None
+
+    def _of(self, module: Any) -> nn.Module:
+        network = getattr(module, self.network, None) if self.network else module
+        if not isinstance(network, nn.Module):
+            raise QdqtoolError(f"network='{self.network}': the LightningModule has no such module")
+        return network
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Prepares, before strategies wrap the module and optimizers read its parameters."""
+        network = self._of(pl_module)
+        if not is_prepared(network):
+            if self._plan is not None:
+                insert(network, self._plan)
+            else:
+                prepare(network, self.sample, **self.options)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Calibrates, unless a checkpoint brought the ranges."""
+        network = self._of(pl_module)
+        if uncalibrated(network):
+            trainer.fit_loop.setup_data()
+            calibrate(network, trainer.train_dataloader, self.method, fn=self.fn, max_batches=self.batches)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Freezes BatchNormalization; Lightning sets the training mode before each epoch."""
+        if self.freeze_norms:
+            for module in self._of(pl_module).modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Writes the model, checked and predicted."""
+        if self.path is not None and trainer.is_global_zero:
+            self.exported = export(self._of(pl_module), self.path, self.sample)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan, as plain data."""
+        return {} if self._plan is None else {"plan": plan_data(self._plan)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The plan of a checkpoint."""
+        if "plan" in state_dict:
+            self._plan = plan_from(state_dict["plan"])
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Keeps the plan that the network has now."""
+        self._plan = plan_of(self._of(pl_module))

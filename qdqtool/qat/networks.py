@@ -1,0 +1,143 @@
+"""What users hand over: wrappers, heads with an export mode, branches that merge into one convolution."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from qdqtool.errors import QdqtoolError
+
+# Networks that deploy as one convolution what trains as several call it by one of these: YOLOv7/9 and Ultralytics,
+# RepVGG and YOLOv6, timm and MobileOne.
+_MERGERS = ("fuse_convs", "switch_to_deploy", "reparameterize")
+
+
+def is_yolo(model: object) -> bool:
+    """Whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR`` ...); never imports Ultralytics."""
+    room = sys.modules.get("ultralytics.engine.model")
+    return room is not None and isinstance(model, room.Model)
+
+
+def is_ultralytics(model: object) -> bool:
+    """Whether it is a network of Ultralytics' (``DetectionModel`` ...); never imports Ultralytics."""
+    room = sys.modules.get("ultralytics.nn.tasks")
+    return room is not None and isinstance(model, room.BaseModel)
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """The network inside DataParallel, DistributedDataParallel, torch.compile, Ultralytics' wrapper or EMA.
+
+    Raises:
+        QdqtoolError: There is no network inside.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+        elif is_yolo(model):
+            inner = model.model
+            if not isinstance(inner, nn.Module):
+                raise QdqtoolError(f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint")
+            model = inner
+        elif not isinstance(model, nn.Module) and isinstance(getattr(model, "ema", None), nn.Module):
+            model = model.ema
+        elif isinstance(model, nn.Module):
+            return model
+        else:
+            raise QdqtoolError(f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}")
+
+
+def refuse_wrapped(model: Any) -> None:
+    """Quantizers go in before the network is wrapped.
+
+    Raises:
+        QdqtoolError: It is wrapped in DataParallel, DistributedDataParallel or torch.compile.
+    """
+    for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
+        if isinstance(model, kind):
+            raise QdqtoolError(f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards")
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        raise QdqtoolError("prepare the network before torch.compile, and compile it afterwards")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise QdqtoolError("a TorchScript module has no layers to replace; prepare the network it came from")
+
+
+@contextmanager
+def exporting_heads(model: nn.Module) -> Iterator[None]:
+    """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
+
+    Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
+    a ``shape`` that says for which size their anchors were made.
+    """
+    before: list[tuple[nn.Module, str, Any]] = []
+    for module in model.modules():
+        if module.__dict__.get("export", getattr(type(module), "export", None)) is not False:
+            continue
+        for name, value in (("export", True), ("format", "onnx"), ("shape", None)):
+            if hasattr(module, name) and not isinstance(getattr(type(module), name, None), property):
+                before.append((module, name, module.__dict__.get(name, _ABSENT)))
+                module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            if value is _ABSENT:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value
+
+
+_ABSENT = object()
+
+
+def mergeable(model: nn.Module) -> bool:
+    """Whether :func:`merge_branches` would find anything."""
+    return any(name and _merger(module) is not None for name, module in model.named_modules())
+
+
+def _merger(module: nn.Module) -> str | None:
+    if _convolutions(module) < 2:
+        return None
+    if type(module).__name__ == "RepVGGDW" and hasattr(module, "conv1"):
+        return "fuse"
+    return next((m for m in _MERGERS if callable(getattr(module, m, None))), None)
+
+
+def merge_branches(model: nn.Module) -> list[str]:
+    """Merges parallel branches into the one convolution that they are at inference, in place.
+
+    A quantizer on each of the branches is not what TensorRT runs: their sum has no INT8 form, and every branch costs
+    conversions. Networks that have such blocks bring the method that merges them.
+
+    Returns:
+        The names of the merged modules.
+    """
+    merged: list[str] = []
+    for name, module in list(model.named_modules()):
+        if name and any(name.startswith(f"{m}.") for m in merged):
+            continue
+        before = _convolutions(module)
+        merger = _merger(module)
+        if merger is None or not name:
+            continue
+        trainable = [p.requires_grad for p in module.parameters()]
+        with torch.no_grad():
+            getattr(module, merger)()
+        if callable(getattr(module, "forward_fuse", None)):
+            module.forward = module.forward_fuse
+        if _convolutions(module) >= before:
+            continue
+        for parameter in module.parameters():
+            parameter.requires_grad_(any(trainable))
+        merged.append(name)
+    return merged
+
+
+def _convolutions(module: nn.Module) -> int:
+    return sum(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())

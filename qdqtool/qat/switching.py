@@ -1,0 +1,162 @@
+"""Quantizers switched off and on, for comparisons and to find the layers that cost most."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.patterns import compile_pattern
+from qdqtool.progress import track
+from qdqtool.qat.batches import batches_of, call_for
+from qdqtool.qat.checking import tensors_of
+from qdqtool.qat.modules import Quantizing, quantizers_of
+from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.preparation import plan_of
+from qdqtool.qat.trace import device_of, evaluating
+
+
+def disable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
+    """Lets values pass quantizers unchanged, in training, evaluation and the export (which then writes no Q/DQ there).
+
+    Args:
+        model: A prepared network, or its wrapper.
+        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``; none means every quantizer.
+
+    Returns:
+        The names of the quantizers that are off now.
+
+    Raises:
+        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+    """
+    return _switch(model, patterns, off=True)
+
+
+def enable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
+    """Switches quantizers on again; see :func:`disable`.
+
+    Returns:
+        The names of the quantizers that are still off.
+
+    Raises:
+        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+    """
+    return _switch(model, patterns, off=False)
+
+
+@contextmanager
+def disabled(model: nn.Module, patterns: str | Sequence[str] = ()) -> Iterator[None]:
+    """:func:`disable` for a while: ``with qat.disabled(model): ...`` is the float network.
+
+    Raises:
+        QdqtoolError: The network was not prepared, or a pattern matches nothing.
+    """
+    model = unwrapped(model)
+    before = [(m, m.qdq_off) for m in model.modules() if isinstance(m, Quantizing)]
+    disable(model, patterns)
+    try:
+        yield
+    finally:
+        for module, off in before:
+            module.qdq_off = off
+
+
+def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
+    model = unwrapped(model)
+    plan_of(model)
+    names = {id(m): n for n, m in model.named_modules()}
+    found = [(f"{names[id(m)]}.{a}".lstrip("."), m, a) for m, a, _ in quantizers_of(model)]
+    chosen: set[str] = set()
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in listed:
+        compiled = compile_pattern(pattern, f"'{pattern}'")
+        hits = {n for n, _, _ in found if compiled.search(n)}
+        if not hits:
+            raise QdqtoolError(f"'{pattern}': matches no quantizer; names look like '{found[0][0]}'")
+        chosen |= hits
+    for name, module, attribute in found:
+        if not listed or name in chosen:
+            quantizing: Any = module
+            quantizing.qdq_off = quantizing.qdq_off | {attribute} if off else quantizing.qdq_off - {attribute}
+    return [n for n, m, a in found if a in m.qdq_off]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What quantizing one layer alone costs.
+
+    Attributes:
+        module: The layer.
+        loss: What ``metric`` lost by it; without a metric the root mean square of what changes in the outputs, divided
+            by their standard deviation (the largest over all outputs).
+    """
+
+    module: str
+    loss: float
+
+
+def sensitivity(
+    model: nn.Module,
+    data: Any,
+    *,
+    fn: Callable[[Any], Any] | None = None,
+    metric: Callable[[nn.Module], float] | None = None,
+    max_batches: int | None = 4,
+) -> list[Sensitivity]:
+    """Quantizes one layer at a time, everything else float, and says how much it costs; the worst first.
+
+    Leave the worst out with ``exclude=`` in :func:`qdqtool.qat.prepare`, or :func:`disable` them.
+
+    Args:
+        model: A calibrated network, or its wrapper.
+        data: Batches, as for :func:`qdqtool.qat.calibrate`; kept in memory, so a list of a few.
+        fn: As for :func:`qdqtool.qat.calibrate`.
+        metric: Called with the network; higher is better, as mAP. It costs one evaluation for each layer.
+        max_batches: How many batches are compared without a metric.
+
+    Raises:
+        QdqtoolError: The network was not prepared.
+        DataError: There is no data.
+    """
+    model = unwrapped(model)
+    plan = plan_of(model)
+    layers = plan.convolutions
+    owned = {name: module for name, module in model.named_modules() if name in set(layers)}
+    given = () if metric else itertools.islice(batches_of(data, plan), max_batches)
+    calls = [call_for(batch, plan, model, fn) for batch in given]
+    if not metric and not calls:
+        raise DataError("no data: the iterable gave no batch")
+    device = device_of(model)
+
+    def outputs() -> list[Tensor]:
+        with evaluating(model):
+            return [t.float() for call in calls for t in tensors_of(call.on(model, device))]
+
+    with disabled(model):
+        reference = outputs()
+        best = metric(model) if metric else 0.0
+        result = []
+        for name in track(layers, "Sensitivity"):
+            module: Any = owned[name]
+            off = module.qdq_off
+            module.qdq_off = frozenset()
+            loss = best - metric(model) if metric else _apart(outputs(), reference)
+            module.qdq_off = off
+            result.append(Sensitivity(name, loss))
+    return sorted(result, key=lambda s: -s.loss)
+
+
+def _apart(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+    worst = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        spread = float(b.std()) if b.numel() > 1 else 0.0
+        error = float(torch.sqrt(torch.mean((a - b) ** 2)))
+        worst = max(worst, error / spread if spread > 0 else (math.inf if error else 0.0))
+    return worst

@@ -1,0 +1,68 @@
+"""onnxruntime sessions that print nothing: neither its own coloured lines nor what its Python part says on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+
+
+def open_session(
+    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "", arena: bool = True
+) -> Any:
+    """A session on the CPU.
+
+    Args:
+        source: The model's bytes, or its path.
+        threads: For one operator.
+        optimize: Graph optimizations: ``all``, ``basic`` or ``none``.
+        folder: Where external weights lie, for a model given as bytes.
+        arena: Whether onnxruntime keeps freed memory for the next run; not where all outputs go to buffers of ours.
+
+    Raises:
+        Exception: onnxruntime does not take the model; its classes have no common base but this.
+    """
+    with silent():
+        import onnxruntime
+
+        onnxruntime.set_default_logger_severity(4)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        if not arena:
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = {
+            "all": levels.ORT_ENABLE_ALL, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL,
+        }[optimize]
+        if folder:
+            options.add_session_config_entry(FOLDER_KEY, folder)
+        # The fallback is to the same CPU, and printed on stdout.
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams."""
+    saved: list[tuple[int, int]] = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    try:
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            try:
+                for number in (1, 2):
+                    saved.append((number, os.dup(number)))
+                    os.dup2(nothing, number)
+            finally:
+                os.close(nothing)
+        yield
+    finally:
+        for number, copy in saved:
+            os.dup2(copy, number)
+            os.close(copy)

@@ -1,0 +1,53 @@
+"""What may reach a terminal, a log or a JSON: no control character of any origin.
+
+Names in models, logs, JSON and archives are other people's bytes. An escape sequence among them would run in the
+user's terminal, and a JSON reader may choke on C1 codes. The one filter is here; the command line puts it over stdout
+and stderr, and whatever writes an answer to a file uses it as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TextIO
+
+# C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
+# direction of text around; halves of surrogate pairs, which is how Python holds file names that are not UTF-8.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with every hidden character written as ``\u001b``, which means the same inside a JSON string."""
+    return _HIDDEN.sub(_written, text) if _HIDDEN.search(text) else text
+
+
+def _written(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def one_line(text: str) -> str:
+    """The text on one line: every run of white space, newlines included, is one space."""
+    return visible(" ".join(text.split()))
+
+
+class Filtered:
+    """A text stream that writes to another one through the filter; everything else is the other stream's.
+
+    Attributes:
+        unfiltered: The other stream, for what draws on a terminal on purpose (progress bars).
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        encoding = getattr(self.unfiltered, "encoding", None) or "utf-8"
+        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        self.unfiltered.write(shown)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)

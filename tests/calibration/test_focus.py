@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
+from calibration.cache import Statistics
+from calibration.focus import THRESHOLD, FocusMap, dilated, resized
+from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, squared_error
+from qdqtool.errors import DataError, ModelError
+from tests.calibration.nets import conv_net
+
+RNG = np.random.default_rng(0)
+
+
+def touched(mask: np.ndarray, height: int, width: int) -> np.ndarray:
+    """By intervals in the unit square: whether a cell overlaps a set cell of the other grid."""
+    result = np.zeros((height, width), bool)
+    for y, x in np.argwhere(mask):
+        for i in range(height):
+            for j in range(width):
+                rows = min((y + 1) / mask.shape[0], (i + 1) / height) - max(y / mask.shape[0], i / height)
+                columns = min((x + 1) / mask.shape[1], (j + 1) / width) - max(x / mask.shape[1], j / width)
+                result[i, j] |= rows > 1e-9 and columns > 1e-9
+    return result
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
+def test_resizing_sets_every_cell_that_is_touched(height: int, width: int) -> None:
+    mask = RNG.random((8, 8)) > 0.85
+    np.testing.assert_array_equal(resized(mask, height, width), touched(mask, height, width))
+
+
+def test_dilation_adds_the_eight_neighbours() -> None:
+    mask = np.zeros((5, 6), bool)
+    mask[0, 0] = mask[3, 4] = True
+    wanted = np.zeros_like(mask)
+    wanted[:2, :2] = wanted[2:5, 3:6] = True
+    np.testing.assert_array_equal(dilated(mask), wanted)
+
+
+def test_positions_over_the_threshold_of_every_map_and_at_least_a_share() -> None:
+    fine = np.full((2, 3, 8, 8), -9.0, np.float32)
+    coarse = np.full((2, 3, 4, 4), -9.0, np.float32)
+    fine[0, 1, 6, 6] = THRESHOLD + 0.1
+    coarse[0, 2, 0, 0] = THRESHOLD + 0.1
+    fine[1, 0, 0, 7] = THRESHOLD - 1.0  # nothing in the second sample; its highest position is taken
+    found = Focus(("fine", "coarse")).find({"fine": fine, "coarse": coarse})
+    assert found is not None
+    first = np.zeros((8, 8), bool)
+    first[5:8, 5:8] = first[:4, :4] = True
+    np.testing.assert_array_equal(found.masks[0], first)
+    second = np.zeros((8, 8), bool)
+    second[:2, 6:] = True
+    np.testing.assert_array_equal(found.masks[1], second)
+    values = RNG.random((2, 5, 8, 8)).astype(np.float32)
+    for row, part in enumerate(found.values(values)):
+        np.testing.assert_array_equal(part, values[row][:, found.masks[row]])
+
+
+def test_what_is_no_map_is_not_looked_at() -> None:
+    mask = FocusMap([np.ones((2, 2), bool)])
+    assert mask.values(np.zeros((1, 5))) == [] and mask.values(np.zeros((2, 3, 4, 4))) == []
+    focus = Focus(("a",))
+    assert focus.find({"a": np.zeros((1, 4), np.float32)}) is None
+    assert focus.find({"a": np.full((1, 2, 3, 3), np.nan, np.float32)}) is None
+
+
+def test_the_range_is_that_of_least_weighted_error() -> None:
+    everything = RNG.standard_normal(60_000).astype(np.float32)
+    part = (RNG.standard_normal(3_000) * 4).astype(np.float32)
+    stats = TensorStatistics.of(np.concatenate([everything, part]))
+    stats.add_focus([part])
+    ranges = np.geomspace(1.0, stats.absmax, 400)
+
+    power = focus_power([stats])
+    assert power == 3.0  # 3,000 of 63,000 values are rare
+
+    def error(values: np.ndarray, amax: float) -> float:
+        step = amax / 127
+        return float(np.mean(np.abs(np.clip(np.rint(values / step), -127, 127) * step - values) ** power))
+
+    whole = np.concatenate([everything, part])
+    by_hand = np.array([(1 - FOCUS_WEIGHT) * error(whole, a) + FOCUS_WEIGHT * error(part, a) for a in ranges])
+    np.testing.assert_allclose(focused_error(stats, ranges, power), by_hand, rtol=0.03, atol=1e-7)
+    chosen = amax_of(stats, "focus")
+    assert np.interp(chosen, ranges, by_hand) <= by_hand.min() * 1.05
+    assert chosen > amax_of(stats, "mse")
+    plain = TensorStatistics.of(everything)
+    assert amax_of(plain, "focus") == amax_of(plain, "mse")
+    np.testing.assert_allclose(focused_error(plain, ranges), squared_error(plain, ranges), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)])
+def test_power_falls_with_the_share_of_what_is_looked_at(rare: int, power: float) -> None:
+    stats = TensorStatistics.of(np.ones(1000))
+    stats.add_focus([np.ones(rare, np.float32)])
+    assert focus_power([stats]) == pytest.approx(power)
+    assert focus_power([stats, TensorStatistics.of(np.ones(10))]) == 2.0
+
+
+def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path) -> None:
+    model = conv_net()
+    samples = [{"images": RNG.random((1, 3, 16, 16), np.float32)} for _ in range(5)]
+    focus = Focus(("c1",), threshold=0.0)
+    file = tmp_path / "cache.npz"
+    found = collect(model, samples, ["images", "r2"], focus=focus, progress=False, cache=file)
+    copy = type(model)()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    for name in ("c1", "r2"):
+        copy.graph.output.add().name = name
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = {"images": 0, "r2": 0}
+    largest = {"images": 0.0, "r2": 0.0}
+    for sample in samples:
+        c1, r2 = session.run(["c1", "r2"], sample)
+        mask = dilated(c1.max(axis=1)[0] > 0.0)
+        for name, array in (("images", sample["images"]), ("r2", r2)):
+            inside = array[0][:, touched(mask, *array.shape[2:])]
+            wanted[name] += inside.size
+            largest[name] = max(largest[name], float(np.abs(inside).max(initial=0.0)))
+    for name, part in found.items():
+        assert part.focus is not None and part.focus.count == wanted[name] > 0
+        assert part.focus.absmax == pytest.approx(largest[name], rel=1e-6)
+    save_statistics(found, tmp_path / "s.npz")
+    for back in (load_statistics(tmp_path / "s.npz"), collect(model, samples, ["images", "r2"], focus=focus,
+                                                              progress=False, cache=file)):  # fmt: skip
+        for name, part in back.items():
+            kept = part.focus
+            assert kept is not None and kept.count == wanted[name]
+            assert np.array_equal(kept.counter.counts, found[name].focus.counter.counts)  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="another model"):  # or the same one without its class outputs
+        collect(model, samples, ["images", "r2"], progress=False, cache=file)
+    other = collect(model, samples, ["images", "r2"], progress=False, cache=file, overwrite_cache=True)
+    assert other["r2"].focus is None
+
+
+def test_merging_keeps_the_positions() -> None:
+    parts = [TensorStatistics.of(RNG.standard_normal(50)) for _ in range(3)]
+    for part in parts[:2]:
+        part.add_focus([np.ones(7, np.float32)])
+    merged = Statistics({"a": parts[0]}).merge(Statistics({"a": parts[1]})).merge(Statistics({"a": parts[2]}))["a"]
+    assert merged.focus is not None and merged.focus.count == 14
+
+
+def test_unknown_class_output() -> None:
+    with pytest.raises(ModelError, match="no tensor 'nothing'"):
+        collect(conv_net(), [{"images": np.zeros((1, 3, 16, 16), np.float32)}], ["r2"], focus=Focus(("nothing",)))

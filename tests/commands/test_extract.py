@@ -1,0 +1,113 @@
+"""``qdqtool extract``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.cli import run
+from tests.extraction.networks import SECRET, residual, secretive
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "m.onnx"
+    onnx.save(residual(), path)
+    return str(path)
+
+
+def test_a_small_model_and_a_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s.onnx"
+    assert run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    small = onnx.load(out)
+    count = len(residual().graph.node)
+    assert said.startswith(f"kept {len(small.graph.node)} of {count} nodes: what SKIP-FLOAT at b1.sum depends on")
+    assert "the same as in the whole: the finding SKIP-FLOAT with the same fix, the prediction of b1.c1" in said
+    assert run(["predict", str(out), "--fail-on", "SKIP-FLOAT"]) == 1
+
+
+def test_json(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "qdqtool/extraction/1" and data["nodes"] < data["nodes_of_whole"]
+    assert [c["name"] for c in data["convolutions"]] == ["b1.c1"]
+    assert data["inputs"] == [v.name for v in onnx.load(tmp_path / "s.onnx").graph.input]
+
+
+def verification(name: str) -> dict[str, object]:
+    return {
+        "schema": "qdqtool/verification/1", "build": {"tensorrt": "8.5.2", "device": f"{SECRET} board"},
+        "mismatches": [
+            {"kind": "convolution", "name": name, "predicted": {"precision": "INT8", "layer": f"{SECRET} layer"},
+             "built": {"precision": "FP16"}, "why": f"{SECRET} differs", "line": 3},
+            {"kind": "convolution", "name": "elsewhere", "predicted": {}, "built": {}, "why": "", "line": None},
+        ],
+    }  # fmt: skip
+
+
+def test_report(model: str, tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(json.dumps(verification("b1.c1")))
+    report = tmp_path / "r.md"
+    code = run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "s.onnx"), "--report", str(report),
+                "--verification", str(tmp_path / "v.json")])
+    text = report.read_text()
+    assert code == 0
+    assert "qdqtool extract model.onnx --finding SKIP-FLOAT -o extract.onnx" in text
+    assert "**SKIP-FLOAT** (warning" in text and "| `b1.c1` (Conv) | INT8 |" in text
+    assert "| convolution | `b1.c1` | precision INT8; layer" in text and "| precision FP16 |" in text
+    assert "elsewhere" not in text and "TensorRT 8.5.2" in text and f"qdqtool {qdqtool.__version__}" in text
+
+
+def test_a_private_report_holds_nothing_of_the_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out, report = tmp_path / f"{SECRET}.onnx", tmp_path / "p.onnx", tmp_path / "r.md"
+    onnx.save(secretive(), path)
+    (tmp_path / "v.json").write_text(json.dumps(verification(f"{SECRET}/b1.c1")))
+    code = run([
+        "extract", str(path), "--node", f"{SECRET}/b1.c1", "--private", "-o", str(out), "--report", str(report),
+        "--verification", str(tmp_path / "v.json"), "--format", "json",
+    ])  # fmt: skip
+    assert code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert SECRET not in report.read_text() and SECRET.encode() not in out.read_bytes()
+    assert SECRET not in json.dumps({k: v for k, v in shown.items() if k not in ("output", "report")})
+    assert "| precision INT8 | precision FP16 |" in report.read_text()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--finding", "SKIP-FLOAT", "-o", "{m}"], "is an input; choose another output name"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{m}"], "is an input"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"], "already; give the report another"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/none/s.onnx"], "does not exist; create it first"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}"], "is a folder"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--verification", "{m}"], "is for --report"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/r", "--verification", "{m}"], "be read as JSON"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/r", "--verification", "{d}/j"], "is not what"),
+    (["--finding", "NOPE", "-o", "{d}/s.onnx"], "has no finding NOPE"),
+    (["--node", "nope", "-o", "{d}/s.onnx"], "has no node 'nope'"),
+    (["--finding", "SKIP-FLOAT", "--target", "trt7", "-o", "{d}/s.onnx"], "trt7"),
+    (["-o", "{d}/s.onnx"], "say what to extract"),
+    (["--node", "b1.c1"], "Missing option"),
+])  # fmt: skip
+def test_bad_input_is_one_line_and_leaves_nothing(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    (tmp_path / "j").write_text("{}")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert run(["extract", model, *(a.format(m=model, d=tmp_path) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_external_weights_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(residual(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    arguments = ["extract", str(tmp_path / "m.onnx"), "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "w.bin")]
+    assert run(arguments) == 2
+    assert "is an input" in capsys.readouterr().err

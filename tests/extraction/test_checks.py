@@ -1,0 +1,81 @@
+"""Compilers and commands that judge smaller models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.builders.child import is_installed
+from qdqtool.errors import QdqtoolError
+from qdqtool.extraction.checks import CommandCheck
+from tests.extraction.networks import residual
+from tests.trt.builder import Graph
+
+needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+
+
+def refused() -> onnx.ModelProto:
+    """A network whose last quantizer has a zero point, which the compiler refuses."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")
+    x = g.relu(g.conv(x, "c1", scale=0.05), "r1")
+    return g.model(g.dq(g.q(x, "q", 0.1, zero=5), "dq", 0.1, zero=5))
+
+
+@needs_compiler
+def test_a_refused_build_comes_down_to_its_cause() -> None:
+    result = qdqtool.extract(refused(), builder="tensorrt-rtx")
+    assert "refused" in result.checked and "zero point" in result.checked.lower()
+    assert [n.op_type for n in result.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear"]
+
+
+@needs_compiler
+def test_a_healthy_build_needs_a_finding() -> None:
+    with pytest.raises(QdqtoolError, match="nothing to extract; give --finding"):
+        qdqtool.extract(residual(1), builder="tensorrt-rtx")
+
+
+def script(folder: Path, source: str) -> str:
+    path = folder / "check it.py"
+    path.write_text(source)
+    return f"'{sys.executable}' '{path}'"
+
+
+def test_a_command_decides(tmp_path: Path) -> None:
+    """Exits with 3 for models that hold a MaxPool."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
+    model = g.model(g.relu(g.pool(x, "pool"), "r1"))
+    command = script(tmp_path, "import sys\nsys.exit(3 if b'MaxPool' in open(sys.argv[1], 'rb').read() else 0)\n")
+    result = qdqtool.extract(model, check=command)
+    assert [n.op_type for n in result.proto.graph.node] == ["MaxPool"]
+    assert result.checked.endswith("exit code 3")
+
+
+def test_a_command_is_never_a_shell_line(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    check = CommandCheck(residual(1), f"'{sys.executable}' -c 'pass' ; touch {trap} $(touch {trap})")
+    check.close()
+    assert not trap.exists()
+    seen = tmp_path / "seen"
+    command = script(tmp_path, f"import sys\nopen({str(seen)!r}, 'w').write('|'.join(sys.argv[1:]))\n")
+    CommandCheck(residual(1), f"{command} --onnx={{}} last").close()
+    first, last = seen.read_text().split("|")
+    assert first.startswith("--onnx=") and first.endswith("model.onnx") and last == "last"
+
+
+@pytest.mark.parametrize(("command", "said"), [
+    ("", "is empty"), ("'open", "cannot be split"), ("no-such-program-here", "cannot be run"),
+])
+def test_commands_that_are_none(command: str, said: str) -> None:
+    with pytest.raises(QdqtoolError, match=said):
+        CommandCheck(residual(1), command)
+
+
+def test_a_command_without_end_is_told() -> None:
+    with pytest.raises(QdqtoolError, match="did not end within"):
+        CommandCheck(residual(1), f"'{sys.executable}' -c 'import time; time.sleep(30)'", timeout=0.5)

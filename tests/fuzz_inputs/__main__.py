@@ -1,0 +1,63 @@
+"""`python -m tests.fuzz_inputs [--seconds 60 | --cases N] [--processes N] [--seed S]`: ends with 1 on a defect."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fuzz_inputs.check import Bench
+
+MEMORY_MB = 1000
+
+
+def main() -> int:
+    """Runs cases until the time or the number is over, and reports counts, the slowest and the memory used."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--cases", type=int, default=None)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--processes", type=int, default=0, help="so many of the cases as whole processes, first")
+    parser.add_argument("--seed", type=int, default=None, help="default: from the clock")
+    parser.add_argument("--keep", default=None, metavar="DIR", help="where to keep the files of failing cases")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else int(time.time())
+    most = options.cases if options.cases is not None else 10**9
+    until = time.monotonic() + (options.seconds if options.seconds is not None else 10**9)
+    print(f"seed {seed}", flush=True)
+    codes: collections.Counter[int] = collections.Counter()
+    slowest = (0.0, 0)
+    started = time.monotonic()
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-") as temporary:
+        bench = Bench(Path(temporary))
+        for number in range(options.first, options.first + most):
+            if time.monotonic() > until:
+                break
+            whole = number - options.first < options.processes
+            begun = time.process_time()
+            try:
+                codes[bench.check_process(number, seed) if whole else bench.check(number, seed)] += 1
+            except AssertionError as error:
+                failures += 1
+                print(f"case {number}: {error}", flush=True)
+                if options.keep:
+                    for file in Path(temporary).glob("mutated-*"):
+                        shutil.copy(file, Path(options.keep) / f"{seed}-{number}-{file.name}")
+            for file in Path(temporary).glob("mutated-*"):
+                file.unlink()  # of a case that failed
+            slowest = max(slowest, (time.process_time() - begun, number))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "
+          f"{dict(sorted(codes.items()))}, {failures} failures; slowest {slowest[0]:.1f} s of processor time "
+          f"(case {slowest[1]}); {memory} MB")
+    return int(bool(failures) or memory > MEMORY_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Two hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+
+from qdqtool.cli import run
+from tests.fuzz_inputs.check import Bench
+from tests.fuzz_inputs.seeds import COMMANDS
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def test_whole_inputs_are_read(bench: Bench) -> None:
+    """Else the mutations would only ever meet the first check."""
+    codes = []
+    for kind, commands in COMMANDS.items():
+        names = {"FILE": kind, "OUT": "out", **{k: k for k in COMMANDS}}
+        for words in commands:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                codes.append(run([str(bench.folder / names[w]) if w in names else w for w in words]))
+    (bench.folder / "out").unlink()
+    assert codes.count(0) >= len(codes) - 4  # the log and the layer table are of another network than the model
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_input_breaks_a_command(bench: Bench, part: int) -> None:
+    codes = [bench.check(number, 7) for number in range(part * 50, part * 50 + 50)]
+    for file in bench.folder.glob("mutated-*"):
+        file.unlink()
+    assert 0 in codes and 2 in codes

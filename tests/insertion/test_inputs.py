@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+import qdqtool
+from calibration import Preprocess
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import ModelError, QdqtoolError
+from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
+
+
+def two_layers() -> onnx.ModelProto:
+    made = Net()
+    made.output(made.conv("b", made.op("Relu", "relu", made.conv("a", "x"))))
+    return made.model()
+
+
+def inserted(kind: str, **options: Any) -> qdqtool.Insertion:
+    return qdqtool.insert(two_layers(), images(), input_type=kind, predict=False, **options)
+
+
+def test_int8_input_gives_the_same_outputs() -> None:
+    plain, changed = inserted("float"), inserted("int8")
+    check(changed.model)
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
+    assert len(nodes_of(changed.model, "QuantizeLinear")) == len(nodes_of(plain.model, "QuantizeLinear")) - 1
+    x = PIXELS.astype(np.float32) / 255
+    scale = value_of(plain.model, "a/_input_quantizer/scale")
+    codes = np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
+    np.testing.assert_array_equal(run(changed.model, {"x": codes})[0], run(plain.model, {"x": x})[0])
+    factor = float(changed.notes[-1].split("pixel * ")[1].rstrip(")"))
+    np.testing.assert_array_equal(np.clip(np.rint(PIXELS * factor), -128, 127).astype(np.int8), codes)
+
+
+def test_uint8_input_folds_the_factor_into_the_first_scale() -> None:
+    plain, changed = inserted("float"), inserted("uint8")
+    check(changed.model)
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
+    assert not nodes_of(changed.model, "Mul", "Add", "Div") and len(nodes_of(changed.model, "Cast")) == 1
+    expected = run(plain.model, {"x": PIXELS.astype(np.float32) / 255})[0]
+    np.testing.assert_array_equal(run(changed.model, {"x": PIXELS})[0], expected)
+
+
+def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
+    made = Net(channels=3)
+    made.output(made.conv("a", "x", cin=3))
+    preprocess = Preprocess(mean=(0.3, 0.4, 0.5), std=(0.2, 0.25, 0.3))
+    mean, std = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
+    data = [{"x": (i["x"] - mean) / std} for i in images(channels=3)]
+    plain = qdqtool.insert(made.model(), data, predict=False)
+    changed = qdqtool.insert(made.model(), data, predict=False, input_type="uint8", preprocess=preprocess)
+    check(changed.model)
+    pixels = PIXELS[:, :3]
+    x = (pixels.astype(np.float32) / 255 - mean) / std
+    wanted, found = run(plain.model, {"x": x})[0], run(changed.model, {"x": pixels})[0]
+    assert np.mean(np.abs(wanted - found) > 1e-4) < 0.02  # one code more or less at ties
+    with pytest.raises(ModelError, match="has not the 3 channels"):
+        inserted("uint8", preprocess=preprocess)
+
+
+def test_float_reader_of_the_input() -> None:
+    made = Net()
+    made.output(made.op("Relu", "relu", made.conv("a", "x")), made.op("Sin", "other", "x"))
+    with pytest.raises(ModelError, match="'other' reads it as float; use uint8"):
+        qdqtool.insert(made.model(), images(), input_type="int8", predict=False)
+    changed = qdqtool.insert(made.model(), images(), input_type="uint8", predict=False)
+    check(changed.model)
+    found = run(changed.model, {"x": PIXELS})[1]
+    np.testing.assert_allclose(found, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
+
+
+def test_targets_without_uint8_and_models_without_a_quantized_input() -> None:
+    with pytest.raises(QdqtoolError, match=r"trt8.4 has no UINT8 inputs"):
+        inserted("uint8", target="trt8.4")
+    with pytest.raises(ModelError, match="no float input of the model is quantized"):
+        inserted("int8", exclude=["^a$"])
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_the_prediction_stays(kind: str) -> None:
+    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+    plain = qdqtool.insert(yolov8n(64, classes=2), data).prediction
+    changed = qdqtool.insert(yolov8n(64, classes=2), data, input_type=kind).prediction
+    assert plain is not None and changed is not None
+    before, after = plain.summary(), changed.summary()
+    assert after["int8"] == before["int8"] == 60
+    assert after["conversions"] == before["conversions"] - (kind == "int8")

@@ -1,0 +1,211 @@
+"""Wrong models are refused, each kind for itself, also where the network's own noise would hide them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from qdqtool import qat
+from qdqtool.errors import ModelError
+from tests.qat import nets
+
+X = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(5))
+
+
+class Deep(nn.Module):
+    """Skips and many layers, so that single integer steps add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.SiLU(), nets.conv(), nn.BatchNorm2d(16)) for _ in range(5)
+        )
+        self.last = nets.conv(16, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return self.last(x)
+
+
+@pytest.fixture(scope="module")
+def ready() -> nn.Module:
+    model = Deep()
+    nets.randomise(model)
+    qat.prepare(model, X, report=None)
+    with pytest.warns(UserWarning, match="calibrated with 1 image:"):
+        qat.calibrate(model, [X])
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(ready: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checking") / "q.onnx"
+    done = qat.export(ready, path, X)
+    assert done.check.pieces > 10 and done.check.worst < 5e-4
+    return path
+
+
+def _initializer(graph: onnx.GraphProto, name: str) -> onnx.TensorProto:
+    return next(t for t in graph.initializer if t.name == name)
+
+
+def _q(graph: onnx.GraphProto, weights: bool) -> list[onnx.NodeProto]:
+    constants = {t.name for t in graph.initializer}
+    return [n for n in graph.node if n.op_type == "QuantizeLinear" and (n.input[0] in constants) == weights]
+
+
+def _rescaled(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -> None:
+    """Gives a Q and its DQ a scale of their own."""
+    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(factor)
+    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), f"{node.name}_other"))
+    for other in graph.node:
+        if other.name == node.name or node.output[0] in other.input:
+            other.input[1] = f"{node.name}_other"
+
+
+def _activation_scale(graph: onnx.GraphProto) -> None:
+    _rescaled(graph, _q(graph, False)[5], 1.001)
+
+
+def _weight_scale(graph: onnx.GraphProto) -> None:
+    _rescaled(graph, _q(graph, True)[4], 1.02)
+
+
+def _one_of_two_scales(graph: onnx.GraphProto) -> None:
+    node = _q(graph, False)[3]
+    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(1.01)
+    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), "other"))
+    node.input[1] = "other"
+
+
+def _drop(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
+    dqs = [n for n in graph.node if node.output[0] in n.input]
+    for dq in dqs:
+        for reader in graph.node:
+            for i, name in enumerate(reader.input):
+                if name == dq.output[0]:
+                    reader.input[i] = node.input[0]
+        graph.node.remove(dq)
+    graph.node.remove(node)
+
+
+def _dropped_activation(graph: onnx.GraphProto) -> None:
+    _drop(graph, _q(graph, False)[-1])
+
+
+def _dropped_weights(graph: onnx.GraphProto) -> None:
+    _drop(graph, _q(graph, True)[2])
+
+
+def _one_reader_without(graph: onnx.GraphProto) -> None:
+    """A pair serves a convolution and a skip; the skip reads the float tensor now."""
+    for q in _q(graph, False):
+        dq = next(n for n in graph.node if q.output[0] in n.input)
+        readers = [n for n in graph.node if dq.output[0] in n.input]
+        if len(readers) > 1:
+            add = next(n for n in readers if n.op_type == "Add")
+            add.input[list(add.input).index(dq.output[0])] = q.input[0]
+            return
+    raise AssertionError("no pair has two readers")
+
+
+def _axis(graph: onnx.GraphProto) -> None:
+    node = _q(graph, True)[1]
+    for other in graph.node:
+        if other.name == node.name or node.output[0] in other.input:
+            next(a for a in other.attribute if a.name == "axis").i = 1
+
+
+def _swapped_weights(graph: onnx.GraphProto) -> None:
+    first, second = _q(graph, True)[1:3]
+    for i in range(2):
+        one, two = _initializer(graph, first.input[i]), _initializer(graph, second.input[i])
+        one.raw_data, two.raw_data = two.raw_data, one.raw_data
+
+
+def _zero_point(graph: onnx.GraphProto) -> None:
+    node = _q(graph, False)[2]
+    graph.initializer.append(numpy_helper.from_array(np.int8(1), "one"))
+    for other in graph.node:
+        if other.name == node.name or node.output[0] in other.input:
+            other.input[2] = "one"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_activation_scale, "has the scale .* quantizer"),
+        (_one_of_two_scales, "has the scale .* quantizer"),
+        (_weight_scale, "of its standard deviation away"),
+        (_dropped_activation, "pair of quantizer '.*' is missing"),
+        (_dropped_weights, "of its standard deviation away"),
+        (_one_reader_without, "of its standard deviation away"),
+        (_axis, "of its standard deviation away"),
+        (_swapped_weights, "of its standard deviation away"),
+        (_zero_point, "is not symmetric INT8"),
+    ],
+)
+def test_wrong_models_are_refused(
+    change: Callable[[onnx.GraphProto], None], said: str, ready: nn.Module, exported: Path, tmp_path: Path
+) -> None:
+    proto = onnx.load(exported)
+    change(proto.graph)
+    onnx.save(proto, tmp_path / "wrong.onnx")
+    with pytest.raises(ModelError, match=said):
+        qat.check(ready, tmp_path / "wrong.onnx", X)
+
+
+def test_the_right_one_passes_also_on_a_sample_of_zeros(ready: nn.Module, exported: Path) -> None:
+    for sample in (X, torch.zeros_like(X)):
+        found = qat.check(ready, exported, sample)
+        assert found.worst < 5e-4 and found.pieces > 10
+        assert "pieces agree" in found.text() and "own noise is" in found.text()
+
+
+def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece(tmp_path: Path) -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nets.conv(), nets.conv()
+            self.filter = torch.randn(16, 16, 1, 1)  # neither parameter nor buffer: stays float32
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(nn.functional.conv2d(torch.relu(self.first(x)), self.filter))
+
+    model = Fixed()
+    qat.prepare(model, X, report=None)
+    qat.calibrate(model, [X])
+    done = qat.export(model, tmp_path / "q.onnx", X)
+    assert np.isnan(done.noise) and done.check.worst < 5e-4 and "unknown" in done.check.text()
+
+
+def test_noise_is_that_of_the_same_network_in_double_precision(tmp_path: Path) -> None:
+    """By hand: the same rounding in float64, against the network's own results."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU())))
+    qat.prepare(model, X, report=None)
+    qat.calibrate(model, [X])
+    done = qat.export(model, tmp_path / "q.onnx", X)
+    with torch.no_grad():
+        single = model.eval()(X).double()
+        x = X.double()
+        for module in model:
+            if isinstance(module, nn.Conv2d):
+                step = np.float32(float(module._input_quantizer._amax) / 127)
+                x = (x / step).round().clamp(-128, 127) * step
+                weight = module._parameters["weight"].detach()
+                grid = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+                rounded = (weight / grid).round().double() * grid.double()
+                x = nn.functional.conv2d(x, rounded, module.bias.double(), padding=1)
+            else:
+                x = nn.functional.silu(x)
+    wanted = float(((single - x) ** 2).mean().sqrt() / x.std())
+    assert done.noise == pytest.approx(wanted, rel=0.5, abs=1e-6)

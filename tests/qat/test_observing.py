@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calibration import TensorStatistics, amax_of, squared_error
+from qdqtool.qat.observing import COUNTED, DeviceStatistics
+
+
+def _both(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
+    mine = DeviceStatistics()
+    for part in values:
+        mine.add(part)
+    return mine.result, TensorStatistics.of(values.numpy())
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_counts_are_those_of_the_cpu(scale: float) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 4, 8, 9) * torch.tensor([0.1, 5.0, 1.0]).reshape(3, 1, 1, 1) * scale
+    mine, other = _both(values)
+    assert (mine.count, mine.minimum, mine.maximum) == (other.count, other.minimum, other.maximum)
+    np.testing.assert_array_equal(mine.histogram.counts, other.histogram.counts)
+    np.testing.assert_array_equal(mine.histogram.edges, other.histogram.edges)
+
+
+def test_other_layouts_types_and_values_that_are_not_finite() -> None:
+    values = torch.randn(2, 4, 8, 9)
+    values[0, 0, 0, :3] = torch.tensor([np.nan, np.inf, -np.inf])
+    mine, other = _both(values)
+    assert (mine.nonfinite, mine.count) == (other.nonfinite, other.count) == (3, values.numel() - 3)
+    strided, half = DeviceStatistics(), DeviceStatistics()
+    strided.add(values.to(memory_format=torch.channels_last))
+    half.add(torch.ones(4, dtype=torch.float16))
+    np.testing.assert_array_equal(strided.result.histogram.counts, other.histogram.counts)
+    assert half.result.maximum == 1.0
+
+
+def test_large_tensors_are_sampled_evenly_and_their_ends_are_exact() -> None:
+    torch.manual_seed(1)
+    values = torch.randn(8, 16, 128, 128)
+    mine, other = _both(values)
+    assert mine.count < other.count == values.numel() and mine.count > 8 * COUNTED // 16
+    assert mine.absmax == other.absmax and mine.minimum == other.minimum
+    assert amax_of(mine, "max") == amax_of(other, "max")
+    assert amax_of(mine, "percentile") == pytest.approx(amax_of(other, "percentile"), rel=0.1)
+    # The error over a range is flat round its least: what counts is the error of all values, not the range itself.
+    chosen, best = (squared_error(other, amax_of(s, "mse")) for s in (mine, other))
+    assert chosen < 1.05 * best

@@ -1,0 +1,62 @@
+"""torchvision beside a CPU build of torch.
+
+The package index has torchvision for CUDA builds of torch only; beside torch's CPU build its compiled operators do not
+load, and importing it fails where it registers shapes for them. Ultralytics imports torchvision for transforms, and for
+``nms`` on few boxes. Here that operator is defined in plain torch first (greedy, exact), so that the rest, which is
+Python, imports. Nothing is defined where torchvision works by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+_LIBRARIES: list[object] = []
+
+
+@functools.cache
+def usable_torchvision() -> bool:
+    """Whether ``import torchvision`` works, after defining the operators that a mismatched build lacks."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
+        return False
+    import torch
+
+    if "+cpu" in torch.__version__ or torch.version.cuda is None:
+        _define()
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError, OSError):
+        return False
+    return True
+
+
+def _define() -> None:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        try:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        except RuntimeError:  # torchvision's own are there
+            return
+    library.impl("nms", _nms, "CPU")
+    _LIBRARIES.append(library)  # operators live as long as their library
+
+
+def _nms(boxes: object, scores: object, threshold: float) -> object:
+    """Non-maximum suppression of boxes [n, 4] (corners): indices of those kept, the best first."""
+    import torch
+
+    assert isinstance(boxes, torch.Tensor) and isinstance(scores, torch.Tensor)
+    order = scores.argsort(descending=True, stable=True)
+    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
+    areas = sides.prod(1)
+    kept: list[int] = []
+    while order.numel():
+        best, rest = order[0], order[1:]
+        kept.append(int(best))
+        low = torch.maximum(boxes[rest, :2], boxes[best, :2])
+        high = torch.minimum(boxes[rest, 2:], boxes[best, 2:])
+        inner = (high - low).clamp(min=0).prod(1)
+        order = rest[inner / (areas[rest] + areas[best] - inner) <= threshold]
+    return torch.tensor(kept, dtype=torch.int64)

@@ -1,0 +1,161 @@
+"""Nothing that was read is overwritten, and outputs appear together or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qdqtool import files, insert, outputs
+from qdqtool.cli import run
+from qdqtool.errors import QdqtoolError
+from tests.fuzz_inputs.seeds import write_seeds
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeds")
+    write_seeds(folder)
+    (folder / "images").mkdir()
+    shutil.copy(folder / "picture.png", folder / "images" / "a.png")
+    shutil.copy(folder / "picture.jpg", folder / "images" / "b.jpg")
+    return folder
+
+
+def state(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+INSERT = ["insert", "float.onnx", "--include", "conv"]
+
+
+@pytest.mark.parametrize(
+    ("args", "victim"),
+    [
+        (["predict", "external.onnx"], "w.bin"),
+        (["predict", "qdq.onnx"], "qdq.onnx"),
+        (["fix", "qdq.onnx"], "qdq.onnx"),
+        (["fix", "qdq.onnx", "--inputs", "inputs.npz"], "inputs.npz"),
+        (["insert", "external.onnx", "--include", "conv", "--calib", "samples.npz"], "w.bin"),
+        ([*INSERT, "--calib", "images"], "images/b.jpg"),
+        ([*INSERT, "--calib", "list.txt"], "list.txt"),
+        ([*INSERT, "--calib", "list.txt"], "picture.png"),
+        ([*INSERT, "--calib", "samples.npz"], "samples.npz"),
+        ([*INSERT, "--calib-table", "table.cache"], "table.cache"),
+        (["verify", "--from-log", "build.log"], "build.log"),
+        (["verify", "qdq.onnx", "layers.json"], "layers.json"),
+        (["log", "build.log"], "build.log"),
+        (["engine", "layers.json", "--profile", "profile.json"], "profile.json"),
+    ],
+)
+@pytest.mark.parametrize("how", ["itself", "link", "hard link", "other spelling"])
+def test_an_output_onto_what_was_read_is_refused(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    args: list[str], victim: str, how: str,
+) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    monkeypatch.chdir(folder)
+    output = victim
+    if how == "link":
+        os.symlink(folder / victim, folder / "out")
+        output = "out"
+    elif how == "hard link":
+        os.link(folder / victim, folder / "out")
+        output = "out"
+    elif how == "other spelling":
+        output = str(folder / "images" / ".." / victim)
+    before = state(folder)
+    assert run([*args, "-o", output]) == 2
+    error = capsys.readouterr().err
+    assert "is one of the files read" in error and len(error.splitlines()) == 1
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("option", ["--write-table", "--calib-cache"])
+def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    before = state(folder)
+    args = ["insert", str(folder / "float.onnx"), "--include", "conv", "--calib", str(folder / "images")]
+    assert run([*args, "-o", str(folder / "out"), option, str(folder / "images" / "a.png")]) == 2
+    assert state(folder) == before
+
+
+def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    made = insert(folder / "external.onnx", folder / "images", include=["conv"])
+    for victim in ("w.bin", "images/a.png", "external.onnx"):
+        with pytest.raises(QdqtoolError, match=r"is one of the files read|is the input"):
+            made.save(folder / victim)
+    made.save(folder / "out.onnx")
+
+
+def test_two_outputs_to_one_file(seeds: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "o")
+    assert run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_names_for_one_file_where_case_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with files.watch():
+        files.claim(tmp_path / "A", "--dot")
+        files.claim(tmp_path / "a", "--svg")  # two files here
+    monkeypatch.setattr(files, "_ignores_case", lambda _: True)
+    with files.watch():
+        files.claim(tmp_path / "A", "--dot")
+        with pytest.raises(QdqtoolError, match="is what --dot names"):
+            files.claim(tmp_path / "a", "--svg")
+
+
+def test_outputs_appear_together_or_not_at_all(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("before")
+
+    def both(fail: bool) -> None:
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(tmp_path / "new", "text")
+            assert old.read_text() == "before" and not (tmp_path / "new").exists()
+            if fail:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        both(fail=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
+    both(fail=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"] and old.read_text() == "after"
+
+
+def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("before")
+    real = os.replace
+
+    def replace(source: str, target: str | Path) -> None:
+        if Path(target) == new:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    def both() -> None:
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(new, "text")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(QdqtoolError, match="new: cannot be written: No space left"):
+        both()
+    assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
+
+
+def test_a_drawing_that_fails_leaves_no_other_output(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtool.budgets.DRAWN_LAYERS", 1)
+    args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
+    assert run(args) == 2
+    assert not list(tmp_path.iterdir())

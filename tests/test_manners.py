@@ -1,0 +1,185 @@
+"""What a process does with closed streams, signals, and control characters."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from qdqtool import text
+from qdqtool.cli import run
+from qdqtool.errors import ModelError
+from qdqtool.modelfile import load
+from tests.buildlog import samples
+from tests.fuzz.grammar import network
+
+TOOL = f"{sys.executable} -m qdqtool"
+ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(network(11).SerializeToString())
+    return path
+
+
+def shell(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@pytest.mark.parametrize(
+    "command", ["predict {m} >&-", "predict {m} >&- <&- 2>&-", "log - <&-", "predict {m} > /dev/full"]
+)
+def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
+    done = shell(f"{TOOL} {command.format(m=model)}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
+
+
+def test_a_file_is_written_without_a_stdout(model: Path, tmp_path: Path) -> None:
+    done = shell(f"{TOOL} predict {model} -o {tmp_path / 'out'} --format json <&- >&- 2>&-")
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "out").read_text())["schema"]
+
+
+_WAIT = """
+import sys, time
+from qdqtool import cli, outputs, process
+import click
+@cli.cli.command("wait")
+@click.argument("path")
+def wait(path):
+    with outputs.atomic_write(path) as file:
+        file.write(b"half")
+        file.flush()
+        print("ready", flush=True)
+        time.sleep(60)
+cli.LazyGroup.get_command = lambda self, ctx, name: click.Group.get_command(self, ctx, name)
+cli.main()
+"""
+
+
+def _default_signals() -> None:
+    """What runs the tests in the background may have told its children to ignore Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _WAIT, "wait", str(tmp_path / "out")], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, preexec_fn=_default_signals)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "nothing half-written" in error and "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def ends(*_: object) -> None:
+        raise EOFError("No data left in file")
+
+    monkeypatch.setattr("qdqtool.explain.codes.find", ends)
+    assert run(["explain", "SKIP-FLOAT"]) == 2
+    assert "interrupted" not in capsys.readouterr().err
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("qdqtool.budgets.PIPE_SECONDS", 0.2)
+    begun = time.monotonic()
+    assert run(["log", str(tmp_path / "pipe")]) == 2
+    assert run(["predict", str(tmp_path / "pipe")]) == 2
+    assert time.monotonic() - begun < 30
+
+
+def _odd_model(path: Path) -> None:
+    proto = network(11)
+    for node in proto.graph.node:
+        node.name += ODD
+    proto.graph.name = ODD
+    path.write_bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("options", [[], ["--all", "--trace", "--layers"], ["--format", "json"],
+                                     ["--target", "rtx1.7"], ["--require", "nothing"]])
+def test_no_control_character_reaches_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    path = tmp_path / "\x1b[31m.onnx"
+    _odd_model(path)
+    run(["predict", str(path), *options])
+    said = capsys.readouterr()
+    assert not HIDDEN.search(said.out + said.err)
+    if "json" in options:  # the escapes mean the same
+        assert any(ODD in c["name"] for c in json.loads(said.out)["convolutions"])
+    run(["predict", str(path), *options, "-o", str(tmp_path / "out")])
+    if (tmp_path / "out").exists():
+        assert not HIDDEN.search((tmp_path / "out").read_text())
+
+
+def test_the_filter_keeps_json_whole() -> None:
+    everything = "".join(map(chr, [*range(0x250), *range(0x2000, 0x2100), 0x1F600]))
+    assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
+    assert not HIDDEN.search(text.visible(everything))
+
+
+def test_names_that_are_not_utf8_are_refused_at_load(tmp_path: Path) -> None:
+    whole = network(11).SerializeToString()
+    name = network(11).graph.node[0].name.encode()
+    damaged = whole.replace(name, name[:-1] + b"\xff")
+    assert damaged != whole
+    with pytest.raises(ModelError, match="not UTF-8"):
+        load(damaged)
+
+
+def test_all_members_of_a_gzip_are_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = samples.trtexec_log().encode()
+    log = tmp_path / "log.gz"
+    log.write_bytes(gzip.compress(data[:500]) + gzip.compress(data[500:]))
+    (tmp_path / "log").write_bytes(data)
+    answers = []
+    for path in (log, tmp_path / "log"):
+        assert run(["log", str(path), "--format", "json"]) == 0
+        answers.append(capsys.readouterr().out.replace(str(log), "").replace(str(tmp_path / "log"), ""))
+    assert answers[0] == answers[1]
+    whole = model.read_bytes()
+    packed = tmp_path / "m.onnx.gz"
+    packed.write_bytes(gzip.compress(whole[:100]) + gzip.compress(whole[100:]))
+    assert load(packed).proto == load(model).proto
+
+
+def test_calls_of_functions_are_counted_before_they_are_followed() -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    last = 30
+
+    def body(number: int) -> list[onnx.NodeProto]:
+        if number == last:
+            return [helper.make_node("Relu", ["a"], ["c"])]
+        name = f"F{number + 1}"
+        return [helper.make_node(name, ["a"], ["b"], domain="f"), helper.make_node(name, ["b"], ["c"], domain="f")]
+
+    functions = [helper.make_function("f", f"F{i}", ["a"], ["c"], body(i), opsets) for i in range(last + 1)]
+    ends = [[helper.make_tensor_value_info(name, 1, [1])] for name in "xy"]
+    graph = helper.make_graph([helper.make_node("F0", ["x"], ["y"], domain="f")], "g", *ends)
+    with pytest.raises(ModelError, match="more than a billion nodes; the limit is"):
+        load(helper.make_model(graph, opset_imports=opsets, functions=functions))
+    circle = [helper.make_function("f", "F0", ["a"], ["c"], [helper.make_node("F0", ["a"], ["c"], domain="f")], opsets)]
+    with pytest.raises(ModelError, match="calls itself"):
+        load(helper.make_model(graph, opset_imports=opsets, functions=circle))
