@@ -260,3 +260,11 @@ def test_a_build_that_shares_a_few_names_is_of_another_model() -> None:
     text = "\n".join(LINES).replace("Conv_", "Other_").replace("Gemm_", "Product_").replace("Other_9 ", "Conv_9 ")
     with pytest.raises(BuildLogError, match="names 1 of the model's 21 convolutions; it is a build of another model"):
         verify(MODEL, read_build(io.BytesIO(text.encode())))
+
+
+def test_a_line_too_many_is_one_mismatch() -> None:
+    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(MODEL, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    assert [m.why for m in result.mismatches] == ["first line at which prediction and log part"]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
