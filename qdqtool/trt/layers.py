@@ -217,6 +217,7 @@ class Layer:
         passed: What a Q moved up past, or a DQ down, in the order of its moves.
         merged: Qs that this one stands for as well, each with what it moved up past.
         blocked: What kept a Q from moving on, where it last stood.
+        acts_as: Of a POINTWISE made of several ``SiLU``, or else the operator of its last node.
         joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
         first_scale: The scale that a conversion from INT8 to INT8 reads.
         dq_passed: A DQ moved down past it.
@@ -249,6 +250,7 @@ class Layer:
     passed: tuple[Step, ...] = ()
     merged: tuple[tuple[str, tuple[Step, ...]], ...] = ()
     blocked: Refusal | None = None
+    acts_as: str = ""
     joined: tuple[str, str] | None = None
     first_scale: Scale = None
     dq_passed: bool = False

@@ -90,19 +90,14 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
         if above.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY):
             continue
         stands = above.passage is None or above.kind == LayerKind.CONCATENATION
-        if blocker is None and (stands or _shared_dq(above)):
+        # A DQ still in front of what DQs pass stays there: it has other readers, or a scale for each channel.
+        if blocker is None and (stands or dq_of(above.data) is not None):
             blocker = step_of(above)
         for source in above.inputs:
             if id(source) not in seen:
                 seen.add(id(source))
                 queue.append(source)
     return "", None
-
-
-def _shared_dq(layer: Layer) -> bool:
-    """Whether a DQ with other readers stands in front of a layer: it stays there."""
-    dq = dq_of(layer.data) if layer.inputs else None
-    return dq is not None and len(dq.out.consumers) > 1
 
 
 def _precision(dq: Layer) -> Precision:

@@ -80,12 +80,16 @@ def pass_lines(build: Build, mapper: Mapper) -> PassLines:
     for event in build.trace:
         if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
             continue
-        components = event.object.split(" + ")
-        node = next((n for n in map(mapper.node, [event.object, *components]) if n is not None), None)
+        node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
         if node is not None:
             side = found.inputs if event.subject.startswith("(") else found.outputs
             side.setdefault(node.name, event.line)
     return found
+
+
+def _members(layer: str) -> list[str]:
+    """The names that a fused layer's name may stand for: the whole of it, which may hold a plus, and its parts."""
+    return [layer, *(part for side in layer.split(" || ") for part in side.split(" + "))]
 
 
 def compare_convolutions(
@@ -165,7 +169,7 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
     precisions = [t.precision for t in layer.inputs]
     data = precisions[0] if precisions else Precision.UNKNOWN
     absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
-    takes_residual = not merged and len(precisions) > 1 and any(n.op == "Add" for n in nodes)
+    takes_residual = not merged and any(n.op == "Add" for n in nodes)
     inputs = precisions[:2] if takes_residual or len(conv.inputs) > 1 else precisions[:1]
     known = data != Precision.UNKNOWN
     return BuiltConv(
@@ -243,5 +247,5 @@ def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
     if refusal is not None:
         return f" (predicted by {refusal.pass_name}: {refusal.reason})"
     name = conv.layer or conv.name
-    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in e.object]
+    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in _members(e.object)]
     return f" (predicted by {fired[0]})" if fired else f" (predicted as layer {name})"

@@ -54,10 +54,8 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     result = compare(equal, first, build, unsure, events)
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
-        result.notes.append(
-            f"between {min(first.conversions or 0, second.conversions or 0)} and "
-            f"{max(first.conversions or 0, second.conversions or 0)} conversions predicted, depending on scales"
-        )
+        few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
+        result.notes.append(f"between {few} and {many} conversions predicted, depending on scales")
     result.notes[:0] = [*notes, *unknowns]
     if events:
         result.notes.append(f"{len(events)} pass lines depend on scales being equal and were left out")

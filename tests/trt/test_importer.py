@@ -55,7 +55,9 @@ def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(op: str, 
     shape = (4, 16) if attributes else (16, 4)
     product = g.op(op, ["x", g.const("w", np.zeros(shape, np.float32))], "m", **attributes)
     known = weights_of(g.model(product), "m")
-    assert (known.dims, known.axis) == (shape, axis)
+    assert (known.dims, known.axis, known.name, known.constant) == (shape, axis, "w", True)
+    assert known.inside is False, "its weights are an input; those of a convolution lie in it"
+    assert weights_of(bare(), "c").inside is True
 
 
 def test_a_batch_normalization_with_computed_parameters_is_taken_apart() -> None:
@@ -82,6 +84,37 @@ def test_a_batch_normalization_with_computed_parameters_is_taken_apart() -> None
     assert divided is not None and divided.operation == "DIV"
     centred = divided.inputs[0].producer
     assert centred is not None and centred.operation == "SUB" and sources(centred) == ["computed", "abs_mean:0"]
+    for layer in network.layers.values():  # the constant epsilon has no type of its own: what adds it has that of var
+        if layer.kind in (LayerKind.ELEMENTWISE, LayerKind.UNARY):
+            assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
+    deviation = divided.inputs[1].producer
+    assert deviation is not None and (deviation.out.shape, centred.out.shape) == ((4,), (1, 4, 8, 8))
+
+
+@pytest.mark.parametrize("where", ["plain", "captured", "mixed"])
+def test_shape_arithmetic_is_no_layer(where: str) -> None:
+    """It is folded while parsing; what reads another tensor as well, a subgraph included, is a layer."""
+    g = Graph()
+    x = g.input(1, 8, 4, 4)
+    size = g.op("Gather", [g.op("Shape", x, "shape"), g.const("at", np.array([0]))], "gather")
+    size = g.op("Mul", [size, g.const("two", np.array([1], np.int64))], "times")
+    if where == "captured":
+        body = onnx.helper.make_graph(
+            [onnx.helper.make_node("Cast", ["captured"], ["inside"], "cast", to=onnx.TensorProto.INT64)], "body", [],
+            [onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.INT64, [1])],
+        )  # fmt: skip
+        g.op("Softmax", g.reshape(x, "flat", 128), "s")
+        g.slice("s:0", "captured", 0, 1, axis=0)
+        g.nodes[-1].output[0] = "captured"
+        flag = g.op("Cast", size, "flag", to=onnx.TensorProto.BOOL)
+        size = g.op("If", flag, "mixed", then_branch=body, else_branch=body)
+    elif where == "mixed":
+        size = g.op("Mul", [size, g.op("Cast", g.input(1, name="n"), "cast", to=onnx.TensorProto.INT64)], "mixed")
+    to = g.op("Concat", [size, g.const("rest", np.array([-1]))], "cat", axis=0)
+    network = imported(g.model(g.op("Reshape", [g.op("Exp", x, "e"), to], "r"), *([] if where == "plain" else [size])))
+    names = {layer.name for layer in network.layers.values()}
+    assert {"e", "r"} <= names and not names & {"shape", "gather", "times", "flag"}
+    assert ("mixed" in names) is (where != "plain")
 
 
 @pytest.mark.parametrize("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",

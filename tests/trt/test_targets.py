@@ -38,6 +38,38 @@ def test_every_target_answers(target: str) -> None:
     assert prediction.conversion_nodes == ["a.in.Q"]
 
 
+# Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
+@pytest.mark.parametrize(
+    ("prop", "since", "on_rtx"),
+    [
+        ("merges_parallel", "trt8.4", True), ("fuses_stem_pool", "trt8.4", True), ("int8_weights", "trt8.5", True),
+        ("multiply_in_pointwise_name", "trt10", False), ("constants_first", "trt10", False),
+        ("float16_scales", "trt10", True), ("strongly_typed", "trt11", True),
+        ("residual_through_activation", "trt11", False), ("copies_dq", "trt11", False),
+        ("transposed_per_channel", None, False),
+    ],
+)  # fmt: skip
+def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool) -> None:
+    having = {t.name for t in CLASSIC if getattr(t, prop) is True}
+    assert having == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
+    assert getattr(TARGETS["rtx1.7"], prop) is on_rtx
+
+
+@pytest.mark.parametrize(
+    ("prop", "until"),
+    [("keeps_relu_name", "trt8.0"), ("deconvolution_seen", "trt8.0"), ("needs_zero_point", "trt8.6")],
+)
+def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
+    having = {t.name for t in CLASSIC if getattr(t, prop) is True}
+    assert having == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
+    assert getattr(TARGETS["rtx1.7"], prop) is False
+
+
+def test_targets_stand_in_the_order_of_their_versions() -> None:
+    assert [t.version for t in CLASSIC] == sorted({t.version for t in CLASSIC})
+    assert [t.name for t in TARGETS.values() if t.is_rtx] == ["rtx1.7"]
+
+
 def test_names_of_8_0() -> None:
     """centernet-resnet34-qat-trt80: suffix on the weights' Q, the Relu's name kept, MaxPool apart."""
     outcomes = found(stem(), "trt8.0")

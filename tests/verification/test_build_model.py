@@ -13,7 +13,8 @@ from qdqtool.builders.result import BuildResult
 from qdqtool.buildlog.read import read_build
 from qdqtool.modelfile import load
 from qdqtool.types import Precision
-from qdqtool.verification.build_model import build_model
+from qdqtool.verification.build_model import BuiltModel, build_model
+from qdqtool.verification.products import BuiltNode
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 
@@ -46,11 +47,28 @@ def test_the_layers_are_written(asked: list[tuple[Any, ...]], tmp_path: Path) ->
     assert result.node("Conv_22").inputs == (Precision.INT8,)
     assert result.node("Conv_34").inputs == (Precision.INT8, Precision.INT8), "data, then the residual"
     assert result.layers_path == tmp_path / "layers.json"
-    table = json.loads((tmp_path / "layers.json").read_text())
+    text = (tmp_path / "layers.json").read_text()
+    table = json.loads(text)
+    assert text.startswith('{\n "builder"') and text.endswith("}\n"), "indented for people"
     assert (table["builder"], table["version"], len(table["nodes"])) == ("tensorrt", "8.5.2", 21)
     first = table["Layers"][0]
     assert (first["Name"], first["LayerType"]) == ("QuantizeLinear_2", "Reformat")
     assert first["Inputs"][0]["Dimensions"] == [1, 8, 8, 8]
+
+
+def test_what_is_told_of_a_build(tmp_path: Path) -> None:
+    """Paths where something was kept, null elsewhere; convolutions counted, those in INT8 among them."""
+    rows = [BuiltNode(i, f"n{i}", "Conv", p) for i, p in enumerate((Precision.INT8, Precision.FP16, Precision.INT8))]
+    told = BuiltModel("tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=rows).as_json()
+    assert (told["engine"], told["log"], told["layers"]) == (None, None, None)
+    assert (told["targets"], told["seconds"]) == (["SM86", "SM120"], 1.235)
+    assert told["summary"] == {"convolutions": 3, "int8": 2}
+    kept = {name: tmp_path / name for name in ("engine_path", "log_path", "layers_path")}
+    told = BuiltModel("trtexec", "built", **kept).as_json()  # type: ignore[arg-type]
+    assert [told[n] for n in ("engine", "log", "layers")] == [str(p) for p in kept.values()]
+    assert BuiltModel("trtexec", "built", nodes=rows).node("n1") is rows[1]
+    with pytest.raises(KeyError):
+        BuiltModel("trtexec", "built", nodes=rows).node("n3")
 
 
 def test_without_a_folder_nothing_is_written(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:

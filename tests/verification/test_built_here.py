@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import onnx
 import pytest
 
 from qdqtool.builders.result import BuildResult
+from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.prediction import predict
 from qdqtool.verification.api import exit_code
+from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.built_here import verify_with_builder
 from tests.trt.builder import Graph
+from tests.verification.synthetic import log_of
 
 SM: list[Any] = []
 
@@ -68,6 +73,29 @@ def test_a_refusal_that_was_not_predicted_is_a_mismatch(model: Path, monkeypatch
     answers(monkeypatch, BuildResult("tensorrt-rtx", "crashed", "1.7.1"))
     result = verify_with_builder(written(model, 0), "tensorrt-rtx")
     assert result.mismatches[0].why == "predicted to be built, the compiler says crashed"
+
+
+def test_a_classic_build_is_verified_as_a_log_of_its_version(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """trtexec and TensorRT tell of layers and passes, for the target that their version chooses; RTX of nodes.
+
+    Only what runs TensorRT-RTX speaks of its licence.
+    """
+    proto = onnx.load(written(model, 0))
+    log = read_build(io.BytesIO("\n".join(log_of(predict(proto, "trt8.5"))).encode()))
+    answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
+    result = verify_with_builder(model, "trtexec")
+    assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
+    assert result.convolutions.agree == result.convolutions.total == 1
+    assert result.trace.built == result.trace.predicted > 0
+    assert "licence" not in capsys.readouterr().err
+    answers(monkeypatch, BuiltModel("tensorrt-rtx", "built", "1.7.1", build=log))
+    result = verify_with_builder(model, "tensorrt-rtx")
+    assert result.prediction is not None and result.prediction.target == "rtx1.7"
+    assert "licence" in capsys.readouterr().err
+    assert result.complete, "every convolution of a build made here was looked at"
+    assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (1, 0, 1)
 
 
 @pytest.mark.parametrize(("text", "given"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])])

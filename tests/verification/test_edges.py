@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -12,10 +14,13 @@ import pytest
 from qdqtool.agreement import Mismatch
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
+from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.verification.api import compare, exit_code, verify
+from qdqtool.verification.api import check_explicit, compare, exit_code, verify
+from qdqtool.verification.convolutions import BuiltConv
 from qdqtool.verification.from_log import verify_from_log
+from qdqtool.verification.mapping import common_names
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -103,6 +108,20 @@ def test_why_names_the_rule_behind_the_prediction() -> None:
     assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
 
 
+def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_alike() -> None:
+    """Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule."""
+    whole = prediction(CASE)
+    assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
+    mute = replace(whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)])
+    assert 0 < len(mute.trace) < len(whole.trace)
+    at = engine_line("Conv_9")
+    lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
+    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
+        why = next(m.why for m in compare(load(MODEL), told, build).mismatches if m.name == "Conv_9")
+        assert why.endswith(f"(predicted by {rule})" if told is whole else f"(predicted {rule})")
+
+
 def parse_section(proto: onnx.ModelProto) -> list[str]:
     """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
@@ -155,6 +174,68 @@ def test_a_log_alone(tmp_path: Path) -> None:
         verify_from_log(path)
 
 
+@pytest.mark.parametrize("damage", ["the beginning", "a node"])
+def test_a_graph_with_holes_is_refused(damage: str) -> None:
+    """Where later sections tell of all of it: its beginning torn off, or a node missing within."""
+    lines = log_with_parse_section(chain()).splitlines()
+    parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
+    assert len(parse) > 8
+    if damage == "the beginning":
+        lines, why = [*lines[:2], *lines[parse[4] :]], "the beginning"
+    else:
+        lines, why = lines[: parse[5]] + lines[parse[6] :], "no node makes"
+    with pytest.raises(BuildLogError, match=f"{why}.*give the model as well"):
+        verify_from_log(read_build(io.BytesIO("\n".join(lines).encode())))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
+    """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
+    whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
+    assert whole.complete and not whole.bindings
+    assert compare(load(MODEL), prediction(CASE), whole).as_json()["build"]["complete"] is True
+    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, missing=[])
+    told = compare(load(MODEL), prediction(CASE), torn).as_json()["build"]
+    assert told["complete"] is False
+    assert len([m for m in told["missing"] if "a layer is missing" in m]) == complete
+
+
+def test_what_a_build_says_is_told_in_its_own_words() -> None:
+    """The JSON of a mismatch: types as words, null where the build does not tell."""
+    at = engine_line("Conv_22")
+    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
+    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
+    assert " Conv_22" in str(built["layer"])
+    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> None:
+    """TensorRT calls an unnamed node after its first output, and so is it looked for in the parse section."""
+    proto = chain()
+    for node in proto.graph.node:
+        node.name = node.name if named else ""
+    model = Model(proto)
+    shown = parse_section(proto)
+    build = read_build(io.BytesIO("\n".join([*log_of(predict(chain(), "trt8.5"))[:2], *shown]).encode()))
+    assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
+    assert common_names(model, build) == (2, 2)
+    other = Model(forked((0.1, 0.1)))
+    assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
+
+
+@pytest.mark.parametrize(("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")])
+def test_a_build_from_a_calibration_table_is_named(
+    files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
+    build = replace(read_build(io.BytesIO("\n".join(LINES).encode())), files=files)
+    check_explicit(build, load(MODEL))  # it names the model's Qs
+    with pytest.raises(BuildLogError) as told:
+        check_explicit(build)
+    assert str(told.value).startswith(begins)
+
+
 def forked(scales: tuple[float, float]) -> onnx.ModelProto:
     """A result that two convolutions quantize: it is INT8 if their scales are equal, which no log tells."""
     g = Graph()
@@ -179,3 +260,11 @@ def test_a_build_that_shares_a_few_names_is_of_another_model() -> None:
     text = "\n".join(LINES).replace("Conv_", "Other_").replace("Gemm_", "Product_").replace("Other_9 ", "Conv_9 ")
     with pytest.raises(BuildLogError, match="names 1 of the model's 21 convolutions; it is a build of another model"):
         verify(MODEL, read_build(io.BytesIO(text.encode())))
+
+
+def test_a_line_too_many_is_one_mismatch() -> None:
+    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(MODEL, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    assert [m.why for m in result.mismatches] == ["first line at which prediction and log part"]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)

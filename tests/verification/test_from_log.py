@@ -37,6 +37,7 @@ def test_scales_are_all_equal_or_all_different(case: str) -> None:
             assert np.all(params.scale == params.scale[0])
             first[node.input(1)] = float(params.scale[0])
         assert len(set(first.values())) == (1 if same else len(first))
+        assert min(first.values()) == 1 / 64 and max(first.values()) < 1 / 32
     assert model.SerializeToString(deterministic=True) == before
 
 

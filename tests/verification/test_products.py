@@ -14,10 +14,13 @@ from tests.builders.models import two_convolutions
 def layer(name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str) -> BuiltLayer:
     """A line of the engine listing in TensorRT-RTX's form; types are lists such as ``Int8 Float``."""
     def tensors(types: str) -> str:
-        return ", ".join(f"{{ Name: t{i}, Dimensions: [1,8], Strides: [8,1], StrideOrder: [1,0], Datatype: {t}, "
-                         "Format: (Linear) Row major linear format }" for i, t in enumerate(types.split()))
-    text = (f"Name: {name}, LayerType: {kind}, Inputs: [ {tensors(inputs)}], Constants: [ {tensors(constants)}], "
-            f"Outputs: [ {tensors(output)}], TacticName: __myelin_CASK_STUB, StreamId: 0, Metadata: "
+        space = " " if types else ""  # an empty list is []
+        return space + ", ".join(
+            f"{{ Name: t{i}, Dimensions: [1,8], Strides: [8,1], StrideOrder: [1,0], Datatype: {t}, "
+            "Format: (Linear) Row major linear format }" for i, t in enumerate(types.split()))
+
+    text = (f"Name: {name}, LayerType: {kind}, Inputs: [{tensors(inputs)}], Constants: [{tensors(constants)}], "
+            f"Outputs: [{tensors(output)}], TacticName: __myelin_CASK_STUB, StreamId: 0, Metadata: "
             + "".join(f"[ONNX Layer: {n}]" for n in nodes))
     found = parse_info_line(text)
     assert found is not None
@@ -37,6 +40,11 @@ def precision_of(one: BuiltLayer) -> str:
     ("correlation", "first_myl0_1", "Float Float", "Float", "Float", "FP32"),
     ("correlation", "first_myl0_1", "Half", "Half Float", "Half", "FP16"),
     ("correlation", "first_myl0_1", "", "Int8 Int8 Float", "Float", "INT8"),  # a constant input
+    ("correlation", "first_myl0_1", "Int8 Float", "Float Float", "Half", "FP32"),  # the weights are no integers
+    ("correlation", "first_myl0_1", "Int8", "Float", "Half", "FP32"),  # its weights are floats
+    ("gemm", "first_myl0_1", "Half", "Int4 Float", "Half", "FP16"),
+    ("gemm", "first_myl0_1", "Int8", "Int4 Float", "Half", "INT8"),
+    ("CaskConvolution", "first", "Int8 Float", "", "Float", "INT8"),  # a classic layer: its data input
     ("deconv", "first_myl0_1", "Half Half", "Float", "Half", "FP16"),
     ("gemm", "first_myl0_1", "Int8", "Int8 Float", "Int8", "INT8"),
     ("gemm", "first_myl0_1", "FP8", "FP8 Float", "Float", "FP8"),
@@ -68,6 +76,19 @@ def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
         Precision.INT8, Precision.FP32, "first_myl0_1")
     assert rows["second"].precision == Precision.FP32
+
+
+@pytest.mark.parametrize(
+    ("constants", "told"), [("Int8 Float", (Precision.INT8,)), ("", (Precision.INT8, Precision.FP32))]
+)
+def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> None:
+    """The data alone where the weights are constants; otherwise what stands second as well, and no third."""
+    model = load(two_convolutions())
+    one = layer("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first")
+    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+    first = next(r for r in rows if r.name == "first")
+    assert (first.inputs, first.output) == (told, Precision.FP32)
+    assert first.as_json()["inputs"] == [str(p) for p in told]
 
 
 def test_a_kernel_of_two_products_tells_nothing() -> None:

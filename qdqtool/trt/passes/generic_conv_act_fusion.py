@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.evidence import Case, assumed, documented
 from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import GATES, OPERATORS
+from qdqtool.operators import OPERATORS
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
@@ -48,13 +48,13 @@ class GenericConvActFusion(Pass):
                 continue
             case = _case(layer, pointwise)
             last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
-            gated = pointwise.op in ("Swish", "Silu") or (pointwise.op in GATES and len(pointwise.nodes) == 2)
+            acts_as = pointwise.acts_as or pointwise.op
             self.running(case, layer)
             self.fire(case, layer, FUSING, layer.name, pointwise.name)
             network.absorb_reader(layer, pointwise, f"{layer.name} + {pointwise.name}")
             layer.fusion.activated = True
             layer.fusion.pointwise = True
-            layer.fusion.activation = Step(last, "SiLU" if gated else pointwise.op)
+            layer.fusion.activation = Step(last, "SiLU" if acts_as in ("Swish", "Silu") else acts_as)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
         others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)

@@ -6,6 +6,7 @@ import math
 
 from qdqtool.evidence import Case, documented, seen
 from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import GATES
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu, node_name
@@ -93,6 +94,7 @@ class PointWiseFusion(Pass):
         rank = reader.rank
         if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
             layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
+        layer.acts_as = "SiLU" if _gates(layer, reader) else reader.acts_as or reader.op
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
         for tensor in list(dict.fromkeys(layer.inputs)):
@@ -132,6 +134,11 @@ def _fusable(layer: Layer) -> bool:
 
 def _several(layer: Layer, reader: Layer) -> bool:
     return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
+
+
+def _gates(layer: Layer, reader: Layer) -> bool:
+    """Whether two layers are x * gate(x): SiLU, or Hardswish written out."""
+    return layer.op in GATES and not layer.acts_as and reader.operation == "PROD" and layer.data in reader.inputs
 
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
@@ -62,3 +63,34 @@ def test_second_reader_and_relu_before() -> None:
     g = Graph()
     out = g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
     assert step(g.model(out), GenericConvActFusion).rows == []
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("silu", "SiLU"), ("gate of another", "Mul"), ("leaky", "LeakyRelu"), ("two", "Exp"),
+     ("hard", "HardSwish"), ("Swish", "SiLU"),
+     ("gate alone", "Sigmoid"), ("gate and another", "Exp"), ("gate and a number", "Mul"), ("more", "Exp")],
+)
+def test_what_the_activation_is_called(form: str, name: str) -> None:
+    """x * gate(x), and nothing else that begins with a gate, is SiLU; the rest has its last operator's name."""
+    g = Graph(opset=14)
+    x = g.conv(g.input(1, 8, 8, 8), "c")
+    if form == "silu":
+        x = g.silu(x, "act")
+    elif form == "more":
+        x = g.op("Exp", g.silu(x, "inner"), "act")
+    elif form.startswith("gate a"):
+        x = g.op("Sigmoid", x, "act" if form == "gate alone" else "s")
+        if form == "gate and another":
+            x = g.op("Exp", x, "act")
+        elif form == "gate and a number":
+            x = g.op("Mul", [x, g.const("two", [2.0])], "act")
+    elif form == "gate of another":
+        x = g.op("Mul", [x, g.op("Exp", g.op("Abs", x, "abs"), "e")], "act")
+    elif form == "two":
+        x = g.op("Exp", g.op("Abs", x, "abs"), "act")
+    else:
+        x = g.op({"leaky": "LeakyRelu", "hard": "HardSwish"}.get(form, form), x, "act")
+    found = step(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
+    activations = [layer.fusion.activation for layer in found.network.of_kind(LayerKind.CONVOLUTION)]
+    assert [a.op for a in activations if a is not None] == [name]

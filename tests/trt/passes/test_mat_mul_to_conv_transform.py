@@ -21,6 +21,9 @@ def test_gemm_with_quantized_weights(bias: bool) -> None:
     ]
     gemm = found.layer("Gemm_311")
     assert gemm.kind == LayerKind.CONVOLUTION
+    known = gemm.weights
+    assert (known.kernel, known.strides, known.pads, known.dilations) == ((1, 1), (1, 1), (0, 0, 0, 0), (1, 1))
+    assert (known.from_matmul, known.inside, known.group) == (True, False, 1)
     shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.only_reader()]
     assert [s and s.name for s in shuffles] == [
         "reshape_before_Gemm_311",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from qdqtool.trt.passes.myelin import MyelinOptimization
 from tests.trt.builder import Graph
@@ -51,3 +52,24 @@ def test_constants_alone_do_not_draw_the_tail_in() -> None:
     assert "pick" in inside
     assert {"sigmoid", "shift"} & inside == set()
     assert not found.network.relisted
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize(("behind", "kept"), [("Relu", True), ("Sigmoid", True), ("LRN", False)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_quantized_product_keeps_its_bias_and_its_activation(
+    behind: str, kept: bool, bias: bool, quantized: bool
+) -> None:
+    """What it may take in stays with it, and nothing else; a product of floats goes with the tail."""
+    g = Graph()
+    x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "before")
+    form, scale = ("qdq", 0.1) if quantized else ("float", None)
+    weights = g.weights("product", (4, 4), form, axis=1)
+    x = g.op("MatMul", [x if scale is None else g.pair(x, "in", scale), weights], "product")
+    x = g.op("Add", [x, g.const("b", np.linspace(1, 2, 4))], "bias") if bias else x
+    x = g.op(behind, x, "behind", **({"size": 3} if behind == "LRN" else {}))
+    x = g.op("Gather", [x, g.const("index", np.array([0, 1], np.int64))], "end", axis=1)
+    found = step(g.model(x), MyelinOptimization)
+    outside = {layer.name for layer in found.network.layers.values() if not layer.in_myelin}
+    assert ("product" in outside, "bias" in outside, "behind" in outside, "end" in outside) == (
+        quantized, quantized and bias, quantized and kept, False)  # fmt: skip

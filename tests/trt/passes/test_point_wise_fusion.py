@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqtool.modelfile import load
 from qdqtool.operator_facts import LayerKind
+from qdqtool.trt import importer
+from qdqtool.trt.passes._infra import MAX_JOINED
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
@@ -111,3 +114,158 @@ def test_an_add_that_a_convolution_may_take_is_left_to_it(target: str) -> None:
     out = g.add(g.silu(g.conv(x, "c"), "a"), g.pair(x, "skip", 0.07), "sum")
     rows = step(g.model(g.op("Neg", g.pair(out, "next"), "n")), PointWiseFusion, target).rows
     assert any("sum" in part for row in rows for part in row) is not target_named(target).residual_through_activation
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_of_several_numbers_one_operand_stays_computed(target: str) -> None:
+    """Every number of a chain is taken in, but never all operands of a layer: nothing would be left to compute from."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    x = g.op("Max", [g.const("a", [[2.0]]), x], "m")
+    found = step(g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target)
+    layer = next(layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    assert [t.source for t in layer.inputs] == ["s:0"]
+    assert not any(layer.kind == LayerKind.CONSTANT for layer in found.network.layers.values())
+    taken = [row[1:] for row in found.rows if row[0] == "Fusing"][:-1]
+    assert taken == ([("a", "m"), ("b", "n")] if target_named(target).constants_first else [])
+    assert "constant-operand" in [case.name for case in layer.cases]
+    g = Graph()
+    found = step(g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m")), PointWiseFusion, target)
+    assert found.rows == [] and len(found.network.layers) == 3, "nothing would be left to compute from"
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+@pytest.mark.parametrize("why", ["relu", "myelin"])
+def test_what_another_owns_takes_no_constant(why: str, target: str) -> None:
+    """A sum that took its Relu has a kernel of its own; what Myelin took is Myelin's."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    model = g.model(g.op("Softmax", g.op("Max", [x, g.const("k", [[2.0]])], "m"), "t"))
+    for owned in (False, True):
+        network = importer.build(load(model))
+        network.order()
+        layer = next(layer for layer in network.layers.values() if layer.name == "m")
+        if owned and why == "relu":
+            layer.relu = "r"
+        layer.in_myelin = owned and why == "myelin"
+        result = PointWiseFusion(target_named(target)).run(network)
+        assert (layer.kind == LayerKind.POINTWISE) is not owned
+        assert len(layer.inputs) == 1 + owned
+        assert bool(result.events) is (target_named(target).constants_first and not owned)
+
+
+def test_a_constant_of_unknown_size_is_no_number() -> None:
+    """Its data may lie in a file that is not at hand."""
+    g = Graph()
+    model = g.model(g.op("Max", [g.op("Softmax", g.input(1, 8), "s"), g.const("k", [[2.0]])], "m"))
+    for known in (True, False):
+        network = importer.build(load(model))
+        network.order()
+        (constant,) = network.of_kind(LayerKind.CONSTANT)
+        constant.dims = constant.dims if known else None
+        PointWiseFusion(target_named("trt8.5")).run(network)
+        assert network.alive(constant) is not known
+
+
+def test_a_number_that_others_read_stays_for_them() -> None:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    two = g.const("two", [[2.0]])
+    shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
+    out = g.op("Max", [x, shaped], "m")
+    other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
+    found = step(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
+    kinds = [layer.kind for layer in found.network.layers.values()]
+    assert LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds, "the last reader takes it along"
+    g = Graph()
+    x, two = g.op("Softmax", g.input(1, 8), "s"), g.const("two", [2.0])
+    shaped = g.op("Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape")
+    found = step(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
+    left = found.network.of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
+    assert any(layer.out.is_output for layer in left), "a network output is read as well"
+
+
+def test_a_chain_ends_at_the_number_of_its_members() -> None:
+    """MAX_JOINED layers become one and no more; the rest begins a chain of its own."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    for i in range(MAX_JOINED + 2):
+        x = g.op("Neg", x, f"n{i}")
+    found = step(g.model(x), PointWiseFusion)
+    sizes = [len(layer.nodes) for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE]
+    assert sizes == [MAX_JOINED, 2]
+
+
+@pytest.mark.parametrize(
+    ("case", "joined"),
+    [("per-channel", False), ("one-number", True), ("leaky", True), ("concat", False), ("relu-add", False)],
+)
+def test_what_is_pointwise(case: str, joined: bool) -> None:
+    """A scale of one number and every activation but Relu; not a scale for each channel, nor what moves data."""
+    g = Graph()
+    x = g.op("Exp", g.op("Softmax", g.input(1, 8, 4, 4), "s"), "e")
+    if case == "per-channel":
+        x = g.op("Mul", [x, g.const("k", np.linspace(1, 2, 8).reshape(1, 8, 1, 1))], "last")
+    elif case == "one-number":
+        x = g.op("Mul", [x, g.const("k", [2.0])], "last")
+    elif case == "leaky":
+        x = g.op("LeakyRelu", x, "last")
+    elif case == "concat":
+        x = g.concat([x], "last")
+    else:
+        x = g.relu(x, "last")
+    rows = step(g.model(g.op("Softmax", x, "end")), PointWiseFusion).rows
+    assert any(row[0] == "Fusing" and "last" in row[2] for row in rows) is joined
+
+
+@pytest.mark.parametrize(
+    ("form", "left"), [("bare", True), ("normalized", True), ("activated", False), ("read twice", False)]
+)
+def test_which_sums_are_left_for_a_convolution(form: str, left: bool) -> None:
+    """A sum with a convolution's own output, through a BatchNormalization that it alone reads; not an activation."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "s")
+    conv = g.conv(x, "c")
+    if form in ("normalized", "read twice"):
+        conv = g.bn(conv, "bn")
+    if form == "activated":
+        conv = g.op("Sigmoid", conv, "act")
+    outputs = [g.op("Exp", g.add(conv, x, "add"), "e")]
+    if form == "read twice":
+        outputs.append(g.op("Softmax", conv, "other"))
+    rows = step(g.model(*outputs), PointWiseFusion).rows
+    assert any(row[0] == "Fusing" and "add" in "".join(row[1:]) for row in rows) is not left
+
+
+@pytest.mark.parametrize(
+    ("operand", "joined"),
+    [("computed", ("a.m", "add")), ("itself", None), ("a product", None)],
+)
+def test_an_add_behind_an_activation_is_noted(operand: str, joined: tuple[str, str] | None) -> None:
+    """The node in front of the Add and the Add, where it joins two computed tensors: findings name them."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    act = g.silu(x, "a")
+    other = {"computed": g.op("Softmax", x, "t"), "itself": act,
+             "a product": g.op("Softmax", x, "u")}[operand]
+    out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
+    found = step(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
+    layer = next(layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    assert layer.joined == joined
+    assert ("a.m" in layer.nodes, "add" in layer.nodes, "n" in layer.nodes) == (True, True, True)
+
+
+def test_the_case_of_an_add_is_the_documented_one() -> None:
+    """An Add behind a chain of several is the one of NVIDIA's answer; any other member of a chain is seen."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    out = g.add(g.silu(x, "a"), g.op("Softmax", x, "t"), "add")
+    network = step(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
+    layer = next(layer for layer in network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    assert [case.name for case in layer.cases] == ["chain", "with-add"]
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8), "s")
+    out = g.add(g.op("Exp", x, "e"), g.op("Softmax", x, "t"), "add")
+    network = step(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
+    layer = next(layer for layer in network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    assert [case.name for case in layer.cases] == ["chain"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -62,3 +63,14 @@ def test_second_reader() -> None:
     g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     assert step(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).rows == []
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_a_folded_relu_is_the_activation_and_no_other_is_taken(relu: bool) -> None:
+    """The convolution has its activation then: neither a second BatchNormalization nor another activation joins it."""
+    g = Graph()
+    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
+    out = g.op("LeakyRelu", g.relu(out, "r") if relu else out, "leaky")
+    found = step(g.model(out), QConvScaleFusion)
+    assert found.layer("c").fusion.activated is relu
+    assert step(g.model(out), GenericConvActFusion).has("c + PWN(leaky)") is not relu

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
+from qdqtool.trt.refusals import InputNotDequantized
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -164,6 +165,60 @@ def test_what_stands_in_the_way_is_named() -> None:
     g, out = refused("weights-axis")
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.axis, refusal.expected) == (1, 0)
+
+
+def not_dequantized(between: str) -> InputNotDequantized:
+    """The refusal of ``c``, which reads ``between`` behind the pair ``p``."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    y = g.pair(x, "p")
+    outputs = []
+    if between.isdigit():
+        for i in range(int(between)):
+            y = g.op("Softmax", y, f"s{i}")
+    elif between == "shared":
+        outputs.append(g.op("Tanh", y, "t"))
+        y = g.pool(y, "pool")
+    elif between == "per channel":
+        y = g.pool(g.pair(x, "channels", [0.1] * 8, axis=1), "pool")
+    elif between == "passed":
+        outputs.append(g.op("Tanh", y, "t"))
+        y = g.pool(g.relu(y, "relu"), "pool")
+    elif between == "convolution":
+        y = g.op("Tanh", g.conv(y, "first", scale=None), "t")
+    elif between == "concat":
+        y = g.concat([g.op("Tanh", x, "t"), y], "cat")
+    elif between == "two":
+        y = g.op("Softmax", g.op("LRN", y, "far", size=3), "near")
+    elif between == "constant":
+        y = g.op("Max", [g.const("k", np.linspace(1, 2, 8)[None]), g.op("Softmax", y, "s")], "max")
+    elif between == "twice":
+        y = g.op("Softmax", y, "s")
+        y = g.op("Max", [g.op("LRN", y, "a", size=3), g.op("LRN", y, "b", size=3)], "max")
+    else:
+        assert between == "nothing"
+        y = x
+    found = step(g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs), QuantizeDoubleInputNodes)
+    refusal = next(r for r in found.refusals if r.node == "c")
+    assert isinstance(refusal, InputNotDequantized) and refusal.weights_quantized
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("between", "dq", "blocker"),
+    [
+        ("1", "p.DQ", "s0"), ("2", "p.DQ", "s1"), ("two", "p.DQ", "near"), ("shared", "p.DQ", "pool"),
+        ("concat", "p.DQ", "cat"), ("constant", "p.DQ", "max"), ("twice", "p.DQ", "max"),
+        ("per channel", "channels.DQ", "pool"), ("passed", "p.DQ", "relu"),
+        ("convolution", "", None), ("nothing", "", None), ("39", "p.DQ", "s38"), ("40", "", None),
+    ],
+)  # fmt: skip
+def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
+    """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
+    others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and
+    with 40 tensors."""
+    refusal = not_dequantized(between)
+    assert (refusal.dq, refusal.blocker.node if refusal.blocker else None) == (dq, blocker)
 
 
 def test_deconvolution() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from qdqtool.modelfile import load
 from qdqtool.trt import pipeline
 from qdqtool.trt.importer import build
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
+from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -64,3 +67,25 @@ def test_concat_without_q_and_per_channel_q() -> None:
     g = Graph()
     out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
     assert step(g.model(out), SplitQAcrossPrecedingFanIn).rows == []
+
+
+@pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])
+def test_parts_of_another_scale_are_told(form: str) -> None:
+    """A part that comes from a DQ, or that another Q reads, has that one's scale besides; other readers have none."""
+    g = Graph()
+    first, second = g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
+    outputs = []
+    if form == "pair":
+        first = g.pair(first, "a", 0.3)
+    elif form in ("second q", "same scale"):
+        outputs.append(g.op("Neg", g.pair(first, "a", 0.3 if form == "second q" else 0.1), "m"))
+    if form in ("second q", "same scale", "float reader"):
+        outputs.append(g.op("Abs", first, "abs"))
+    out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
+    network = build(load(g.model(out, *outputs)))
+    network.order()
+    told = []
+    for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
+        told += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals
+    scales = [[None if p is None else round(float(p), 6) for p in r.parts] for r in told if isinstance(r, ConcatScales)]
+    assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])

@@ -7,6 +7,7 @@ from onnx import helper
 
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -36,6 +37,47 @@ def test_two_readers() -> None:
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
     found = step(g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")), SqueezePushDownJoin)
     assert found.rows == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_bias_may_be_either_operand(first: bool) -> None:
+    """The other operand keeps its place and gets the rank of what the convolution writes."""
+    g = Graph()
+    out, bias = g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])
+    found = step(g.model(g.op("Add", [bias, out] if first else [out, bias], "add")),
+                 SqueezePushDownJoin)  # fmt: skip
+    assert found.rows == [("Running", "reshape_after_fc"),
+                          ("SqueezePushDown kSQUEEZE_JOIN", "fc", "reshape_after_fc --> add")]  # fmt: skip
+    operands = [t.producer.name for t in found.layer("add").inputs if t.producer is not None]
+    assert [name.partition("_after_")[0] for name in operands] == (["unsqueeze_node", "fc"] if first else
+                                                                    ["fc", "unsqueeze_node"])  # fmt: skip
+    behind = found.layer("copied_squeeze_after_add")
+    assert behind.data.producer is found.layer("add") and behind.out.source == "add:0"
+    assert (behind.shuffling.after_matmul, behind.shuffling.pushed) == (True, True)
+    assert SqueezePushDownJoin(target_named("trt8.5")).run(found.network).events == [], "pushed once"
+
+
+def test_a_computed_operand_and_another_reader_are_no_bias() -> None:
+    """Neither a sum of two computed tensors, nor a layer that is neither elementwise nor an activation."""
+    g = Graph()
+    computed = g.op("Softmax", g.input(1, 4, name="y"), "soft")
+    out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
+    assert step(g.model(out), SqueezePushDownJoin).rows == []
+    g = Graph()
+    out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
+    assert step(g.model(out), SqueezePushDownJoin).rows == []
+
+
+@pytest.mark.parametrize(("scale", "moves"), [(0.1, True), ([0.1, 0.2, 0.3, 0.4], False)])
+def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(scale: float | list[float], moves: bool) -> None:
+    g = Graph()
+    x = g.q(g.gemm(g.input(1, 8), "fc", 8), "q", scale, axis=None if moves else 1)
+    found = step(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
+    swapped = [row for row in found.rows if row[0].startswith("VanillaSwapWithFollowingQ: Swapping")]
+    assert bool(swapped) is moves
+    squeeze = next(layer for layer in found.network.layers.values() if layer.name.startswith("copied_squeeze"))
+    above = squeeze.data.producer
+    assert above is not None and (above.name == "q") is moves
 
 
 @pytest.mark.parametrize("relu", [True, False])

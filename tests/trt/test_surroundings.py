@@ -1,0 +1,156 @@
+"""What refusals record of the readers and the origin of a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqtool.modelfile import load
+from qdqtool.trt import importer
+from qdqtool.trt.layers import Layer
+from qdqtool.trt.network import Network
+from qdqtool.trt.provenance import ReaderKind, Size
+from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of, weighted_behind
+from tests.trt.builder import Graph
+
+
+def network_of(g: Graph, *outputs: str) -> Network:
+    return importer.build(load(g.model(*outputs)))
+
+
+def layer(network: Network, name: str) -> Layer:
+    return next(x for x in network.layers.values() if x.name == name)
+
+
+def test_how_large_a_tensor_is() -> None:
+    """All its values; the dimensions are told without the batch."""
+    g = Graph()
+    network = network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e"))
+    assert elements(layer(network, "e").out) == Size("8x5x5", 800)
+    for shape in (None, (1, None, 5), (1, 0, 5)):
+        layer(network, "e").out.shape = shape
+        assert elements(layer(network, "e").out) is None
+
+
+def test_a_product_that_became_a_convolution_has_the_size_behind_its_reshape() -> None:
+    """The tensor in between has no shape of its own; a tensor that has one, or that others read, is taken as it is."""
+    g = Graph()
+    network = network_of(g, g.reshape(g.op("Exp", g.input(1, 8, 5, 5), "e"), "r", 1, 200))
+    out = layer(network, "e").out
+    assert elements(out) == Size("8x5x5", 200)
+    out.shape = None
+    assert elements(out) == Size("200", 200)
+    out.is_output = True
+    assert elements(out) is None
+    g = Graph()
+    out = layer(network_of(g, g.op("Exp", g.op("Exp", g.input(1, 8), "e"), "f")), "e").out
+    out.shape = None
+    assert elements(out) is None, "an Exp is no reshape"
+
+
+def test_readers_are_looked_for_past_what_a_q_passes() -> None:
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    pooled = g.pool(x, "pool")
+    joined = g.concat([g.op("Tanh", x, "t"), pooled], "cat")
+    summed = g.add(pooled, g.op("Tanh", pooled, "u"), "sum")
+    shifted = g.op("Add", [pooled, g.const("k", [[[[1.0]]]])], "shift")
+    network = network_of(g, g.op("Neg", g.pair(pooled, "p", 0.3), "n"), joined, summed, shifted, g.op("Neg", x, "m"))
+    found = {r.node: r for r in readers_of(layer(network, "e").out)}
+    assert {name: r.kind for name, r in found.items()} == {
+        "p.Q": ReaderKind.Q, "cat:0": ReaderKind.OUTPUT, "sum": ReaderKind.SUM, "shift": ReaderKind.OP,
+        "t": ReaderKind.OP, "u": ReaderKind.OP, "m": ReaderKind.OP,
+    }  # fmt: skip
+    assert [(s.node, s.part) for s in found["cat:0"].path] == [("pool", -1), ("cat", 1)]
+    assert ([s.node for s in found["p.Q"].path], found["p.Q"].scale) == (["pool"], float(np.float32(0.3)))
+    direct = {r.node: r.kind for r in readers_of(layer(network, "e").out, through=False)}
+    assert direct == {"t": ReaderKind.OP, "pool": ReaderKind.OP, "m": ReaderKind.OP}
+
+
+@pytest.mark.parametrize(
+    ("behind", "feeds"),
+    [("quantized", True), ("float", True), ("nothing", False), ("dfl", False), ("wide dfl", True), ("no softmax", True),
+     ("far dfl", False), ("farther dfl", True)],
+)  # fmt: skip
+def test_whether_a_convolution_lies_behind(behind: str, feeds: bool) -> None:
+    """YOLO's distribution focal loss, a 1x1 convolution to one channel behind a Softmax, is none."""
+    g = Graph()
+    x = g.op("Exp", g.input(1, 4, 5, 5), "e")
+    y = g.op("LRN", x, "reader", size=3)
+    if behind in ("quantized", "float"):
+        y = g.conv(g.op("Tanh", y, "t"), "c", **({} if behind == "quantized" else {"scale": None, "weights": "float"}))
+    elif behind != "nothing":
+        y = y if behind == "no softmax" else g.op("Softmax", y, "s", axis=1)
+        for i in range({"far dfl": 7, "farther dfl": 8}.get(behind, 0)):  # and the Softmax's own shuffle
+            y = g.op("LRN", y, f"l{i}", size=3)
+        y = g.conv(y, "c", 2 if behind == "wide dfl" else 1, 1, scale=None, weights="float")
+    network = network_of(g, g.op("Neg", y, "end"))
+    (reader,) = readers_of(layer(network, "e").out)
+    assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
+
+
+def test_a_window_of_more_than_one_pixel_is_no_dfl() -> None:
+    g = Graph()
+    y = g.op("Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1)
+    network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
+    assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
+
+
+def test_scales_differ_when_one_is_not_known() -> None:
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    network = network_of(g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2))))
+    a, b, c = readers_of(layer(network, "e").out)
+    assert [differ(qs) for qs in ([a], [a, b], [a, c], [])] == [False, False, True, False]
+    layer(network, "a.Q").computed_scale = True
+    layer(network, "a.Q").quant = layer(network, "b.Q").quant = None
+    a, b, c = readers_of(layer(network, "e").out)
+    assert (a.scale, differ([a]), differ([a, b]), differ([a, c])) == (None, False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "node", "path", "quantizer", "convolution"),
+    [
+        ("input", "", [], "", ""),
+        ("exp", "e", [], "", ""), ("pool", "e", ["pool"], "", ""), ("concat", "cat", [], "", ""),
+        ("pair", "p.DQ", ["pool"], "p.Q", ""), ("conv", "c", ["pool"], "", "c"),
+    ],
+)  # fmt: skip
+def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quantizer: str, convolution: str) -> None:
+    """Looked for past what a Q passes, up to a Concat; a DQ is told by the Q in front of it."""
+    g = Graph()
+    y = x = g.input(1, 8, 4, 4)
+    if form in ("exp", "pool", "concat"):
+        y = g.op("Exp", x, "e")
+    if form == "pair":
+        y = g.pair(g.op("Exp", x, "e"), "p", 0.3)
+    if form == "conv":
+        y = g.conv(x, "c")
+    if form in ("pool", "pair", "conv"):
+        y = g.pool(y, "pool")
+    if form == "concat":
+        y = g.concat([y, y], "cat")
+    found = origin_of(layer(network_of(g, g.op("LRN", y, "end", size=3)), "end").data)
+    assert (found.node, [s.node for s in found.path]) == (node, path)
+    assert (found.quantizer, found.convolution) == (quantizer, convolution)
+    assert found.scale == (float(np.float32(0.3)) if form == "pair" else None)
+
+
+def test_whose_data_a_tensor_is() -> None:
+    """Through DQs and what a Q passes, not through weights and what computes."""
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    pooled = g.pool(g.pair(x, "p"), "pool")
+    outputs = [g.conv(pooled, "a", scale=None), g.conv(g.op("Tanh", pooled, "t"), "b", scale=None), g.conv(x, "c")]
+    network = network_of(g, *outputs)
+    assert weighted_behind(layer(network, "p.Q").out) == ("a",)
+    assert weighted_behind(layer(network, "e").out) == ()
+    assert weighted_behind(layer(network, "a.w.Q").out) == ()
+
+
+def test_a_scale_is_one_number_or_one_for_each_channel() -> None:
+    g = Graph()
+    x = g.op("Exp", g.input(1, 2, 4, 4), "e")
+    network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
+    assert (scale_of(layer(network, "p.Q")), scale_of(layer(network, "q.DQ"))) == (0.5, (0.5, 0.25))
+    assert scale_of(layer(network, "e")) is scale_of(None) is None
