@@ -113,7 +113,7 @@ def test_errors_name_arguments_and_not_options() -> None:
     assert "--" not in str(caught.value)
     broken = IMAGES.clone()
     broken[0, 0, 0, 0] = np.nan
-    with pytest.raises(DataError, match="exclude=") as caught:
+    with pytest.raises(DataError, match="`exclude`") as caught:
         qat.calibrate(model, [broken])
     assert "--" not in str(caught.value)
     plan = qat.plan(nets.Shared(), torch.randn(1, 16, 8, 8), exclude=["both"])
