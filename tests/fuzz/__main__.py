@@ -14,6 +14,7 @@ from tests.fuzz.grammar import network
 from tests.fuzz.shrink import shrink_answer
 
 GOAL = 0.999  # share of convolutions on which both must agree
+FEW = 2  # disagreements that a short run may have by chance: one in 4,700 convolutions is known
 MOST_SHRUNK = 5
 
 
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {told} "
           f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
           f"{time.monotonic() - start:.0f} s")
-    return 0 if agreed >= GOAL else 1
+    return 0 if len(wrong) <= max(FEW, (1 - GOAL) * told) else 1
 
 
 if __name__ == "__main__":
