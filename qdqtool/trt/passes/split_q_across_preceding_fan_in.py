@@ -43,9 +43,10 @@ class SplitQAcrossPrecedingFanIn(Pass):
             if not can_absorb(q):
                 continue
             network.q_copies += len(concat.inputs)
-            if network.q_copies > budgets.Q_COPIES:
+            limit = max(budgets.Q_COPIES, network.counts["Original"])  # an ordinary large network makes many
+            if network.q_copies > limit:
                 raise ModelError(f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
-                                 f"{budgets.Q_COPIES} tensors, the limit; a Concat of one tensor twice doubles them")
+                                 f"{limit} tensors, the limit; a Concat of one tensor twice doubles them")
             case = NESTED if q.clone else CONCAT
             self.running(case, concat)
             for position in range(len(concat.inputs)):
