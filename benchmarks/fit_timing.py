@@ -12,25 +12,19 @@ so that data that say nothing about one do not move it.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import io
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from timing_measurements import OVERHEAD, Data, joined, layers, replace_overhead, totals
+from timing_tables import HERE
 
-from qdqtool.timing import physics, work
-from qdqtool.timing.gpus import Gpu, find
-from qdqtool.timing.work import Work, width
-from qdqtool.types import Precision
+from qdqtool.timing import physics
 
-HERE = Path(__file__).parent / "timing"
 CONSTANTS = Path(physics.__file__).with_name("constants.json")
 Array = npt.NDArray[np.float64]
 
@@ -56,81 +50,9 @@ START = {
     "few_copy": 0.3,
     "pool": 0.55,
 }
-# Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
-TOTALS = (
-    ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 1.0, 2.0),
-    ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 1.0, 0.8628),
-    ("A100 80GB PCIe", "resnet18-qat", "qdq", "FP16", 1.0, 0.8823),
-    ("A100 80GB PCIe", "resnet18-qat-residual", "qdq", "FP16", 1.0, 0.5457),
-    ("A100 80GB PCIe", "resnet18-qat-residual-qgap", "qdq", "FP16", 1.0, 0.4998),
-    ("TITAN RTX", "mobilenetv2-qat", "qdq", "FP16", 1.0, 0.2639),
-    ("RTX 2000 Ada Laptop", "resnet18-qat-laptop", "qdq", "FP16", 1.0, 0.134),
-    ("Jetson AGX Orin 64GB", "bevfusion-orin", "qdq", "FP16", 1.0, 8.607),
-    ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.0, 1.584),
-)
-# What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
-OVERHEADS = {
-    "resnet18-fp32": 5.2,
-    "resnet18-fp16": 6.2,
-    "resnet18-qat": 6.1,
-    "resnet18-qat-residual": 7.1,
-    "resnet18-qat-residual-qgap": 7.5,
-    "mobilenetv2-qat": 1.6,
-    "centerpoint-fp16": 2.4,
-    "resnet18-qat-laptop": 3.2,
-    "bevfusion-orin": 0.0,
-    "bevfusion-3080ti": 0.5,
-}
-OVERHEAD = (
-    2.4  # for an engine of which only the profile is known: within the middle of those, least error on the worst engine
-)
-UNFIT = ("Jetson AGX Orin 64GB",)  # published latencies of another power mode, about four times too slow
 # How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
 SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
 FIRM = ("dram", "overlap", "floor_us")
-
-
-@dataclass
-class Data:
-    """Measurements: layers, and totals over segments of layers."""
-
-    works: list[Work] = field(default_factory=list)
-    gpus: list[Gpu] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    measured: list[float] = field(default_factory=list)  # seconds
-    overhead: list[float] = field(default_factory=list)  # seconds that the measurement added
-    weights: list[float] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)  # number of works of each measurement
-
-    def add(self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float) -> None:
-        self.works += works
-        self.gpus += [gpu] * len(works)
-        self.labels.append(label)
-        self.measured.append(ms * 1e-3)
-        self.overhead.append(overhead * 1e-6)
-        self.weights.append(weight)
-        self.segments.append(len(works))
-
-    def of(self, keep: Sequence[bool]) -> Data:
-        result, start = Data(), 0
-        for i, count in enumerate(self.segments):
-            if keep[i]:
-                result.add(
-                    self.works[start : start + count],
-                    self.gpus[start],
-                    self.labels[i],
-                    self.measured[i] * 1e3,
-                    self.overhead[i] * 1e6,
-                    self.weights[i],
-                )
-            start += count
-        return result
-
-    @property
-    def firsts(self) -> list[Gpu]:
-        """The GPU of each measurement."""
-        starts = np.cumsum([0, *self.segments[:-1]])
-        return [self.gpus[i] for i in starts]
 
 
 class Model:
@@ -209,104 +131,6 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
         if gain < 1e-7:
             break
     return unpack(x, architectures)
-
-
-# Data -------------------------------------------------------------------------------------------------------------
-
-
-def layers() -> Data:
-    data = Data()
-    with open(HERE / "layers.tsv") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    counts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        counts[row["engine"]] += 1
-    for row in rows:
-        single = row["engine"].startswith("convolutions-")
-        overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
-        data.add(
-            [work_of(row)],
-            find(row["gpu"]),
-            row["engine"],
-            float(row["ms"]),
-            overhead,
-            (0.02 if single else 0.35) / counts[row["engine"]],
-        )
-    return data
-
-
-def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: float = 1.0) -> Work:
-    low, high = Precision(row["precision"]), Precision(row["written_as"])
-    real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
-    grow, widen = width(real_low) / width(low), width(real_high) / width(high)
-    return Work(
-        row["kind"], real_low, real_high, float(row["rows"]) * batch, float(row["columns"]), float(row["depth"]),
-        float(row["channels"]), float(row["groups"]), float(row["read"]) * grow * batch, float(row["weights"]) * grow,
-        float(row["written"]) * widen * batch,
-    )  # fmt: skip
-
-
-def networks() -> dict[tuple[str, str], list[dict[str, str]]]:
-    text = gzip.decompress((HERE / "networks.tsv.gz").read_bytes()).decode()
-    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in csv.DictReader(io.StringIO(text), delimiter="\t"):
-        found[row["network"], row["variant"]].append(row)
-    return found
-
-
-def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float) -> list[Work]:
-    made = [work_of(row, plain, batch) for row in rows]
-    if plain == Precision.FP32:  # no reformats between FP32 and FP16 at the edges
-        made = [w for w in made if not (w.kind == work.CONVERSION and w.precision.is_float and w.written_as.is_float)]
-    return made
-
-
-def totals() -> Data:
-    """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
-    data, table = Data(), networks()
-    for gpu, network, variant, plain, batch, ms in TOTALS:
-        data.add(
-            network_work(table[network, variant], Precision(plain), batch),
-            find(gpu),
-            f"engine {network} {variant} {plain}",
-            ms,
-            0.0,
-            0.15,
-        )
-    with open(HERE / "latencies.tsv") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for row in rows:
-        counts[row["gpu"], row["network"]] += 1
-    for row in rows:
-        yolo = row["network"].startswith("yolo")
-        slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
-        doubtful = (
-            row["gpu"] in UNFIT
-            or slow_host
-            or row["how"] in ("validation", "blind")
-            or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
-        )
-        batch = float(row["batch"])
-        remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
-        offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
-        data.add(
-            network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch),
-            find(row["gpu"]),
-            f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}",
-            float(row["ms"]),
-            0.0 if doubtful else offset,
-            0.0 if doubtful else (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]],
-        )
-    return data
-
-
-def joined(*parts: Data) -> Data:
-    result = Data()
-    for part in parts:
-        for name in ("works", "gpus", "labels", "measured", "overhead", "weights", "segments"):
-            getattr(result, name).extend(getattr(part, name))
-    return result
 
 
 # Report -----------------------------------------------------------------------------------------------------------
@@ -413,10 +237,10 @@ def main() -> int:
     networks_rows = []
     for (gpu, name), at in sorted(groups(whole).items()):
         print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[count:][at])}")
-    for i, (gpu, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
+    for i, (one, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
         networks_rows.append(
             {
-                "gpu": gpu.name,
+                "gpu": one.name,
                 "what": label,
                 "measured_ms": whole.measured[i] * 1e3,
                 "fitted": whole.weights[i] > 0,
@@ -467,7 +291,7 @@ def ordered(data: Data, errors: Array) -> None:
         for j in range(i):
             same = one.name == data.firsts[j].name and base_of(data.labels[i]) == base_of(data.labels[j])
             gap = data.measured[i] / data.measured[j]
-            if same and abs(np.log(gap)) > np.log(1.05) and works_differ(data.labels[i], data.labels[j]):
+            if same and abs(np.log(gap)) > np.log(1.05) and data.labels[i] != data.labels[j]:
                 estimated = gap * np.exp(errors[i] - errors[j])
                 right += (gap > 1) == (estimated > 1)
                 wrong += (gap > 1) != (estimated > 1)
@@ -484,22 +308,12 @@ def base_of(label: str) -> tuple[str, str, str]:
     return words[0], words[1].split("-qat")[0], words[4] if len(words) > 4 else ""
 
 
-def works_differ(one: str, other: str) -> bool:
-    return one != other
-
-
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {k: float(f"{v:.4g}") for k, v in values.items()}
 
 
 def median_off(errors: Array) -> float:
     return float(np.median(np.abs(np.exp(errors) - 1)))
-
-
-def replace_overhead(data: Data, overhead: float) -> Data:
-    """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
-    usual = [0.0 if label.startswith("convolutions-") else overhead * 1e-6 for label in data.labels]
-    return replace(data, overhead=usual)
 
 
 if __name__ == "__main__":

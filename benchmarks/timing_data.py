@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from timing_tables import LAYERS, WORK, cells, number, write
+
 from qdqtool.buildlog.read import read_build
 from qdqtool.engine.costs import analyze
 from qdqtool.timing import work
@@ -23,24 +25,7 @@ from qdqtool.timing.built import work_of
 from qdqtool.timing.work import Work, width
 from qdqtool.types import Precision
 
-HERE = Path(__file__).parent / "timing"
-FIELDS = (
-    "engine",
-    "gpu",
-    "layer",
-    "kind",
-    "precision",
-    "written_as",
-    "rows",
-    "columns",
-    "depth",
-    "channels",
-    "groups",
-    "read",
-    "weights",
-    "written",
-    "ms",
-)
+FIELDS = ("engine", "gpu", "layer", *WORK, "ms")
 BUILDS = (  # engine, GPU, files
     (
         "resnet18-fp32",
@@ -82,36 +67,13 @@ _TYPES = {"Float": Precision.FP32, "Half": Precision.FP16, "Int8": Precision.INT
 
 
 def main(shared: Path) -> None:
-    HERE.mkdir(exist_ok=True)
     rows = [*builds(shared), *orin(shared), *listed(shared), *v100(shared)]
-    with open(HERE / "layers.tsv", "w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(FIELDS)
-        writer.writerows(rows)
+    write(LAYERS, FIELDS, rows)
     print(f"{len(rows)} layers written")
 
 
 def row_of(engine: str, gpu: str, layer: str, found: Work, ms: float) -> list[object]:
-    def short(value: float) -> str:
-        return f"{value:.9g}"
-
-    return [
-        engine,
-        gpu,
-        layer,
-        found.kind,
-        str(found.precision),
-        str(found.written_as),
-        short(found.rows),
-        short(found.columns),
-        short(found.depth),
-        short(found.channels),
-        short(found.groups),
-        short(found.read),
-        short(found.weights),
-        short(found.written),
-        short(ms),
-    ]
+    return [engine, gpu, layer, *cells(found), number(ms)]
 
 
 def builds(shared: Path) -> Iterator[list[object]]:
@@ -140,7 +102,6 @@ def orin(shared: Path) -> Iterator[list[object]]:
                     row["out_dtype"],
                     row["residual"],
                     int(row["kernel"] or 0),
-                    int(row["stride"] or 0),
                 ),
                 float(row["avg_ms"]),
             )
@@ -160,7 +121,7 @@ def listed(shared: Path) -> Iterator[list[object]]:
                 if len(outputs) > 1:
                     target = [target[0], sum(o[1][1] for o in outputs), *target[2:]]
                 residual = inputs[1][0] if len(inputs) > 1 else ""
-                found = shaped(row["layer"], row["type"], source, target, intype, outtype, residual, 0, 0)
+                found = shaped(row["layer"], row["type"], source, target, intype, outtype, residual, 0)
                 yield row_of(engine, gpu, str(number), found, float(row["median_ms"] or row["avg_ms"]))
 
 
@@ -179,7 +140,6 @@ def shaped(
     outtype: str,
     residual: str,
     kernel: int,
-    stride: int,
 ) -> Work:
     """The work of a layer of which a table tells types and shapes."""
     low, high = (_TYPES[t.split()[0].split(":")[0]] for t in (intype, outtype))
@@ -203,12 +163,11 @@ def shaped(
             else work.COPY
         )
         return Work(name, low, high, channels=float(source[1]), read=read, written=written)
-    groups = 1
     if not kernel:
-        kernel, _ = guessed(layer, source, target)
+        kernel = guessed(layer, source, target)
     pooled = "Pool" in layer or "Pool" in kind
     positions = math.prod(target[2:]) * (4 if pooled else 1)
-    depth = source[1] // groups * kernel * kernel
+    depth = source[1] * kernel * kernel
     kind = work.DECONV if "Deconv" in kind else work.CONV
     rows = target[0] * positions if kind == work.CONV else math.prod(source) // source[1]
     columns = target[1] * (kernel * kernel if kind == work.DECONV else 1)
@@ -216,19 +175,19 @@ def shaped(
     return Work(kind, low, high, rows, columns, depth, source[1], 1, read, depth * columns * width(low), written)
 
 
-def guessed(layer: str, source: list[int], target: list[int]) -> tuple[int, int]:
-    """Kernel and stride that the tables do not tell: ResNet-18's and CenterPoint's."""
+def guessed(layer: str, source: list[int], target: list[int]) -> int:
+    """The kernel that the tables do not tell: ResNet-18's and CenterPoint's."""
     if len(source) < 3 or source[2] == 1:
-        return 1, 1
+        return 1
     if "downsample" in layer:
-        return 1, 2
+        return 1
     if layer.startswith("conv1.weight"):
-        return 7, 2
+        return 7
     if target[2] > source[2]:  # ConvTranspose without overlap
-        return target[2] // source[2], target[2] // source[2]
+        return target[2] // source[2]
     if (source[1], target[1]) == (128, 256) and source[2] == target[2]:  # CenterPoint's first upsampling branch
-        return 1, 1
-    return 3, source[2] // target[2]
+        return 1
+    return 3
 
 
 def v100(shared: Path) -> Iterator[list[object]]:

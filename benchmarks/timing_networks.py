@@ -9,11 +9,11 @@ Writes benchmarks/timing/networks.tsv.gz (work of each layer at batch 1, float t
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import re
 import sys
 from pathlib import Path
+
+from timing_tables import LATENCIES, NETWORKS, WORK, cells, write
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
@@ -25,22 +25,7 @@ from qdqtool.timing.predicted import workload_of
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
-HERE = Path(__file__).parent / "timing"
-FIELDS = (
-    "network",
-    "variant",
-    "kind",
-    "precision",
-    "written_as",
-    "rows",
-    "columns",
-    "depth",
-    "channels",
-    "groups",
-    "read",
-    "weights",
-    "written",
-)
+FIELDS = ("network", "variant", *WORK)
 EVIDENCE = {  # engines with a profile: network, model
     "resnet18-qat": "resnet18-a100-qat",
     "resnet18-qat-residual": "resnet18-a100-qat-residual",
@@ -68,34 +53,20 @@ BLIND_SOURCE = "ultralytics/ultralytics docs/macros/yolo-det-perf.md, T4 TensorR
 
 
 def main(shared: Path, folder: Path) -> None:
-    HERE.mkdir(exist_ok=True)
     rows: list[list[object]] = []
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
     models |= {name: shared / "evidence" / at / "model.onnx.gz" for name, at in EVIDENCE.items()}
     for name, path in models.items():
         print(name, flush=True)
         rows += of_network(name, path)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(FIELDS)
-    writer.writerows(rows)
-    (HERE / "networks.tsv.gz").write_bytes(gzip.compress(buffer.getvalue().encode(), mtime=0))
+    write(NETWORKS, FIELDS, rows)
     known = {str(row[0]) for row in rows}
-    with open(HERE / "latencies.tsv", "w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(("gpu", "network", "variant", "float", "batch", "ms", "how", "source"))
-        count = 0
-        with open(shared / "timing/latency.tsv") as source:
-            for row in csv.DictReader(source, delimiter="\t"):
-                line = published(row, known)
-                if line:
-                    writer.writerow(line)
-                    count += 1
-        for gpu, network, ms in BLIND:
-            if network in known:
-                writer.writerow((gpu, network, "float", "FP16", 1, ms, "blind", BLIND_SOURCE))
-                count += 1
-    print(f"{len(rows)} layers of {len(known)} networks, {count} latencies")
+    with open(shared / "timing/latency.tsv") as source:
+        found = [published(row, known) for row in csv.DictReader(source, delimiter="\t")]
+    lines = [line for line in found if line]
+    lines += [[gpu, name, "float", "FP16", 1, ms, "blind", BLIND_SOURCE] for gpu, name, ms in BLIND if name in known]
+    write(LATENCIES, ("gpu", "network", "variant", "float", "batch", "ms", "how", "source"), lines)
+    print(f"{len(rows)} layers of {len(known)} networks, {len(lines)} latencies")
 
 
 def of_network(name: str, path: Path) -> list[list[object]]:
@@ -115,9 +86,7 @@ def of_network(name: str, path: Path) -> list[list[object]]:
         work = workload_of(chosen, predict(chosen, target, advice=False), Precision.FLOAT)
         if work.unknown:
             print(f"  {variant}: {len(work.unknown)} of {len(work.layers)} layers of unknown shape: {work.unknown[:3]}")
-        for w in work.all:
-            numbers = (w.rows, w.columns, w.depth, w.channels, w.groups, w.read, w.weights, w.written)
-            rows.append([name, variant, w.kind, str(w.precision), str(w.written_as), *(f"{x:.9g}" for x in numbers)])
+        rows += [[name, variant, *cells(w)] for w in work.all]
     return rows
 
 

@@ -1,9 +1,9 @@
 """torchvision beside a CPU build of torch.
 
-The package index has torchvision for CUDA builds of torch only; beside torch's CPU build its compiled operators do not
-load, and importing it fails where it registers shapes for them. Ultralytics imports torchvision for transforms, and for
-``nms`` on few boxes. Here that operator is defined in plain torch first (greedy, exact), so that the rest, which is
-Python, imports. Nothing is defined where torchvision works by itself.
+A torchvision made for CUDA builds of torch does not work beside a CPU build: its compiled operators do not load, and
+importing it fails where it registers shapes for them. Ultralytics imports torchvision for transforms, and for ``nms``
+on few boxes. Here that operator is defined in plain torch first (greedy, exact), so that the rest, which is Python,
+imports. Nothing is defined where torchvision works by itself.
 """
 
 from __future__ import annotations
