@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
+from qdqtool.insertion.prepare import index_of
+from qdqtool.onnxgraph.editor import Editor
 from qdqtool.trt.targets import Target
 
 INPUT_TYPES = ("float", "int8", "uint8")
@@ -66,15 +68,17 @@ def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[s
     Raises:
         ModelError: No input is a quantized picture, or floats read it as well (``int8``).
     """
-    model = Model(proto, sha256="edited")
+    model = index_of(proto)
+    editor = Editor(model, in_place=True)
     said = []
     for name in model.inputs:
         quantizers = [r for r in model.readers(name) if r.op == "QuantizeLinear" and r.input(0) == name]
         if not quantizers or model.elem_type(name) != TensorProto.FLOAT:
             continue
-        said.append(_int8(model, name, quantizers, scaling) if kind == "int8" else _uint8(model, name, scaling))
+        said.append(_int8(editor, name, quantizers, scaling) if kind == "int8" else _uint8(editor, name, scaling))
     if not said:
         raise ModelError(f"`input_type={kind!r}`: no float input of the model is quantized; leave the option out")
+    editor.finish()
     return said
 
 
@@ -84,22 +88,17 @@ def _scale_of(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _int8(model: Model, name: str, quantizers: Sequence[Node], scaling: Scaling) -> str:
+def _int8(editor: Editor, name: str, quantizers: Sequence[Node], scaling: Scaling) -> str:
+    model = editor.model
     others = [r.name for r in model.readers(name) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(name):
         reader = f"'{others[0]}' reads it as float" if others else "it is needed as float or with several scales"
         raise ModelError(f"`input_type='int8'`: input '{name}': {reader}; use uint8 or float")
-    gone = {q.index for q in quantizers}
-    for node in model.nodes:
-        for position, tensor in enumerate(node.proto.input):
-            producer = model.producer(tensor)
-            if producer is not None and producer.index in gone:
-                node.proto.input[position] = name
-    kept = [n.proto for n in model.nodes if n.index not in gone]
-    del model.proto.graph.node[:]
-    model.proto.graph.node.extend(kept)
-    _retype(model, name, TensorProto.INT8)
+    for q in quantizers:
+        editor.redirect(q.output, name)
+        editor.remove(q)
+    _retype(editor, name, TensorProto.INT8)
     scale = scales.pop()
     what = f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model takes it"
     if scaling.plain:
@@ -107,52 +106,41 @@ def _int8(model: Model, name: str, quantizers: Sequence[Node], scaling: Scaling)
     return what
 
 
-def _uint8(model: Model, name: str, scaling: Scaling) -> str:
-    graph = model.proto.graph
-    taken = {*model.producers, *model.inputs, *model.initializers, *(n.name for n in model.nodes)}
-
-    def fresh(base: str) -> str:
-        while base in taken:
-            base += "_"
-        taken.add(base)
-        return base
-
-    def constant(base: str, value: object) -> str:
-        made = fresh(base)
-        graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), made))
-        return made
-
-    pixels = fresh(f"{name}_pixels")
-    nodes = [helper.make_node("Cast", [name], [pixels], name=fresh(f"{name}/Cast"), to=TensorProto.FLOAT)]
-    values = ""
-    if not scaling.plain or any(r.op != "QuantizeLinear" for r in model.readers(name)) or model.is_output(name):
-        if model.is_output(name):
-            raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
-        values = fresh(f"{name}_values")
-        rank = len(model.shape(name) or (1, 1, 1, 1))
-        by_channel = (1, -1, *(1,) * (rank - 2))
-        mean, std = _by_channel(model, name, scaling.mean), _by_channel(model, name, scaling.std)
-        factor, shift = scaling.scale / std, -mean / std
-        scaled = values if scaling.plain else fresh(f"{name}_scaled")
-        factors = constant(f"{name}_factor", scaling.scale if scaling.plain else factor.reshape(by_channel))
-        nodes.append(helper.make_node("Mul", [pixels, factors], [scaled], name=fresh(f"{name}/Mul")))
-        if not scaling.plain:
-            shifts = constant(f"{name}_shift", shift.reshape(by_channel))
-            nodes.append(helper.make_node("Add", [scaled, shifts], [values], name=fresh(f"{name}/Add")))
-    for node in model.readers(name):
-        folded = scaling.plain and node.op == "QuantizeLinear"
-        for position, tensor in enumerate(node.proto.input):
-            if tensor == name:
-                node.proto.input[position] = pixels if folded else values
-        if folded:
-            scale = constant(f"{node.input(1)}_pixels", _scale_of(model, node) / scaling.scale)
-            node.proto.input[1] = scale
-    rest = [n.proto for n in model.nodes]
-    del graph.node[:]
-    graph.node.extend([*nodes, *rest])
-    _retype(model, name, TensorProto.UINT8)
+def _uint8(editor: Editor, name: str, scaling: Scaling) -> str:
+    model = editor.model
+    if model.is_output(name):
+        raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
+    pixels = editor.name(f"{name}_pixels")
+    editor.cast(name, pixels, TensorProto.FLOAT)
+    readers = model.readers(name)
+    folded = [r for r in readers if scaling.plain and r.op == "QuantizeLinear"]
+    rest = [r for r in readers if r not in folded]
+    for q in folded:
+        factor = np.asarray(_scale_of(model, q) / scaling.scale, np.float32)
+        editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
+    editor.redirect(name, pixels, folded)
+    if rest:
+        editor.redirect(name, _scaled(editor, name, pixels, scaling), rest)
+    _retype(editor, name, TensorProto.UINT8)
     folded_in = f"{scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
     return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"
+
+
+def _scaled(editor: Editor, name: str, pixels: str, scaling: Scaling) -> str:
+    """What the float network takes, made of pixels: one Mul, and an Add where there is a mean."""
+    first = editor.model.readers(name)[0]
+
+    def step(op: str, source: str, what: str, value: object) -> str:
+        constant = editor.constant(f"{name}_{what}", np.asarray(value, np.float32))
+        return editor.insert(first, op, f"{name}/{op}", [source, constant])
+
+    if scaling.plain:
+        return step("Mul", pixels, "factor", scaling.scale)
+    rank = len(editor.model.shape(name) or (1, 1, 1, 1))
+    by_channel = (1, -1, *(1,) * (rank - 2))
+    mean, std = (_by_channel(editor.model, name, v) for v in (scaling.mean, scaling.std))
+    multiplied = step("Mul", pixels, "factor", (scaling.scale / std).reshape(by_channel))
+    return step("Add", multiplied, "shift", (-mean / std).reshape(by_channel))
 
 
 def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -165,7 +153,7 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
     return np.asarray(values, np.float64)
 
 
-def _retype(model: Model, name: str, elem_type: int) -> None:
-    for value in model.proto.graph.input:
+def _retype(editor: Editor, name: str, elem_type: int) -> None:
+    for value in editor.proto.graph.input:
         if value.name == name:
             value.type.tensor_type.elem_type = elem_type

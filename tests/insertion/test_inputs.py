@@ -92,3 +92,29 @@ def test_the_prediction_stays(kind: str) -> None:
     before, after = plain.summary(), changed.summary()
     assert after["int8"] == before["int8"] == 60
     assert after["conversions"] == before["conversions"] - (kind == "int8")
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("mean", [0.0, 0.25])
+def test_several_inputs_are_all_changed(kind: str, mean: float) -> None:
+    made = Net()
+    made.inputs.append(onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, 8]))
+    made.output(made.conv("a", "x"), made.conv("b", "y"))
+    first, second = images(), images(seed=2)
+    data = [{"x": a["x"] - mean, "y": b["x"] - mean} for a, b in zip(first, second, strict=True)]
+    preprocess = Preprocess(mean=(mean,) * 3)
+    plain = qdqtool.insert(made.model(), data, predict=False, head="none")
+    changed = qdqtool.insert(
+        made.model(), data, predict=False, head="none", input_type=kind, preprocess=preprocess
+    )
+    check(changed.model)
+    wanted = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [wanted, wanted]
+    pixels = {"x": PIXELS, "y": PIXELS[:, ::-1]}
+    floats = {n: p.astype(np.float32) / 255 - np.float32(mean) for n, p in pixels.items()}
+    fed = dict(pixels)
+    if kind == "int8":
+        scales = {n: value_of(plain.model, f"{c}/_input_quantizer/scale") for n, c in (("x", "a"), ("y", "b"))}
+        fed = {n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()}
+    for found, expected in zip(run(changed.model, fed), run(plain.model, floats), strict=True):
+        assert np.mean(np.abs(found - expected) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
