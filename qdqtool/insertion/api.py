@@ -205,7 +205,7 @@ def _float_model(
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     notes.extend(prepare(proto, opset=opset, path=loaded.path))
-    if leading := fold_leading(proto):
+    if leading := fold_leading(index_of(proto, loaded.path)):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
     return proto, notes, warnings
 

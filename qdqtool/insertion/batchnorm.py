@@ -1,4 +1,4 @@
-"""BatchNormalization in front of a convolution, folded into its weights where that is exact.
+"""BatchNormalization folded into the weights of a convolution: behind one always, in front of one where that is exact.
 
     conv(norm(x)) = conv'(x),  W' = W * factor,  b' = b + sum of W * shift over the input channels and the kernel
 
@@ -8,70 +8,122 @@ Where the convolution pads, folding is exact only for a normalization that leave
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import numpy_helper
 
 from qdqtool.graph import Model, Node
+from qdqtool.insertion.structure import is_convolution
+from qdqtool.onnxgraph.editor import Editor
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import of, output_axis
 
+_Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 
 
-def fold_leading(proto: onnx.ModelProto) -> int:
+def fold_batch_normalization(model: Model) -> int:
+    """Folds each BatchNormalization that alone reads a convolution with constant weights, in place."""
+    editor = Editor(model, in_place=True)
+    count = 0
+    for norm in model.nodes:
+        conv = model.producer(norm.input(0))
+        if of(norm).kind != LayerKind.SCALE or conv is None or not _foldable(model, conv, norm):
+            continue
+        folded = _fold(model, conv, norm)
+        if folded is None:
+            continue
+        weight, bias = folded
+        editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded", weight))
+        editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_bias", bias))
+        editor.set_output(conv, 0, norm.output)
+        editor.remove(norm)
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _foldable(model: Model, conv: Node, norm: Node) -> bool:
+    return (
+        is_convolution(conv)
+        and len(model.readers(conv.output)) == 1
+        and not model.is_output(conv.output)
+        and not norm.integer("training_mode", 0)
+        and not any(norm.outputs[1:])
+        and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
+    )
+
+
+def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
+    constants, parameters = _constants(model, conv), _parameters(model, norm)
+    if constants is None or parameters is None:
+        return None
+    (weight, bias), (factor, beta, mean) = constants, parameters
+    dtype = weight.dtype
+    weight = weight.astype(np.float64)
+    with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
+        shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
+    ones = (1,) * (weight.ndim - 2)
+    if output_axis(conv, weight.ndim) == 0:
+        weight = weight * factor.reshape(-1, 1, *ones)
+    else:  # [in, out / groups, ...]: the channels of each group follow one another
+        groups = conv.integer("group", 1)
+        per_group = factor.reshape(groups, 1, -1)
+        shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+        weight = (shaped * per_group[..., None]).reshape(weight.shape)
+    return weight.astype(dtype), shift.astype(dtype)
+
+
+def fold_leading(model: Model) -> int:
     """Folds, in place, each BatchNormalization that convolutions with constant weights alone read; returns how many."""
-    model = Model(proto, sha256="edited")
-    removed: set[int] = set()
+    editor = Editor(model, in_place=True)
+    count = 0
     changed: set[int] = set()
     for norm in model.nodes:
-        if norm.op != "BatchNormalization" or norm.domain not in ("", "ai.onnx") or norm.integer("training_mode", 0):
+        if of(norm).kind != LayerKind.SCALE or norm.integer("training_mode", 0):
             continue
         readers = model.readers(norm.output)
         if not readers or model.is_output(norm.output) or any(norm.outputs[1:]) or {r.index for r in readers} & changed:
             continue
-        affine = _affine(model, norm)
-        if affine is None:
+        parameters = _parameters(model, norm)
+        if parameters is None:
             continue
-        folded = [_folded(model, conv, norm.output, *affine) for conv in readers]
+        factor, beta, mean = parameters
+        with np.errstate(all="ignore"):
+            shift = beta - mean * factor
+        if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
+            continue
+        folded = [_folded(model, conv, norm.output, factor, shift) for conv in readers]
         if any(f is None for f in folded):
             continue
         for conv, values in zip(readers, folded, strict=True):
             assert values is not None
-            _replace(model, conv, norm.input(0), *values)
+            weight, bias = values
+            editor.set_input(conv, 0, norm.input(0))
+            editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded_norm", weight))
+            editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_norm_bias", bias))
             changed.add(conv.index)
-        removed.add(norm.index)
-    if removed:
-        kept = [n.proto for n in model.nodes if n.index not in removed]
-        del proto.graph.node[:]
-        proto.graph.node.extend(kept)
-        _drop_unread(proto, {t for n in model.nodes if n.index in removed | changed for t in (*n.inputs, *n.outputs)})
-    return len(removed)
-
-
-def _affine(model: Model, norm: Node) -> tuple[_Floats, _Floats] | None:
-    """Factor and shift of each channel, finite; None when they are computed."""
-    values = [model.constant(t) for t in norm.inputs[1:5]]
-    if len(values) != 4 or any(v is None for v in values):
-        return None
-    gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
-    with np.errstate(all="ignore"):
-        factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
-        shift = beta - mean * factor
-    return (factor, shift) if np.isfinite(factor).all() and np.isfinite(shift).all() else None
+        editor.remove(norm)
+        count += 1
+    if count:
+        editor.finish()
+    return count
 
 
 def _folded(
     model: Model, conv: Node, tensor: str, factor: _Floats, shift: _Floats
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]] | None:
+) -> tuple[_Array, _Array] | None:
     """New weights and bias; None where folding is not exact, or something is not constant."""
     if conv.op != "Conv" or conv.domain not in ("", "ai.onnx") or list(conv.inputs).count(tensor) != 1:
         return None
     if conv.input(0) != tensor or len(model.readers(conv.input(1))) != 1:
         return None
-    weight = model.constant(conv.input(1))
-    bias = model.constant(conv.input(2)) if conv.input(2) else None
-    if weight is None or weight.dtype.kind != "f" or weight.ndim < 3 or (conv.input(2) and bias is None):
+    constants = _constants(model, conv)
+    if constants is None or constants[0].dtype.kind != "f" or constants[0].ndim < 3:
         return None
+    weight, bias = constants
     pads = conv.attributes.get("pads", [])
     padded = any(pads) or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     groups = conv.integer("group", 1)
@@ -86,33 +138,18 @@ def _folded(
     return new_weight.astype(weight.dtype), new_bias.astype(weight.dtype)
 
 
-def _replace(
-    model: Model, conv: Node, data: str, weight: npt.NDArray[np.floating], bias: npt.NDArray[np.floating]
-) -> None:
-    graph = model.proto.graph
-    taken = {*model.producers, *model.initializers, *model.inputs, *(t.name for t in graph.initializer)}
-    names = []
-    for value, what in ((weight, "folded_norm"), (bias, "folded_norm_bias")):
-        name = f"{conv.input(1)}_{what}"
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        graph.initializer.append(numpy_helper.from_array(value, name))
-        names.append(name)
-    del conv.proto.input[:]
-    conv.proto.input.extend([data, *names])
+def _parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
+    """Factor, beta and mean of each channel, maybe not finite; None when they are computed."""
+    values = [model.constant(t) for t in norm.inputs[1:5]]
+    if len(values) != 4 or any(v is None for v in values):
+        return None
+    gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
+    with np.errstate(all="ignore"):
+        return gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5))), beta, mean
 
 
-def _drop_unread(proto: onnx.ModelProto, names: set[str]) -> None:
-    """Removes those of the named constants and shape entries that nothing mentions any more."""
-    graph = proto.graph
-    read = {t for n in graph.node for t in (*n.input, *n.output)} | {o.name for o in graph.output}
-    unread = names - read
-    for items in (graph.initializer, graph.value_info, graph.input):
-        for i in reversed(range(len(items))):
-            if items[i].name in unread:
-                del items[i]
-    kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
-    if len(kept) != len(graph.node):
-        del graph.node[:]
-        graph.node.extend(kept)
+def _constants(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
+    """Weights and bias, if it has one; None when they are computed."""
+    weight = model.constant(conv.input(1))
+    bias = model.constant(conv.input(2)) if conv.input(2) else None
+    return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

@@ -22,11 +22,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, Node, without_large_weights
-from qdqtool.insertion.structure import is_convolution
+from qdqtool.graph import Model, without_large_weights
+from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import DOMAINS, of, output_axis
+from qdqtool.operators import DOMAINS, of
 
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales
@@ -215,61 +215,6 @@ def copy_shared_weights(model: Model) -> int:
     if count:
         editor.finish()
     return count
-
-
-def fold_batch_normalization(model: Model) -> int:
-    """Folds each BatchNormalization that alone reads a convolution with constant weights, in place."""
-    editor = Editor(model, in_place=True)
-    count = 0
-    for norm in model.nodes:
-        conv = model.producer(norm.input(0))
-        if of(norm).kind != LayerKind.SCALE or conv is None or not _foldable(model, conv, norm):
-            continue
-        folded = _fold(model, conv, norm)
-        if folded is None:
-            continue
-        weight, bias = folded
-        editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded", weight))
-        editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_bias", bias))
-        editor.set_output(conv, 0, norm.output)
-        editor.remove(norm)
-        count += 1
-    if count:
-        editor.finish()
-    return count
-
-
-def _foldable(model: Model, conv: Node, norm: Node) -> bool:
-    return (
-        is_convolution(conv)
-        and len(model.readers(conv.output)) == 1
-        and not model.is_output(conv.output)
-        and not norm.integer("training_mode", 0)
-        and not any(norm.outputs[1:])
-        and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
-    )
-
-
-def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
-    values = [model.constant(t) for t in (conv.input(1), *norm.inputs[1:5])]
-    bias = model.constant(conv.input(2)) if conv.input(2) else None
-    if any(v is None for v in values) or (conv.input(2) and bias is None):
-        return None
-    weight, gamma, beta, mean, variance = (np.asarray(v) for v in values)
-    dtype = weight.dtype
-    weight, gamma, beta, mean, variance = (v.astype(np.float64) for v in (weight, gamma, beta, mean, variance))
-    with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
-        factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
-        shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
-    ones = (1,) * (weight.ndim - 2)
-    if output_axis(conv, weight.ndim) == 0:
-        weight = weight * factor.reshape(-1, 1, *ones)
-    else:  # [in, out / groups, ...]: the channels of each group follow one another
-        groups = conv.integer("group", 1)
-        per_group = factor.reshape(groups, 1, -1)
-        shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-        weight = (shaped * per_group[..., None]).reshape(weight.shape)
-    return weight.astype(dtype), shift.astype(dtype)
 
 
 def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
