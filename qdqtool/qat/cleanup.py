@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
@@ -19,27 +19,26 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Constant nodes become initializers, and Identity, Cast and Transpose of constants their value."""
     model = Model(proto, sha256="edited")
     editor = Editor(model)
-    values: dict[str, str] = {}
+    values: dict[str, np.ndarray] = {}
     for node in model.ordered:
         if node.op == "Constant":
             value = model.constant(node.output)
         elif node.op in _FOLDED and node.domain == "":
-            value = _folded(model, node, values, editor)
+            value = _folded(model, node, values)
         else:
             continue
         if value is None or model.is_output(node.output):
             continue
-        values[node.output] = editor.constant(f"{node.output}_value", value)
-        editor.redirect(node.output, values[node.output])
+        values[node.output] = value
+        editor.redirect(node.output, editor.constant(f"{node.output}_value", value))
         editor.remove(node)
     return editor.finish()
 
 
-def _folded(model: Model, node: Node, values: dict[str, str], editor: Editor) -> np.ndarray | None:
+def _folded(model: Model, node: Node, values: dict[str, np.ndarray]) -> np.ndarray | None:
     source = model.constant(node.input(0))
-    if source is None and node.input(0) in values:
-        name = values[node.input(0)]
-        source = next(numpy_helper.to_array(t) for t in editor.proto.graph.initializer if t.name == name)
+    if source is None:
+        source = values.get(node.input(0))
     if source is None or node.op == "Identity":
         return source
     if node.op == "Transpose":
