@@ -16,6 +16,7 @@ from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fra
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError
+from tests.calibration.divergence import divergence
 from tests.calibration.nets import conv_net
 
 
@@ -75,20 +76,6 @@ def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
     once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
     assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)
-
-
-def divergence(counts: np.ndarray, kept: int) -> float:
-    """KL(P || Q) for one number of kept bins, straight from the definition."""
-    p = counts[:kept].copy()
-    p[-1] += counts[kept:].sum()
-    q = np.zeros(kept)
-    for level in range(128):
-        part = slice(level * kept // 128, (level + 1) * kept // 128)
-        filled = counts[part] > 0
-        q[part][filled] = counts[part].sum() / max(filled.sum(), 1)
-    p, q = p / p.sum(), q / q.sum()
-    used = p > 0
-    return np.inf if (q[used] == 0).any() else float((p[used] * np.log(p[used] / q[used])).sum())
 
 
 @pytest.mark.parametrize("share", [1.0, 0.003])

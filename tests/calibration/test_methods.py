@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from calibration.methods import METHODS, amax_of, clipped_fraction, squared_error
 from calibration.statistics import TensorStatistics, merge_all
+from tests.calibration.divergence import divergence
 
 Floats32 = npt.NDArray[np.float32]
 
@@ -92,24 +93,11 @@ def test_mse_finds_the_least_error(name: str) -> None:
 
 
 def divergences(values: Floats32) -> npt.NDArray[np.float64]:
-    """KL(P || Q) for 128 to 2048 kept bins, straight from the definition."""
+    """KL(P || Q) for 128 to 2048 kept bins."""
     counts, _ = np.histogram(np.abs(values.astype(np.float64)), 2048, (0, np.abs(values).max()))
     counts = counts.astype(np.float64)
     counts[0] = counts[1]
-    result = []
-    for kept in range(128, 2049):
-        p = counts[:kept].copy()
-        p[-1] += counts[kept:].sum()
-        q = np.zeros(kept)
-        for level in range(128):
-            part = slice(level * kept // 128, (level + 1) * kept // 128)
-            filled = counts[part] > 0
-            if filled.any():
-                q[part][filled] = counts[part].sum() / filled.sum()
-        p, q = p / p.sum(), q / q.sum()
-        used = p > 0
-        result.append(np.inf if (q[used] == 0).any() else float((p[used] * np.log(p[used] / q[used])).sum()))
-    return np.array(result)
+    return np.array([divergence(counts, kept) for kept in range(128, 2049)])
 
 
 @pytest.mark.parametrize("name", ["normal", "silu", "relu", "laplace", "heavy tail"])
