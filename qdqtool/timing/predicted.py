@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from onnx import TensorProto
 
 from qdqtool.graph import Model, Node
+from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
 from qdqtool.timing import work
 from qdqtool.timing.products import Product, product_of
@@ -16,7 +17,6 @@ from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import Work, width
 from qdqtool.types import EngineLayer, Precision, Prediction
 
-_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _FREE = (  # views and what is computed before the network runs
     "Reshape",
     "Squeeze",
@@ -171,7 +171,7 @@ class _Reader:
 
     def _layer(self, layer: EngineLayer) -> Work | None:
         nodes = self._nodes(layer)
-        weighted = [n for n in nodes if n.op in _WEIGHTED]
+        weighted = [n for n in nodes if n.op in WEIGHTED]
         if weighted:
             return self._weighted(layer, nodes, weighted)
         low, high = self._ends(layer)
@@ -270,7 +270,7 @@ class _Reader:
         left = [n for n in self.model.ordered if n.name not in covered and n.op not in _FREE and self._runs(n)]
         chain: list[Node] = []
         for node in left:
-            if node.op in _WEIGHTED:
+            if node.op in WEIGHTED:
                 self._flush(chain)
                 product = self._product(node)
                 if product is None:
@@ -340,31 +340,15 @@ class _Reader:
                 and self.model.elem_type(tensor) == TensorProto.FLOAT
                 and (layer is None or layer.type != "Conversion")
             ):
-                self._extra(
-                    f"reformat of {tensor}",
-                    Work(
-                        work.CONVERSION,
-                        Precision.FP32,
-                        Precision.FP16,
-                        channels=64.0,
-                        read=4 * count,
-                        written=2 * count,
-                    ),
-                )
+                self._edge(tensor, count, Precision.FP32, Precision.FP16)
         for tensor in self.model.outputs:
             count = self._elements(tensor)
             if count and self.model.elem_type(tensor) == TensorProto.FLOAT:
-                self._extra(
-                    f"reformat of {tensor}",
-                    Work(
-                        work.CONVERSION,
-                        Precision.FP16,
-                        Precision.FP32,
-                        channels=64.0,
-                        read=2 * count,
-                        written=4 * count,
-                    ),
-                )
+                self._edge(tensor, count, Precision.FP16, Precision.FP32)
+
+    def _edge(self, tensor: str, count: float, read: Precision, written: Precision) -> None:
+        moved = {"read": width(read) * count, "written": width(written) * count}
+        self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=64.0, **moved))
 
 
 _ELEMENTS: dict[int, Precision] = {

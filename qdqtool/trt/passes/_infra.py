@@ -127,12 +127,17 @@ def node_name(layer: Layer | None) -> str:
 
 def swap(network: Network, op: Layer, q: Layer) -> None:
     """Puts a Q in front of the operator that it is the only reader of; tensor names stay with their position."""
-    source, middle, out = op.data, op.out, q.out
-    network.set_input(q, 0, source)
-    network.set_input(op, 0, middle)
-    network.set_output(q, middle)
-    network.set_output(op, out)
-    out.shape, middle.shape = middle.shape, source.shape
+    exchange(network, op, q)
+    q.out.shape, op.out.shape = q.data.shape, q.out.shape
+
+
+def exchange(network: Network, first: Layer, second: Layer) -> None:
+    """Turns round two layers in a row; tensor names stay with their position, shapes are the caller's."""
+    source, middle, out = first.data, first.out, second.out
+    network.set_input(second, 0, source)
+    network.set_input(first, 0, middle)
+    network.set_output(second, middle)
+    network.set_output(first, out)
 
 
 def drop_reader(network: Network, dq: Layer, reader: Layer) -> bool:

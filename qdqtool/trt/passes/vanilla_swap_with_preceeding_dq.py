@@ -10,7 +10,7 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.passes._infra import Pass, dq_of, exchange, node_name
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
@@ -106,12 +106,8 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
     @staticmethod
     def _swap(network: Network, dq: Layer, op: Layer) -> None:
-        source, middle, out = dq.data, dq.out, op.out
-        network.set_input(op, 0, source)
-        network.set_input(dq, 0, middle)
-        network.set_output(op, middle)
-        network.set_output(dq, out)
-        middle.shape = out.shape
+        exchange(network, dq, op)
+        op.out.shape = dq.out.shape
         dq.rank = op.rank.next()
 
 
