@@ -89,6 +89,10 @@ class Node:
 class Model:
     """A read-only index over an ONNX model.
 
+    Args:
+        types: A model of which this one is a part or a variant: its tensors of the same names have the same types and
+            dimensions, so that they need not be inferred again.
+
     Attributes:
         proto: The model; external weights are loaded lazily, see :meth:`constant`.
         path: Where it came from; an empty string for a model in memory.
@@ -103,8 +107,11 @@ class Model:
         opset: Version of the default domain.
     """
 
-    def __init__(self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "") -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "", types: Model | None = None
+    ) -> None:
         self.proto = proto
+        self._types = types
         self.path = path
         self.sha256 = sha256 or _hash_of(proto)
         self.base_dir = base_dir
@@ -269,6 +276,8 @@ class Model:
 
     @functools.cached_property
     def _value_info(self) -> dict[str, onnx.TypeProto]:
+        if self._types is not None:
+            return self._types._value_info
         graph = self.proto.graph
         known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.buildlog.records import ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.timing import calibration as calibrations
@@ -20,6 +20,9 @@ from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import TARGETS, Target
 from qdqtool.types import Json, Precision, Prediction
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.records import ProfileRow
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers

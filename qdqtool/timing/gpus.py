@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, replace
-from importlib import resources
+from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Evidence, Json, Precision
 
 _SPLIT = re.compile(r"[\s_/()\-]+")
+_MAKERS = (
+    "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
+    "corporation",
+)  # fmt: skip
 _LAPTOP = 0.75  # clock of a laptop part over the desktop part's, as in the pairs of the table
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
 
@@ -136,7 +140,7 @@ class Gpu:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    text = resources.files("qdqtool.timing").joinpath(name).read_text("utf-8")
+    text = Path(__file__).with_name(name).read_text("utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     header = lines[0].split("\t")
     return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
@@ -195,6 +199,10 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
+def _plain(name: str) -> str:
+    return " ".join(w for w in name.lower().split() if w not in _MAKERS)
+
+
 def _words(name: str) -> str:
     """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
     text = _SPLIT.sub(" ", name.lower())
@@ -203,9 +211,7 @@ def _words(name: str) -> str:
     text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
     text = re.sub(r"(?<=\d) gb\b", "gb", text)
     text = re.sub(r"\b(pci ?e)\b", "pcie", text)
-    text = re.sub(
-        r"\b(nvidia|geforce|quadro|tesla|jetson|gpu|graphics|module|developer|dev|kit|corporation)\b", " ", text
-    )
+    text = re.sub(rf"\b({'|'.join(_MAKERS)})\b", " ", text)
     text = re.sub(r"\bada generation\b", "ada", text)
     return " ".join(text.split())
 
@@ -220,6 +226,9 @@ def find(name: str) -> Gpu:
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
+    for gpu in gpus():  # spelled as in the table: nothing to normalize
+        if _plain(name) in (_plain(gpu.name), *gpu.aliases):
+            return gpu
     wanted = _words(name)
     table = {key: gpu for gpu in reversed(gpus()) for key in (*(_words(a) for a in gpu.aliases), _words(gpu.name))}
     tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]

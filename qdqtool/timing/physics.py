@@ -20,7 +20,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ def factor_of(cc: str, factors: Mapping[str, float]) -> float:
 @functools.cache
 def constants() -> Constants:
     """The constants that ship with the package."""
-    data: dict[str, Any] = json.loads(resources.files("qdqtool.timing").joinpath("constants.json").read_text("utf-8"))
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
     return Constants(data["values"], data["architectures"], data["overhead_us"], data["spreads"])
 
 

@@ -66,7 +66,7 @@ def float_twin(model: Model) -> Model:
     proto.opset_import.extend(model.proto.opset_import)
     proto.functions.extend(model.proto.functions)
     proto.metadata_props.extend(model.proto.metadata_props)
-    return Model(proto, model.path, sha256=model.sha256)
+    return Model(proto, model.path, sha256=model.sha256, types=model)
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
