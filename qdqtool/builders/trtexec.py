@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdqtool.builders.processes import exit_code
 from qdqtool.errors import BuilderError
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
@@ -103,25 +102,10 @@ def run(command: list[str], log: Path, timeout: float) -> Run:
     start = time.monotonic()
     with log.open("wb") as file:
         try:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                       start_new_session=True)
+            code = exit_code(command, timeout, file)
         except OSError as error:
             raise BuilderError(f"{command[0]}: cannot be run: {error.strerror or error}") from error
-        try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            _stop(process)
-            code = None
-        except BaseException:
-            _stop(process)
-            raise
     return Run(code, time.monotonic() - start, command)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def version_of(log: bytes) -> str:

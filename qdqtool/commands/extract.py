@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 @click.command("extract")
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the small model.")
-@click.option("--finding", metavar="CODE[:n]", help="What this finding depends on (the n-th of the code, from 1).")
+@click.option("--finding", multiple=True, metavar="CODE[:n]",
+              help="What this finding depends on (the n-th of the code, from 1; repeat for more).")
 @click.option("--node", metavar="NAME", help="What the prediction of this node depends on; with --finding, its place.")
 @click.option("--hops", type=click.IntRange(min=0), help="With --node: this many nodes around it instead.")
 @click.option("--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more).")
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--verification", type=click.Path(), help="JSON of 'qdqtool verify' for the report: expected and seen.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
-    model: str, output: str, finding: str | None, node: str | None, hops: int | None, inputs: tuple[str, ...],
+    model: str, output: str, finding: tuple[str, ...], node: str | None, hops: int | None, inputs: tuple[str, ...],
     outputs: tuple[str, ...], target: str | None, minimize: bool, builder: str | None, check: str | None,
     limit: int | None, private: bool, report: str | None, verification: str | None, form: str,
 ) -> int:
@@ -116,14 +118,14 @@ def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | N
     hidden = result.private
     if hidden is None:
         return report(result, _command_line(lambda text: text), Path(output).name, seen)
-    text = report(result, _command_line(lambda text: hidden.names.get(text, text)), "extract.onnx", seen)
+    text = report(result, _command_line(hidden.name), "extract.onnx", seen)
     leak = hidden.leaked_prose(text)
     if leak is not None:
         raise QdqtoolError(f"'{leak}' would be left in the private report; leave out --report and write it by hand")
     return text
 
 
-def _command_line(name: Any) -> str:
+def _command_line(name: Callable[[str], str]) -> str:
     """The command as it was called; paths and commands of the user's without their folders."""
     context = click.get_current_context()
     values = context.params
@@ -131,7 +133,7 @@ def _command_line(name: Any) -> str:
     for option in ("finding", "node", "hops", "inputs", "outputs", "target", "builder", "limit"):
         value = values[option]
         for item in value if isinstance(value, tuple) else [value] if value is not None else []:
-            words += [f"--{option}", name(item) if isinstance(item, str) else str(item)]
+            words += [f"--{option}", name(item) if option in ("node", "inputs", "outputs") else str(item)]
     words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
     if values["check"]:
         words += ["--check", values["check"] if not values["private"] else "..."]

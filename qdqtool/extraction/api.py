@@ -12,6 +12,7 @@ import onnx
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import shown
 from qdqtool.extraction.cut import Cutter, Part
+from qdqtool.extraction.moves import constants
 from qdqtool.extraction.private import Private, made_private
 from qdqtool.extraction.select import grow, trim
 from qdqtool.extraction.shown import Shown, told
@@ -72,7 +73,7 @@ class Extraction:
 def extract(
     model: ModelSource | Model,
     *,
-    finding: str | None = None,
+    finding: str | Sequence[str] | None = None,
     node: str | None = None,
     hops: int | None = None,
     inputs: Sequence[str] = (),
@@ -88,8 +89,8 @@ def extract(
 
     Args:
         model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
-        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of ``predict``); with ``node``
-            one at that node.
+        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of ``predict``), or several; with
+            ``node`` those at that node.
         node: Name of a node: what is predicted of it stays.
         hops: Take this many nodes around ``node`` instead of as many as its prediction needs.
         inputs: Tensors where the part begins (default: the network's inputs).
@@ -118,16 +119,21 @@ def extract(
         raise QdqtoolError("limit is at least 1, hops at least 0")
     if not (finding or node or inputs or outputs):
         minimize = True  # whatever the build depends on: that has to be found
+    findings = [finding] if isinstance(finding, str) else list(finding or ())
+    given = [*findings, *inputs, *outputs, *(x for x in (node, check) if x is not None)]
+    if not all(text.strip() for text in given):
+        raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
     name = target_named(target).name
     job = _Job(load(model), name)
-    job.select(finding, node, hops, inputs, outputs, free=bool(builder or check))
+    job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
     with ExitStack() as stack:
         if builder or check:
             job.use(builder, check, stack)
+        job.keep_checked()
         if minimize:
             job.minimize(tries)
-        elif job.check is not None and not job.check.holds(job.proto):
-            job.widen()
+        elif job.widened:
+            job.notes.append("the part alone does not build as the whole does; the whole is kept: use --minimize")
     return job.finish(private)
 
 
@@ -144,31 +150,34 @@ class _Job:
         self.why = ""
         self.checked = ""
         self.proto = model.proto
+        self.widened = False
+        self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
 
     # Selecting ---------------------------------------------------------------------------------------------------
 
     def select(
-        self, finding: str | None, node: str | None, hops: int | None, inputs: Sequence[str], outputs: Sequence[str],
-        free: bool,
+        self, findings: Sequence[str], node: str | None, hops: int | None, inputs: Sequence[str],
+        outputs: Sequence[str], free: bool,
     ) -> None:
         """Chooses the part."""
         between = bool(inputs or outputs)
-        if between and (finding or node or hops is not None):
+        if between and (findings or node or hops is not None):
             raise QdqtoolError("give inputs and outputs, or a finding or node; not both")
-        if hops is not None and (node is None or finding is not None):
+        if hops is not None and (node is None or findings):
             raise QdqtoolError("hops are counted from a node: give one, and no finding")
-        if not (between or finding or node or free):
+        if not (between or findings or node or free):
             raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
         if between:
             self._set(self.cutter.between(inputs, outputs))
             self.why = "everything between the tensors given"
             self.shown = self._common()
-        elif finding is not None:
-            found = shown.choose(self.whole, finding, node)
-            self.shown = shown.of_finding(self.whole, found)
-            anchors = self._named([found.node, *found.convolutions, *shown.words([found.message, found.fix])])
-            self._narrow(anchors or self.model.ordered[:1])
-            self.why = f"what {found.code} at {found.node or 'the network'} depends on"
+        elif findings:
+            chosen = [shown.choose(self.whole, f, node) for f in dict.fromkeys(findings)]
+            self.shown = shown.of_findings(self.whole, chosen)
+            anchors = {n.index: n for f in chosen for n in
+                       self._named([f.node, *f.convolutions, *shown.words([f.message, f.fix])])}
+            self._narrow(list(anchors.values()) or self.model.ordered[:1])
+            self.why = f"what {told([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
         elif node is not None:
             anchor = self._node(node)
             self.shown = shown.of_node(self.whole, anchor.name)
@@ -217,6 +226,14 @@ class _Job:
         part = _last(self._watched(grow(self.cutter, anchors, self._part_holds), "cutting")) or self.cutter.whole()
         part = _last(self._watched(trim(self.cutter, part, anchors, self._part_holds), "trimming")) or part
         self._set(part)
+        if part != self.cutter.whole():
+            self._plainer()
+
+    def _plainer(self) -> None:
+        """Constant nodes become initializers, where that shows the same."""
+        for candidate in constants(self.proto):
+            if self.shown.holds(self._predict(candidate)):
+                self.with_nodes, self.proto = self.proto, candidate
 
     def _part_holds(self, part: Part) -> bool:
         try:
@@ -234,9 +251,15 @@ class _Job:
         full = load_full(Model(proto, self.model.path, base_dir=self.model.base_dir))
         self.proto = full.proto
 
-    def widen(self) -> None:
-        """Takes the whole model, because the part does not build as it does."""
-        self.notes.append("the part alone does not build as the whole does; the whole is kept: use --minimize")
+    def keep_checked(self) -> None:
+        """Goes back to Constant nodes, or to the whole model, where the part does not build as that does."""
+        check = self.check
+        if check is None or check.holds(self.proto):
+            return
+        if self.with_nodes is not None and check.holds(self.with_nodes):
+            self.proto = self.with_nodes
+            return
+        self.widened = True
         self._set(self.cutter.whole())
 
     def _common(self) -> Shown:
@@ -298,8 +321,6 @@ class _Job:
         from qdqtool.extraction.shrink import Shrinker
 
         check = self.check
-        if check is not None and not check.holds(self.proto):
-            self._set(self.cutter.whole())
         asked = bool(self.shown.findings or self.shown.convolutions)
 
         def holds(proto: onnx.ModelProto) -> bool:
@@ -313,6 +334,11 @@ class _Job:
         if shrinker.exhausted:
             self.notes.append(f"stopped after {limit} tries; a higher --limit may make it smaller")
         self.proto = shrinker.proto
+        if not self.proto.graph.node:
+            raise QdqtoolError(
+                f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
+                "that comes out otherwise when the fault is gone"
+            )
         self.why = self.why.replace("everything between", "what counts of everything between")
 
     def _watched(self, steps: Iterator[T], what: str, total: int | None = None) -> Iterator[T]:
@@ -334,7 +360,9 @@ class _Job:
             proto, hidden = made_private(self.model, proto, prediction)
             prediction = predict(proto, self.target)
             self.shown = hidden.shown(self.shown, prediction)
-            self.why, self.checked = hidden.text(self.why), hidden.text(self.checked)
+            self.why = hidden.text(self.why)
+            if self.check is not None:
+                self.checked = hidden.text(self.check.told_to_anybody)
             self.notes = [hidden.text(n) for n in self.notes]
         return Extraction(
             proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),

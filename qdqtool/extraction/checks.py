@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import onnx
 from qdqtool.agreement import MismatchKind
 from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names
+from qdqtool.builders.processes import exit_code
 from qdqtool.builders.run import build_with, read_log
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.graph import Model
@@ -25,6 +26,7 @@ from qdqtool.verification.build_model import BuiltModel, build_model, mapped
 from qdqtool.verification.pairs import compare, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build or one run of the user's command
+_PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may take for a smaller one
 _SM = (86,)
 
 
@@ -33,6 +35,8 @@ class Check(Protocol):
 
     told: str
     """What the whole one does, in words."""
+    told_to_anybody: str
+    """The same without the user's paths."""
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         """Whether a model does the same."""
@@ -95,7 +99,7 @@ class BuilderCheck:
         if self.whole.status == "timeout":
             self.close()
             raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
-        self.told = self._words()
+        self.told = self.told_to_anybody = self._words()
 
     def _words(self) -> str:
         if self.whole.status != "built":
@@ -183,7 +187,10 @@ class CommandCheck:
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
         try:
+            start = time.monotonic()
             code = self.code(proto)
+            # A smaller model takes no longer; a command that hangs on one is not to cost the whole limit each time.
+            self._timeout = min(timeout, _PATIENCE + _SLOWER * (time.monotonic() - start))
         except BaseException:
             self.close()
             raise
@@ -192,6 +199,7 @@ class CommandCheck:
             raise QdqtoolError(f"--check: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
         self._code = code
         self.told = f"{self._words[0]}: exit code {code}"
+        self.told_to_anybody = f"the command: exit code {code}"
 
     def code(self, proto: onnx.ModelProto) -> int | None:
         """The exit code for a model; None when the time was over."""
@@ -199,15 +207,9 @@ class CommandCheck:
         path.write_bytes(proto.SerializeToString())
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                timeout=self._timeout, check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None
+            return exit_code(words, self._timeout)
         except OSError as error:
             raise QdqtoolError(f"--check: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
-        return done.returncode
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto) == self._code

@@ -7,7 +7,7 @@ one: knowing the random numbers does not give the old ones back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from qdqtool.graph import Model
 Array = npt.NDArray[Any]
 
 _STRUCTURE = ("Resize", "Upsample", "Clip", "Pad", "Range", "NonMaxSuppression", "Pow", "OneHot", "TopK")
-_WIDEN = 1.5  # new scales lie between the smallest over this and the largest times this
+_WIDEN = 1.5  # new scales lie between the smallest over this and the largest times this,
+_SHIFT = 1.0  # all of them times one factor of at most e or at least 1/e
+_FEW = 9  # numbers of a channel: a 3x3 kernel
 _LARGE = 64  # elements; a table of integers this long is data and no shape
 _WEIGHTS = frozenset({
     *FLOATS, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4,
@@ -49,24 +51,57 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
             value = numpy_helper.to_array(tensor)
             if value.dtype.kind in "iuf":
                 tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
-    for node in proto.graph.node:
+    for _, node in _nodes(proto):
+        _mask_lists(node, random)
+
+
+def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
+    """Numbers in attributes: lists of floats but those of Resize and recurrent layers, and long lists of integers."""
+    if node.domain in ("", "ai.onnx") and node.op_type != "Constant":
+        return
+    for attribute in node.attribute:
+        for values, few in ((attribute.floats, 1), (attribute.ints, _LARGE)):
+            if len(values) > few:
+                old = np.asarray(values)
+                values[:] = _like(old, 1.0, random).tolist()
+
+
+def _graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs inside nodes."""
+    for node in nodes:
         for attribute in node.attribute:
-            if attribute.name == "value_floats" and len(attribute.floats) > 1:
-                low, high = min(attribute.floats), max(attribute.floats)
-                attribute.floats[:] = [float(x) for x in random.uniform(low, high, len(attribute.floats))]
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield inner
+                yield from _graphs(inner.node)
+
+
+def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Every graph of a model; names of the inner ones are no names of the main one and get a prefix."""
+    yield "", proto.graph
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        yield from (("/", g) for g in _graphs(nodes))
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+    for at, graph in _all_graphs(proto):
+        yield from ((at, n) for n in graph.node)
+    for function in proto.functions:
+        yield from (("/", n) for n in function.node)
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for tensor in proto.graph.initializer:
-        yield tensor.name, tensor
-    for node in proto.graph.node:
+    """Every tensor that a model stores, with the name that nodes of the main graph read it by."""
+    for at, graph in _all_graphs(proto):
+        yield from ((at + t.name, t) for t in graph.initializer)
+        yield from ((at + s.values.name, s.values) for s in graph.sparse_initializer)
+    for at, node in _nodes(proto):
         for attribute in node.attribute:
             if attribute.HasField("t"):
-                yield (node.output[0] if node.op_type == "Constant" else ""), attribute.t
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from ((f"/{n}", t) for n, t in _constants(onnx.ModelProto(graph=inner)))
-    for sparse in proto.graph.sparse_initializer:
-        yield sparse.values.name, sparse.values
+                yield (at + node.output[0] if node.op_type == "Constant" else ""), attribute.t
+            yield from (("", t) for t in attribute.tensors)
+            sparse = (*((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
+                      *attribute.sparse_tensors)
+            yield from (("", s.values) for s in sparse)
 
 
 def _tensor(value: Array, like: onnx.TensorProto) -> onnx.TensorProto:
@@ -74,11 +109,10 @@ def _tensor(value: Array, like: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[str, Array]:
+    shift = random.uniform(-_SHIFT, _SHIFT)
     single = sorted({float(v.reshape(-1)[0]) for v in before.values() if v.size == 1})
     vectors = sorted({float(x) for v in before.values() if v.size != 1 for x in v.reshape(-1)})
-    drawn = _drawn(single, random, ordered=True) | {
-        k: v for k, v in _drawn(vectors, random, ordered=False).items() if k not in set(single)
-    }
+    drawn = _drawn(vectors, random, shift, ordered=False) | _drawn(single, random, shift, ordered=True)
     return {
         name: np.array([drawn.get(float(x), float(x)) for x in value.reshape(-1)], np.float64).astype(value.dtype)
         .reshape(value.shape)
@@ -86,13 +120,13 @@ def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[s
     }
 
 
-def _drawn(values: list[float], random: np.random.Generator, ordered: bool) -> dict[float, float]:
+def _drawn(values: list[float], random: np.random.Generator, shift: float, ordered: bool) -> dict[float, float]:
     """Old to new; zeros and what is no number stay, signs too."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
     sizes = sorted({abs(v) for v in usable})
-    low, high = np.log(sizes[0] / _WIDEN), np.log(sizes[-1] * _WIDEN)
+    low, high = np.log(sizes[0] / _WIDEN) + shift, np.log(sizes[-1] * _WIDEN) + shift
     new = np.exp(random.uniform(low, high, len(sizes)))
     if ordered:
         new = np.sort(new)
@@ -127,7 +161,9 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
         return value  # 0, 1, 2, ... is an index (the DFL's bins) and nobody's weights
     wide = value.astype(np.float64) * ratio
-    rows = wide.reshape(wide.shape[0], -1) if wide.ndim > 1 and wide.shape[0] > 1 else wide.reshape(1, -1)
+    as_it_was = isinstance(ratio, float) and ratio == 1.0  # then a range of few numbers would tell them all
+    channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
+    rows = wide.reshape(wide.shape[0] if channels else 1, -1)
     finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
     if not rows.size or not finite.any(axis=1).all():
         return value

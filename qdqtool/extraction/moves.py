@@ -179,6 +179,29 @@ def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
                 yield candidate
 
 
+def constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Constant nodes become initializers of the same names: the same model with fewer nodes."""
+    ends = {o.name for o in proto.graph.output}
+    stored = {
+        i: a.t for i, n in enumerate(proto.graph.node)
+        if n.op_type == "Constant" and n.domain in ("", "ai.onnx") and len(n.output) == 1 and n.output[0] not in ends
+        for a in n.attribute if a.name == "value" and a.HasField("t")
+    }
+    if stored:
+        candidate = copied(proto)
+        for index, tensor in stored.items():
+            added = candidate.graph.initializer.add()
+            added.CopyFrom(tensor)
+            added.name = proto.graph.node[index].output[0]
+        for index in sorted(stored, reverse=True):
+            del candidate.graph.node[index]
+        gone = {proto.graph.node[i].output[0] for i in stored}
+        types = [v for v in candidate.graph.value_info if v.name not in gone]
+        del candidate.graph.value_info[:]
+        candidate.graph.value_info.extend(types)
+        yield candidate
+
+
 def _bypass(proto: onnx.ModelProto, old: str, new: str, gone: set[int]) -> None:
     for index in sorted(gone, reverse=True):
         del proto.graph.node[index]
@@ -323,6 +346,6 @@ def _forget_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 CUTS: tuple[Move, ...] = (Ends(), Starts())
-ALL: tuple[Move, ...] = (*CUTS, skips, channels, spatial, weights)
+ALL: tuple[Move, ...] = (*CUTS, constants, skips, channels, spatial, weights)
 # For networks that are no user's: any tensor may enter or leave.
-LOOSE: tuple[Move, ...] = (Ends(floats=False), Starts(floats=False), skips)
+LOOSE: tuple[Move, ...] = (Ends(floats=False), Starts(floats=False), constants, skips)

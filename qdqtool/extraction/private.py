@@ -10,46 +10,41 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
 from google.protobuf.message import Message
 
-from qdqtool import operators
 from qdqtool.errors import ModelError
 from qdqtool.external import all_tensors
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.shown import Shown
+from qdqtool.extraction.vocabulary import PUBLIC_DOMAINS, is_public, is_word, public_attributes
+from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Model, external_location
 from qdqtool.prediction import predict
-from qdqtool.types import Prediction
+from qdqtool.trt.targets import TARGETS
+from qdqtool.types import Precision, Prediction
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
+_PREFIXES = {
+    "domain": "o", "op": "F", "attribute": "a", "node": "n", "tensor": "t", "size": "d", "text": "s", "graph": "g",
+}  # fmt: skip
 _SEEDS = 8
-_PUBLIC_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training", "trt"})
-# Attributes of ONNX's own operators whose text is one of a few words of the standard.
-_WORDS = frozenset({
-    "auto_pad", "mode", "coordinate_transformation_mode", "nearest_mode", "padding_mode", "direction", "reduction",
-    "activations", "equation", "approximate", "keep_aspect_ratio_policy", "norm",
-})
-# Plugins that come with TensorRT, and the quantizers that its tools write.
-_PLUGINS = frozenset({
-    "EfficientNMS_TRT", "EfficientNMS_ONNX_TRT", "EfficientNMS_Explicit_TF_TRT", "EfficientNMS_Implicit_TF_TRT",
-    "BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "NMS_TRT", "NMSDynamic_TRT", "ROIAlign_TRT", "ResizeNearest_TRT",
-    "InstanceNormalization_TRT", "PriorBox_TRT", "GridAnchor_TRT", "FlattenConcat_TRT", "DecodeBbox3DPlugin",
-    "TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear", "TRT_FP4DynamicQuantize", "TRT_INT4QuantizeLinear",
-    "TRT_INT4DequantizeLinear",
-})
+_SHORTEST = 3  # letters of a text that can be told from chance
+_LONG = 64  # letters; such a text is none of ours
+_TRIES = 20_000  # spellings; that many taken ones are an attack
 _CLEARED = frozenset({
     "metadata_props", "quantization_annotation", "training_info", "configuration", "device_configurations",
     "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
 })
 _WORD = re.compile(r"[^\s,()';\"`]+")
 _ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
-_PROGRAMS = frozenset({
-    "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
-    "paddle2onnx", "onnx", "qdqtool",
+# Words that a report says of every model.
+_OWN_WORDS = frozenset({
+    "model.onnx", "extract.onnx", *TARGETS, *(p.value for p in Precision),
+    *get_args(FindingCode),
 })
 
 
@@ -59,7 +54,6 @@ def _without_copies(name: str) -> int:
     while (at := name.rfind("_clone_", 0, end)) >= 0 and name[at + len("_clone_") : end].isdigit():
         end = at
     return end
-
 
 
 class Private:
@@ -76,20 +70,31 @@ class Private:
     def __init__(self, secrets: set[str]) -> None:
         self.names: dict[str, str] = {}
         self.kept: set[str] = set()  # words of the standard
-        self._secrets = {s for s in secrets if len(s) > 2}
-        self._counters = {k: _spellings() for k in ("n", "t", "d", "domain", "Op", "attr", "s")}
+        self._secrets = {s for s in secrets if len(s) >= _SHORTEST}
+        self._spellings = {kind: _spelled(prefix) for kind, prefix in _PREFIXES.items()}
 
-    def name(self, original: str, kind: str = "t") -> str:
-        """The new name of something; the same for the same."""
+    def name(self, original: str, kind: str = "tensor") -> str:
+        """The new name of something; the same for the same.
+
+        Raises:
+            ModelError: Every name that could be given stands in the original.
+        """
         if not original:
             return ""
         if original not in self.names:
-            for letters in self._counters[kind]:
-                new = f"{kind}_{letters}" if kind != "Op" else f"Op{letters}"
-                if not any(s in new for s in self._secrets):
-                    self.names[original] = new
-                    break
+            spellings = itertools.islice(self._spellings[kind], _TRIES)
+            new = next((n for n in spellings if self._within(n, _SHORTEST) is None), None)
+            if new is None:
+                raise ModelError("the model's names leave none free for a private one; rename its tensors first")
+            self.names[original] = new
         return self.names[original]
+
+    def _within(self, text: str, shortest: int) -> str | None:
+        """An original text of at least so many letters that stands in a text."""
+        if len(text) > _LONG:
+            return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
+        ends = range(len(text) + 1)
+        return next((text[i:j] for i in ends for j in ends[i + shortest :] if text[i:j] in self._secrets), None)
 
     def place(self, name: str) -> str:
         """The new name of a node, or of a copy that TensorRT makes of one."""
@@ -117,49 +122,23 @@ class Private:
         """An original text that a text of the new model holds, None where there is none."""
         if not text or text in self.kept or is_public(text):
             return None
-        if text in self._secrets and text not in self.names.values():
-            return text
-        found: str | None = next((s for s in sorted(self._secrets) if len(s) > 3 and s in text), None)
-        return found
+        return text if text in self._secrets else self._within(text, _SHORTEST + 1)
 
     def leaked_prose(self, text: str) -> str | None:
         """The same for prose, in which every word of the language may be a name of the original by chance."""
-        own = set(self.names.values()) | self.kept
+        own = set(self.names.values()) | self.kept | _OWN_WORDS
         for word in {w.rstrip(".:,") for w in _WORD.findall(text)}:
             if word in self._secrets and word not in own and not is_public(word) and not _ANYBODYS.fullmatch(word):
                 return str(word)
-        long = (s for s in sorted(self._secrets) if len(s) > 7 and not is_public(s) and not _ANYBODYS.fullmatch(s))
-        found: str | None = next((s for s in long if s in text), None)
+        long = (s for s in sorted(self._secrets - _OWN_WORDS) if len(s) > 7 and not _ANYBODYS.fullmatch(s))
+        found: str | None = next((s for s in long if s in text and not is_public(s)), None)
         return found
 
 
-def _spellings() -> Iterator[str]:
+def _spelled(prefix: str) -> Iterator[str]:
     for length in itertools.count(2):
         for letters in itertools.product(_LETTERS, repeat=length):
-            yield "".join(letters)
-
-
-def is_public(text: str) -> bool:
-    """Whether a text is a word of ONNX, TensorRT or this tool and nobody's secret."""
-    return text in _vocabulary()
-
-
-_known: set[str] = set()
-
-
-def _vocabulary() -> set[str]:
-    if not _known:
-        for schema in onnx.defs.get_all_schemas_with_history():
-            _known.update((schema.name, *schema.attributes))
-            _known.update(i.name for i in (*schema.inputs, *schema.outputs))
-        _known.update(_PLUGINS | _WORDS | _PUBLIC_DOMAINS | _PROGRAMS)
-    return _known
-
-
-def _is_known(op: str, domain: str) -> bool:
-    if op in _PLUGINS or domain in _PUBLIC_DOMAINS - {"", "ai.onnx", "trt"}:
-        return True
-    return domain in ("", "ai.onnx") and (op in _vocabulary() or op in operators.OPERATORS)
+            yield f"{prefix}_{''.join(letters)}"
 
 
 def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -> tuple[onnx.ModelProto, Private]:
@@ -184,10 +163,10 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
     for seed in range(_SEEDS):
         hidden = Private(secrets)
         result = onnx.ModelProto()
-        result.CopyFrom(_inlined(proto))
+        result.CopyFrom(proto)
         result.DiscardUnknownFields()
         masked(result, np.random.default_rng(seed))
-        _rename(result, hidden, {})
+        _rename(result, hidden)
         for text in texts(result):
             leak = hidden.leaked(text)
             if leak is not None:
@@ -199,13 +178,6 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
         f"{what}: with other weights and scales the prediction would not stay the same ({problem}); extract a smaller "
         "part, or send it without --private"
     )
-
-
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    if not proto.functions:
-        return proto
-    inlined: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
-    return inlined
 
 
 def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
@@ -251,12 +223,15 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
-def _rename(message: Message, hidden: Private, context: dict[str, bool]) -> None:
-    """Replaces or clears every text of a message; what no rule speaks of is cleared."""
+def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()) -> None:
+    """Replaces or clears every text of a message; what no rule speaks of is cleared.
+
+    Args:
+        attributes: Names of attributes that are public for the node that it stands in; None for an unknown operator.
+    """
     kind = message.DESCRIPTOR.name
-    known = context.get("known", True)
     if isinstance(message, onnx.NodeProto):
-        known = _is_known(message.op_type, message.domain)
+        attributes = public_attributes(message)
     for field, value in list(message.ListFields()):
         if field.name in _CLEARED:
             message.ClearField(field.name)
@@ -264,11 +239,11 @@ def _rename(message: Message, hidden: Private, context: dict[str, bool]) -> None
         repeated = _is_repeated(field)
         if field.type == field.TYPE_MESSAGE:
             for inner in value if repeated else [value]:
-                _rename(inner, hidden, {"known": known})
+                _rename(inner, hidden, attributes)
             continue
         if field.type not in (field.TYPE_STRING, field.TYPE_BYTES) or field.name == "raw_data":
             continue
-        new = [_renamed(message, kind, field.name, v, hidden, known) for v in (value if repeated else [value])]
+        new = [_renamed(message, kind, field.name, v, hidden, attributes) for v in (value if repeated else [value])]
         if repeated:
             del value[:]
             value.extend(new)
@@ -276,20 +251,35 @@ def _rename(message: Message, hidden: Private, context: dict[str, bool]) -> None
             setattr(message, field.name, new[0])
 
 
-def _renamed(message: Message, kind: str, field: str, value: Any, hidden: Private, known: bool) -> Any:
+def _renamed(
+    message: Message, kind: str, field: str, value: Any, hidden: Private, attributes: frozenset[str] | None
+) -> Any:
+    known = attributes is not None
     if isinstance(value, bytes):
-        if kind == "AttributeProto" and known and getattr(message, "name", "") in _WORDS:
-            hidden.kept.add(value.decode("utf-8", "replace"))
+        text = value.decode("utf-8", "replace")
+        if kind == "AttributeProto" and known and is_word(getattr(message, "name", ""), text):
+            hidden.kept.add(text)
             return value
-        return hidden.name(value.decode("utf-8", "replace"), "s").encode()
+        return hidden.name(text, "text").encode()
     if field == "domain":
         if kind == "ModelProto":
             return ""
-        return value if value in _PUBLIC_DOMAINS else hidden.name(value, "domain")
+        return value if value in PUBLIC_DOMAINS else hidden.name(value, "domain")
     if field == "op_type":
-        return value if known else hidden.name(value, "Op")
+        if known:
+            hidden.kept.add(value)
+            return value
+        return hidden.name(value, "op")
+    if isinstance(message, onnx.FunctionProto) and field == "name":
+        called = onnx.NodeProto(op_type=value, domain=message.domain)
+        return value if public_attributes(called) is not None else hidden.name(value, "op")
     if kind == "GraphProto":
-        return "graph"
-    if kind == "AttributeProto":
-        return value if known or field != "name" else hidden.name(value, "attr")
-    return hidden.name(value, {"NodeProto": "n" if field == "name" else "t", "Dimension": "d"}.get(kind, "t"))
+        return hidden.name(value, "graph")
+    if kind == "AttributeProto" and field == "name":
+        if attributes is not None and value in attributes:
+            hidden.kept.add(value)
+            return value
+        return hidden.name(value, "attribute")
+    if kind == "NodeProto" and field == "name":
+        return hidden.name(value, "node")
+    return hidden.name(value, "size" if kind == "Dimension" else "tensor")

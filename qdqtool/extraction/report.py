@@ -6,17 +6,17 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 from pathlib import Path
 from typing import Any
 
+from qdqtool.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.api import Extraction
-from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome
+from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Precision
 
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")
 _MAX_BYTES = 256 * 2**20
-_TYPE = re.compile(r"[A-Z]{2,7}[0-9]{0,2}")
+_TYPES = frozenset(map(str, Precision))
 _MOST = 20
 
 
@@ -101,7 +101,7 @@ def _seen(result: Extraction, verification: dict[str, Any]) -> list[str]:
     for mismatch in chosen[:_MOST]:
         sides = [_side(mismatch.get(key), private is not None) for key in ("predicted", "built")]
         kind = str(mismatch.get("kind", ""))
-        cells = [kind if kind.isalpha() else "", _code(name(mismatch)), *sides]
+        cells = [kind if kind in set(MismatchKind) else "", _code(name(mismatch)), *sides]
         lines.append(f"| {' | '.join(cells)} |")
     if len(chosen) > _MOST:
         lines += ["", f"and {len(chosen) - _MOST} more"]
@@ -114,7 +114,7 @@ def _side(told: Any, types_only: bool) -> str:
     items = []
     for key, value in told.items():
         values = [str(v) for v in (value if isinstance(value, list) else [value])]
-        if not types_only or (key in ("precision", "inputs", "output") and all(map(_TYPE.fullmatch, values))):
+        if not types_only or (key in ("precision", "inputs", "output") and _TYPES.issuperset(values)):
             items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")
     return "; ".join(items)
 

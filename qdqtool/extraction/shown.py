@@ -56,10 +56,10 @@ def same(one: ConvOutcome, two: ConvOutcome) -> bool:
     )
 
 
-def of_finding(prediction: Prediction, finding: Finding) -> Shown:
-    """A finding and the convolutions that it names."""
-    named = {*finding.convolutions, finding.node}
-    return Shown((finding,), tuple(c for c in prediction.convolutions if c.name in named))
+def of_findings(prediction: Prediction, findings: Sequence[Finding]) -> Shown:
+    """Findings and the convolutions that they name."""
+    named = {name for f in findings for name in (*f.convolutions, f.node)}
+    return Shown(tuple(findings), tuple(c for c in prediction.convolutions if c.name in named))
 
 
 def of_node(prediction: Prediction, name: str) -> Shown:
@@ -87,7 +87,8 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
     if not colon:
         return found[0]
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
-        raise ModelError(f"{what}: --finding {wanted}: there are {len(found)} of {code}{place}, counted from 1")
+        count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
+        raise ModelError(f"{what}: --finding {wanted}: {count} of {code}{place}, counted from 1")
     return found[int(number) - 1]
 
 

@@ -58,3 +58,16 @@ def secretive() -> onnx.ModelProto:
     graph.output[0].name = f"{SECRET}/done"
     model.opset_import.append(helper.make_opsetid(f"ai.{SECRET}", 1))
     return model
+
+
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with its small constants in Constant nodes, as older exporters write scales and zero points."""
+    graph = model.graph
+    small = [t for t in graph.initializer if len(t.dims) < 2]
+    large = [t for t in graph.initializer if len(t.dims) >= 2]
+    nodes = [helper.make_node("Constant", [], [t.name], f"Constant_{i}", value=t) for i, t in enumerate(small)]
+    nodes += graph.node
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(large)
+    return model

@@ -109,8 +109,8 @@ def test_between_tensors() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     ({}, "say what to extract"),
     ({"finding": "NOPE"}, "has no finding NOPE on trt8.5; its findings: "),
-    ({"finding": "SKIP-FLOAT:9"}, "there are 1 of SKIP-FLOAT"),
-    ({"finding": "SKIP-FLOAT:x"}, "there are 1 of SKIP-FLOAT"),
+    ({"finding": "SKIP-FLOAT:9"}, "there is 1 of SKIP-FLOAT"),
+    ({"finding": "SKIP-FLOAT:x"}, "there is 1 of SKIP-FLOAT"),
     ({"finding": "SKIP-FLOAT:0"}, "counted from 1"),
     ({"node": "b1.c11"}, "has no node 'b1.c11'; nearest: b1.c1"),
     ({"inputs": ["b1.c1"]}, "has no tensor 'b1.c1'"),
@@ -120,6 +120,8 @@ def test_between_tensors() -> None:
     ({"finding": "SKIP-FLOAT", "inputs": ["x"]}, "not both"),
     ({"finding": "SKIP-FLOAT", "hops": 2}, "hops are counted from a node"),
     ({"finding": "SKIP-FLOAT", "builder": "trtexec", "check": "true"}, "not both"),
+    ({"finding": ""}, "a name or command is empty"),
+    ({"node": " "}, "a name or command is empty"),
     ({"finding": "SKIP-FLOAT", "limit": 0}, "limit is at least 1"),
 ])  # fmt: skip
 def test_bad_requests(arguments: dict[str, object], said: str) -> None:
@@ -197,3 +199,12 @@ def test_plugins_and_half_precision_are_cut() -> None:
     assert {o.domain for o in result.proto.opset_import} == {"", "mine"}
     assert result.proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     assert [n.name for n in result.proto.graph.node] == ["c0", "c1", "own"]
+
+
+def test_several_findings_in_one_part() -> None:
+    model = residual()
+    result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
+    assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
+    assert "what SKIP-FLOAT at b1.sum, OUT-FLOAT at last depends on" in result.kept
+    one, two = (qdqtool.extract(model, finding=c).nodes[0] for c in ("SKIP-FLOAT", "OUT-FLOAT"))
+    assert max(one, two) < result.nodes[0] < len(model.graph.node)

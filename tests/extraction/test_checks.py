@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -12,7 +13,7 @@ import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
-from tests.extraction.networks import residual
+from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -79,3 +80,29 @@ def test_commands_that_are_none(command: str, said: str) -> None:
 def test_a_command_without_end_is_told() -> None:
     with pytest.raises(QdqtoolError, match="did not end within"):
         CommandCheck(residual(1), f"'{sys.executable}' -c 'import time; time.sleep(30)'", timeout=0.5)
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = f"sh -c 'sleep 5; touch {mark}' "
+    start = time.monotonic()
+    with pytest.raises(QdqtoolError, match=r"did not end within 0\.5 s"):
+        CommandCheck(residual(1), command, timeout=0.5)
+    assert time.monotonic() - start < 4
+    time.sleep(5.5 - (time.monotonic() - start))
+    assert not mark.exists()
+
+
+def test_a_command_that_looks_at_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(QdqtoolError, match="does not depend on the model"):
+        qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
+
+
+def test_constants_stay_nodes_where_the_command_needs_them(tmp_path: Path) -> None:
+    model = with_constant_nodes(residual(2))
+    command = script(tmp_path, "import sys\nsys.exit(3 if b'Constant' in open(sys.argv[1], 'rb').read() else 0)\n")
+    result = qdqtool.extract(model, finding="SKIP-FLOAT", check=command)
+    plain = qdqtool.extract(model, finding="SKIP-FLOAT")
+    assert any(n.op_type == "Constant" for n in result.proto.graph.node) and not result.notes
+    assert not any(n.op_type == "Constant" for n in plain.proto.graph.node)
+    assert len(plain.proto.graph.node) < len(result.proto.graph.node) < len(model.graph.node)

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtool
+import qdqtool.errors
 from qdqtool.extraction.masking import masked
 from qdqtool.graph import Model
 from qdqtool.qdq import quantizers, read_params
@@ -124,3 +125,90 @@ def test_external_file_names_go(tmp_path: Path) -> None:
     result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
     assert SECRET.encode() not in result.proto.SerializeToString()
     assert all(t.raw_data for t in result.proto.graph.initializer)
+
+
+def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
+    """A network that ends in an operator of somebody's own."""
+    model = residual()
+    node = onnx.helper.make_node(op, [model.graph.output[0].name], ["done"], "head", domain=domain, **attributes)
+    model.graph.node.append(node)
+    model.graph.output[0].name = "done"
+    model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    return model
+
+
+@pytest.mark.parametrize("word", ["graph", "attr", "domain", "t_b", "Opb", "main"])
+def test_names_that_ours_could_be(word: str) -> None:
+    """An original name that stands in a name that would be given only costs that one."""
+    model = with_head(rate=3.0)
+    model.graph.name = word
+    model.metadata_props.add(key=word, value="1")
+    data = qdqtool.extract(model, outputs=["done"], private=True).proto.SerializeToString()
+    assert word.encode() not in data
+
+
+def test_no_name_left_is_told() -> None:
+    model = residual()
+    for letter in "bcdfghjklmnpqrstvwxz":
+        model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
+    with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
+        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
+
+
+@pytest.mark.parametrize(("op", "kept"), [("FusedConv", True), ("AcmeDetector", False)])
+def test_operators_of_a_public_domain(op: str, kept: bool) -> None:
+    """onnxruntime's own keep their names; what somebody put into its domain does not."""
+    model = with_head(op, "com.microsoft", acme_rate=2.0, activation="Relu")
+    result = qdqtool.extract(model, outputs=["done"], private=True)
+    last = result.proto.graph.node[-1]
+    assert (last.op_type == op) == kept and last.domain == "com.microsoft"
+    assert sum(a.name == "activation" and a.s == b"Relu" for a in last.attribute) == kept
+    assert b"cme" not in result.proto.SerializeToString()
+
+
+def test_words_that_are_not_the_standards() -> None:
+    model = residual()
+    conv = next(n for n in model.graph.node if n.op_type == "Conv")
+    conv.attribute.extend([onnx.helper.make_attribute("acme_note", 1.0), onnx.helper.make_attribute("mode", "acme way"),
+                           onnx.helper.make_attribute("auto_pad", "NOTSET")])
+    result = qdqtool.extract(model, node=conv.name, private=True)
+    data = result.proto.SerializeToString()
+    assert b"acme" not in data and b"NOTSET" in data
+
+
+def test_functions_go_by_other_names() -> None:
+    model = with_head("AcmeBlock", "acme.fn")
+    table = numpy_helper.from_array(np.linspace(1, 9, 32, dtype=np.float32), "AcmeTable")
+    inside = [onnx.helper.make_node("Relu", ["AcmeX"], ["AcmeR"], "AcmeRelu", doc_string="Acme"),
+              onnx.helper.make_node("Constant", [], ["AcmeC"], "AcmeConstant", value=table),
+              onnx.helper.make_node("Mul", ["AcmeR", "AcmeC"], ["AcmeY"], "AcmeMul")]
+    model.functions.append(onnx.helper.make_function(
+        "acme.fn", "AcmeBlock", ["AcmeX"], ["AcmeY"], inside, list(model.opset_import[:1])))
+    proto = qdqtool.extract(model, outputs=["done"], private=True).proto
+    (function,) = proto.functions
+    assert b"cme" not in proto.SerializeToString()
+    assert (function.domain, function.name) == (proto.graph.node[-1].domain, proto.graph.node[-1].op_type)
+    left = np.isin(numpy_helper.to_array(function.node[1].attribute[0].t), numpy_helper.to_array(table))
+    assert left.sum() <= 2
+
+
+def test_tables_in_attributes_are_data() -> None:
+    anchors = [float(np.float32(x)) for x in np.linspace(1.1, 9.3, 12)]
+    result = qdqtool.extract(with_head(anchors=anchors, table=list(range(1000, 1100))), outputs=["done"], private=True)
+    tables = result.proto.graph.node[-1].attribute
+    floats, ints = list(tables[0].floats), list(tables[1].ints)
+    assert len(floats) == 12 and len(set(floats) & set(anchors)) <= 2
+    assert len(ints) == 100 and ints != list(range(1000, 1100))
+
+
+def test_one_number_a_channel_is_no_range() -> None:
+    """Slopes of a PRelu or a depthwise 1x1 kernel: a range for each channel would be the number itself."""
+    model = residual()
+    slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
+    model.graph.node.append(onnx.helper.make_node("PRelu", [model.graph.output[0].name, "slopes"], ["done"], "prelu"))
+    model.graph.output[0].name = "done"
+    result = qdqtool.extract(model, outputs=["done"], private=True)
+    new = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in result.proto.graph.initializer
+                          if t.data_type == onnx.TensorProto.FLOAT])
+    assert np.isin(slopes, new).sum() <= 2
