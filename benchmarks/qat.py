@@ -1,25 +1,31 @@
 """QAT tools beside each other on one trained detector: box error, INT8 in and out, conversions, lines of code.
 
     pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
-    python benchmarks/qat.py --weights best.pt --images photographs/
+    python benchmarks/qat.py --weights best.pt --images photographs/ --docs docs/qat.md
 
 Nothing is fine-tuned: every row is the same float network with quantizers placed and calibrated by one tool, so that
 only places and ranges differ. The box error is the mean distance in pixels between the corners of the float network's
 50 most confident boxes of an image and the quantized network's boxes of the same cells, run with onnxruntime. The first
 images calibrate, the last ``--judge`` are judged. Conversions and INT8 convolutions are those predicted for trt8.5.
+Lines of code are the statements of a row's function below, from the float network to the file; the float export that
+two of them need counts for one. ``--keep FILE`` remembers rows that are done, ``--docs`` writes the table into a page.
 ``--speed`` measures what calibration costs instead, against a float forward pass, in CPU time.
 
-Fine-tuning over three seeds (float, PTQ, QAT, distilled QAT, a naive placement) is examples/qat_yolov8/run.py.
+Fine-tuning over three seeds is qat_training.py, and examples/qat_yolov8/run.py with a naive placement and distillation.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import copy
+import inspect
 import io
+import json
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -27,9 +33,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import numpy as np
 import onnxruntime
 import torch
+from marked import replace_between
 from PIL import Image
 from torch import Tensor, nn
 
@@ -38,6 +47,7 @@ from qdqtool import qat
 from qdqtool.qat.networks import exporting_heads
 
 TOP = 50
+BEGIN, END = "<!-- tools: written by benchmarks/qat.py -->", "<!-- end of tools -->"
 Row = Callable[[Any, Tensor, Path], None]
 
 
@@ -48,6 +58,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--judge", type=int, default=8)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
+    parser.add_argument("--docs", type=Path, help="a page whose table between markers is replaced")
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -61,27 +73,60 @@ def main() -> None:
     if options.speed:
         speed(yolo, calibration)
         return
-    print(f"{len(calibration)} images calibrate, {len(judged)} judge, {options.size} x {options.size}; "
-          f"torch {torch.__version__}")  # fmt: skip
-    print("| tool | box error, px | INT8 | INT8 in and out | conversions, trt8.5 | lines of code |")
-    print("|---|---|---|---|---|---|")
+    found: dict[str, dict[str, Any]] = {}
+    if options.keep is not None and options.keep.exists():
+        found = json.loads(options.keep.read_text())
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "float.onnx"
         export_float(yolo, judged[:1], plain)
         wanted = [run(plain, image) for image in judged]
-        for name in options.rows:
-            path = Path(folder) / f"{name.replace(' ', '_')}.onnx"
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    ROWS[name](YOLO(options.weights), calibration, path)
-                found = [run(path, image) for image in judged]
-                error = float(np.mean([box_error(a, b) for a, b in zip(found, wanted, strict=True)]))
-                s = qdqtool.predict(path, "trt8.5").summary()
-                cells = f"{error:.2f} | {s['int8']} of {s['convolutions']} | {s['int8_to_int8']} | {s['conversions']}"
-            except Exception as failure:  # another tool's: the row says what it raised
-                traceback.print_exc()
-                cells = f"fails: {type(failure).__name__}: {str(failure).splitlines()[0][:60]} | | |"
-            print(f"| {name} | {cells} | {LINES[name]} |", flush=True)
+        for name in (n for n in options.rows if n not in found):
+            found[name] = measured(name, YOLO(options.weights), calibration, judged, wanted, Path(folder))
+            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+            if options.keep is not None:
+                options.keep.write_text(json.dumps(found, indent=1))
+    classes = len(yolo.names)
+    text = table(
+        {n: found[n] for n in options.rows},
+        f"{yolo.model.yaml.get('yaml_file') or 'a network'} of {classes} class{'es' * (classes != 1)}, "
+        f"{options.size} x {options.size}; {len(calibration)} photographs calibrate, {len(judged)} others judge; "
+        f"torch {torch.__version__}, nothing fine-tuned.",
+    )
+    print(text)
+    if options.docs is not None:
+        replace_between(options.docs, BEGIN, END, text)
+
+
+def measured(
+    name: str, yolo: Any, calibration: Tensor, judged: Tensor, wanted: list[np.ndarray], folder: Path
+) -> dict[str, Any]:
+    """A row's box error in pixels and what is predicted for it, or what the tool raised."""
+    path = folder / f"{name.replace(' ', '_')}.onnx"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            ROWS[name](yolo, calibration, path)
+        errors = [box_error(run(path, image), w) for image, w in zip(judged, wanted, strict=True)]
+        return {"error": float(np.mean(errors)), **qdqtool.predict(path, "trt8.5").summary()}
+    except Exception as failure:  # another tool's: the row says what it raised
+        traceback.print_exc()
+        return {"fails": f"{type(failure).__name__}: {str(failure).splitlines()[0][:60]}"}
+
+
+def table(found: dict[str, dict[str, Any]], title: str) -> str:
+    """Markdown."""
+    lines = [
+        title,
+        "",
+        "| tool | box error, px | INT8 | INT8 in and out | conversions, trt8.5 | lines of code |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in found.items():
+        if "fails" in row:
+            lines.append(f"| {name} | fails: {row['fails']} | | | | {lines_of(ROWS[name])} |")
+            continue
+        cells = f"{row['int8']} of {row['convolutions']} | {row['int8_to_int8']} | {row['conversions']}"
+        lines.append(f"| {name} | {row['error']:.2f} | {cells} | {lines_of(ROWS[name])} |")
+    return "\n".join(lines)
 
 
 def load_images(folder: Path, size: int) -> Tensor:
@@ -216,21 +261,14 @@ ROWS: dict[str, Row] = {
 }
 
 
-def _lines(row: Row) -> int:
-    """Statements of the row's function here, without docstring, imports and signature."""
-    import ast
-    import inspect
-    import textwrap
-
+def lines_of(row: Row) -> int:
+    """Statements of the row's function, without docstring, imports and signature."""
     body = ast.parse(textwrap.dedent(inspect.getsource(row))).body[0]
     kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)
     return sum(
         isinstance(n, kept) and not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
         for n in ast.walk(body)
     )
-
-
-LINES = {name: _lines(row) for name, row in ROWS.items()}
 
 
 def speed(yolo: Any, images: Tensor) -> None:
