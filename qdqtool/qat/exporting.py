@@ -25,7 +25,7 @@ from qdqtool.qat.amax import LEVELS, amax_of, scale_of
 from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
-from qdqtool.qat.modules import ExportQuantizer, quantizers_of
+from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
 from qdqtool.qat.networks import exporting_heads, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
@@ -263,10 +263,8 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
     names = {id(m): n for n, m in twin.named_modules()}
     axes = {w.module: w.axis for w in plan.weights}
-    # One scale for all channels does not survive factors that differ between them: such a convolution stays unfolded.
-    norms = {norm: conv for norm, conv in plan.norms.items() if axes.get(conv, 0) is not None}
     found = list(quantizers_of(twin))
-    factors = fold_norms(twin, norms)
+    factors = fold_norms(twin, plan.norms)
     for module, attribute, weight in found:
         quantizer = getattr(module, attribute)
         if not weight:
@@ -277,11 +275,13 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
         axis = axes[names[id(module)]]
         value = module._parameters["weight"]
         assert value is not None
-        scale = torch.from_numpy(np.array(weight_scale(value.detach().numpy(), axis)))
+        later = folded_later(module)
+        value = value.detach() if later is None else value.detach() * later.to(value)
+        scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
         amax = amax_of(quantizer)
         if amax is not None:  # the range of training, times what folding multiplied the channels by
             trained = amax.double().reshape(scale.shape) / LEVELS
-            factor = factors.get(names[id(module)])
+            factor = None if axis is None else factors.get(names[id(module)])
             trained = trained if factor is None else trained * factor.double().abs()
             scale = torch.where(trained > _TINY, trained.float(), scale)
         module._modules[attribute] = ExportQuantizer(scale, axis)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,24 +32,37 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     return factors
 
 
-def _fold(conv: nn.Module, norm: nn.Module) -> Tensor | None:
+def factor_of(norm: nn.Module | None) -> Tensor | None:
+    """What BatchNormalization multiplies the channels by in evaluation, float64 [channels]; None for other modules."""
     if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None or norm.running_var is None:
+        return None
+    factor = torch.rsqrt(norm.running_var.double() + norm.eps)
+    return factor * norm.weight.detach().double() if norm.affine else factor
+
+
+def along_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
+    """The factors [channels] in a shape that multiplies a module's weights along their output channels."""
+    weight = conv._parameters["weight"]
+    assert weight is not None
+    if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
+        return factor.reshape(-1, *(1,) * (weight.ndim - 1))
+    # [in, out / groups, ...]: the inputs of a group, one group after the other.
+    of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(weight.shape[0] // conv.groups, 0)
+    return of_groups.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
+
+
+def _fold(conv: nn.Module, norm: nn.Module) -> Tensor | None:
+    factor = factor_of(norm)
+    if factor is None:
         return None
     weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
     assert weight is not None
-    mean, variance = norm.running_mean.double(), norm.running_var.double()
-    factor = torch.rsqrt(variance + norm.eps)
+    found: Any = norm
+    mean = found.running_mean.double()
     shift = -mean * factor if bias is None else (bias.detach().double() - mean) * factor
-    if norm.affine:
-        gain = norm.weight.detach().double()
-        factor, shift = factor * gain, shift * gain + norm.bias.detach().double()
-    value = weight.detach().double()
-    if isinstance(conv, nn.modules.conv._ConvTransposeNd):  # [in, out / groups, ...]
-        split = value.reshape(conv.groups, -1, *value.shape[1:])
-        along = factor.reshape(conv.groups, 1, value.shape[1], *(1,) * (value.ndim - 2))
-        value = (split * along).reshape(value.shape)
-    else:
-        value = value * factor.reshape(-1, *(1,) * (value.ndim - 1))
+    if found.affine:
+        shift = shift + found.bias.detach().double()
+    value = weight.detach().double() * along_outputs(conv, factor)
     conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
     conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
     return factor

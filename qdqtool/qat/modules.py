@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.amax import Int8, amax_of, collecting, fake_quantized
+from qdqtool.qat.folding import along_outputs, factor_of
 from qdqtool.qat.guards import protect
 from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
 
@@ -86,6 +88,8 @@ class Quantizing:
         qdq_calls: From kind of call, number of the call and input to the attribute that holds its quantizer.
         qdq_expected: How many calls of a kind run inside.
         qdq_off: Attributes whose quantizers let everything through, see :mod:`qdqtool.qat.switching`.
+        qdq_norm: Where the BatchNormalization behind the module is, as a module and the name of a child, for weights
+            that have one scale for all channels.
     """
 
     qdq_input: str | None = None
@@ -93,6 +97,7 @@ class Quantizing:
     qdq_calls: Mapping[tuple[str, int, int], str] = MappingProxyType({})
     qdq_expected: Mapping[str, int] = MappingProxyType({})
     qdq_off: frozenset[str] = frozenset()
+    qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self
@@ -152,13 +157,32 @@ class QuantizingWeights(Quantizing):
         if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
             return value
         try:
-            return _quantized(module, self.qdq_weight, value, weight=True)
+            factor = folded_later(self)
+            if factor is None:
+                return _quantized(module, self.qdq_weight, value, weight=True)
+            # What the export quantizes are the weights times the factors of the BatchNormalization behind them. One
+            # scale for all channels does not go with factors that differ, so that these are on when it is applied.
+            factor = factor.to(value)
+            folded = _quantized(module, self.qdq_weight, value * factor, weight=True)
+            return folded / torch.where(factor == 0, 1, factor)
         except AttributeError as error:  # would make Python ask nn.Module, which returns the float weights
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter
     def weight(self, value: Any) -> None:
         self.__dict__[_REPLACED] = value  # parameters do not come here: nn.Module.__setattr__ takes them
+
+
+def folded_later(module: Any) -> Tensor | None:
+    """What weights with one scale are multiplied by when they are quantized, in a shape that fits them.
+
+    None for others, and where the BatchNormalization is gone (somebody folded it).
+    """
+    if module.qdq_norm is None:
+        return None
+    parent, name = module.qdq_norm
+    factor = factor_of(parent._modules.get(name))
+    return None if factor is None else along_outputs(module, factor)
 
 
 _classes: dict[type, type] = {}

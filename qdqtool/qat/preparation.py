@@ -119,9 +119,13 @@ def insert(model: nn.Module, decided: Plan) -> None:
         attribute = _attach(module, RESIDUAL if activation.role == "residual" else INPUT, quantizer)
         module.qdq_calls = {**module.qdq_calls, (site.kind, site.call, site.position): attribute}
         module.qdq_expected = {**module.qdq_expected, site.kind: decided.calls[site.module, site.kind]}
+    norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
         module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
+        if weight.axis is None and weight.module in norm_behind:
+            parent, _, name = norm_behind[weight.module].rpartition(".")
+            module.qdq_norm = (modules[parent], name)
     protect()
     setattr(model, PLAN, decided)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import qdqtool
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.qat.modules import folded_later
 from qdqtool.testing import assert_int8
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
@@ -92,8 +94,47 @@ def test_transposed_convolutions(backend: str, groups: int, tmp_path: Path) -> N
     done = qat.export(model, tmp_path / "q.onnx", X)
     assert done.summary["int8"] == 3
     assert done.difference < 0.02
-    left = sum(n.op_type == "BatchNormalization" for n in onnx.load(tmp_path / "q.onnx").graph.node)
-    assert left == 1  # ConvTranspose weights have one scale for all channels, which folding would spoil
+    graph = onnx.load(tmp_path / "q.onnx").graph
+    assert "BatchNormalization" not in {n.op_type for n in graph.node}
+    # One scale for all channels, and the trained integers are those of the weights with BatchNormalization folded in.
+    made = {o: n for n in graph.node for o in n.output}
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    conv = next(n for n in graph.node if n.op_type == "ConvTranspose")
+    q = made[made[conv.input[1]].input[0]]
+    factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().numpy()
+    weight = model.up._parameters["weight"].detach().numpy()  # [in, out / groups, 2, 2]
+    parts = zip(np.split(weight, groups), np.split(factor, groups), strict=True)
+    folded = np.concatenate([part * f.reshape(1, -1, 1, 1) for part, f in parts])
+    scale = np.abs(folded).max() / 127
+    assert values[q.input[1]] == pytest.approx(scale, rel=1e-5)
+    np.testing.assert_allclose(values[q.input[0]], folded, rtol=1e-5, atol=1e-7)
+
+
+def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp_path: Path) -> None:
+    model = _ready(nets.UpAndDown())
+    with torch.no_grad():
+        model.bn.weight[:3] = torch.tensor([4.0, 0.0, -2.0])  # factors far apart, one of them nothing
+    seen: list[torch.Tensor] = []
+    keep = model.up.register_forward_hook(lambda m, args, out: seen.append(out.detach()))
+    inputs: list[torch.Tensor] = []
+    with torch.no_grad():
+        model.eval()(X)
+        inputs.append(torch.relu(model.down(X)))
+    keep.remove()
+    factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().reshape(1, -1, 1, 1)
+    folded = model.up._parameters["weight"].detach() * factor
+    scale = folded.abs().max() / 127
+    quantized = (folded / scale).round() * scale
+    x = model.up._input_quantizer(inputs[0])
+    wanted = torch.nn.functional.conv_transpose2d(x, quantized, stride=2)
+    torch.testing.assert_close(seen[0] * factor, wanted, rtol=1e-4, atol=1e-4)
+    model.train()
+    model(X).square().mean().backward()
+    assert model.up._parameters["weight"].grad is not None
+    copied = copy.deepcopy(model)
+    copied.bn = nn.Identity()  # as if somebody had folded it: from here on the weights are quantized as they are
+    assert folded_later(copied.up) is None and folded_later(model.up) is not None
+    assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,0 +1,202 @@
+"""Networks of Ultralytics and torchvision through qdqtool.qat: prepare, calibrate, two steps of training, export.
+
+    pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
+    python benchmarks/qat_models.py --keep FILE.json --docs docs/qat-models.md
+
+The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
+convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file, what the export
+check measured (see docs/qat.md) and the network's own noise. With ``--rtx`` TensorRT-RTX builds each file, and the
+row says how many convolutions it ran as predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from marked import replace_between
+from torch import Tensor, nn
+
+from qdqtool import qat
+
+BEGIN, END = "<!-- models: written by benchmarks/qat_models.py -->", "<!-- end of models -->"
+ULTRALYTICS = (
+    "yolov8n", "yolov8s", "yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolov8n-cls", "yolov8n-p2", "yolov8n-ghost",
+    "yolov8s-world", "yolov5n", "yolov6n", "yolov3-tiny", "yolov9t", "yolov10n", "yolo11n", "yolo11n-seg", "yolo12n",
+    "yolo26n", "yolo26n-seg", "yolo26n-pose", "rtdetr-l",
+)  # fmt: skip
+TORCHVISION = (
+    "alexnet", "vgg11_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "squeezenet1_1", "densenet121",
+    "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0",
+    "efficientnet_v2_s", "mnasnet1_0", "regnet_x_400mf", "regnet_y_400mf", "shufflenet_v2_x1_0", "convnext_tiny",
+    "vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large", "r3d_18", "s3d", "mvit_v1_b", "ssdlite320_mobilenet_v3_large",
+    "retinanet_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "raft_small",
+)  # fmt: skip
+# Inputs other than one picture of 64 pixels.
+SIZES = {"rtdetr-l": 256, "inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128, "mvit_v1_b": 224}
+VIDEO = {"r3d_18": 4, "s3d": 14, "mvit_v1_b": 16}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=[*ULTRALYTICS, *TORCHVISION])
+    parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
+    parser.add_argument("--docs", type=Path, help="a page whose table between markers is replaced")
+    parser.add_argument("--rtx", action="store_true", help="let TensorRT-RTX build each file")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found: dict[str, dict[str, Any]] = {}
+    if options.keep is not None and options.keep.exists():
+        found = json.loads(options.keep.read_text())
+    for name in (n for n in options.models if n not in found):
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = measured(name, Path(folder) / "model.onnx", options.rtx)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+        if options.keep is not None:
+            options.keep.write_text(json.dumps(found, indent=1))
+    text = table({n: found[n] for n in options.models})
+    print(text)
+    if options.docs is not None:
+        replace_between(options.docs, BEGIN, END, text)
+
+
+def measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
+    """One row; what was raised where it does not work."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return _measured(name, path, rtx)
+    except Exception as error:
+        traceback.print_exc()
+        return {"fails": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+
+
+def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    made, shape = built(name)
+    network = made if isinstance(made, nn.Module) else made.model
+
+    def pictures(count: int) -> Any:
+        return sample_of(name, shape, count)
+
+    settle(network, lambda: call(network, pictures(4)))
+    plan = qat.prepare(made, pictures(1), report=None)
+    qat.calibrate(made, [pictures(2), pictures(2)])
+    network.train()
+    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1e-6)
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    for _ in range(2):
+        losses = [t.float().square().mean() for t in tensors(call(network, pictures(2))) if t.requires_grad]
+        optimizer.zero_grad()
+        sum(losses, torch.zeros(())).backward()
+        optimizer.step()
+    network.eval()
+    done = qat.export(made, path, pictures(1))
+    summary = done.summary
+    row = {
+        "planned": len(plan.convolutions), "merged": len(plan.merged), "unseen": len(plan.unseen),
+        "pieces": done.check.pieces, "worst": done.check.worst, "difference": done.difference, "noise": done.noise,
+        **summary,
+    }  # fmt: skip
+    if rtx:
+        from qdqtool.verification.built_here import verify_with_builder
+
+        row["rtx"] = verify_with_builder(path, "tensorrt-rtx").convolutions
+    return row
+
+
+def built(name: str) -> tuple[Any, tuple[int, ...]]:
+    """The network (Ultralytics' in their wrapper) and the shape of one input."""
+    size = SIZES.get(name, 128 if name in ULTRALYTICS else 64)
+    if name in ULTRALYTICS:
+        from ultralytics import RTDETR, YOLO
+
+        return (RTDETR if "rtdetr" in name else YOLO)(f"{name}.yaml"), (3, size, size)
+    import torchvision
+
+    options: dict[str, Any] = {"weights": None}
+    if "_fpn" in name or name.startswith(("ssd", "fcn", "deeplab", "lraspp")):
+        options["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
+    model = torchvision.models.get_model(name, **options)
+    return model, (3, VIDEO[name], size, size) if name in VIDEO else (3, size, size)
+
+
+def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
+    """Noise in the form in which the network is called."""
+    images = torch.rand(count, *shape)
+    if name == "raft_small":
+        return images, torch.rand(count, *shape)
+    return images
+
+
+def call(network: nn.Module, sample: Any) -> Any:
+    return network(*sample) if isinstance(sample, tuple) else network(sample)
+
+
+def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
+    """Statistics of BatchNormalization from noise, and biases that are not all alike."""
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [m.momentum for m in norms]
+    for norm in norms:
+        norm.momentum = None
+        norm.reset_running_stats()
+    network.train()
+    with torch.no_grad():
+        for _ in range(2):
+            forward()
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    network.eval()
+    for key, parameter in network.named_parameters():
+        if key.endswith("bias") and float(parameter.detach().float().std(unbiased=False)) == 0:
+            parameter.data += torch.randn(parameter.shape) * 0.02
+
+
+def tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in tensors(v)] if isinstance(value, list | tuple) else []
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Markdown, with a line on top that counts."""
+    good = [r for r in found.values() if "fails" not in r]
+    planned = sum(r["int8"] == r["planned"] for r in good)
+    lines = [
+        f"{len(good)} of {len(found)} networks are exported, {planned} of them with all planned layers predicted INT8 "
+        f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
+        "(limit 2e-3).",
+        "",
+        "| network | planned | INT8 | INT8 in and out | conversions | pieces | worst piece | end to end | own noise |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, r in found.items():
+        if "fails" in r:
+            lines.append(f"| {name} | {r['fails']} | | | | | | | |")
+            continue
+        counts = f"{r['planned']} | {r['int8']} of {r['convolutions']} | {r['int8_to_int8']} | {r['conversions']}"
+        errors = f"{r['pieces']} | {r['worst']:.1e} | {r['difference']:.1e} | {r['noise']:.1e}"
+        lines.append(f"| {name} | {counts} | {errors} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
