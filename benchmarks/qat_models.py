@@ -30,6 +30,7 @@ from marked import replace_between
 from torch import Tensor, nn
 
 from qdqtool import qat
+from qdqtool.qat.networks import unwrapped
 
 BEGIN, END = "<!-- models: written by benchmarks/qat_models.py -->", "<!-- end of models -->"
 ULTRALYTICS = (
@@ -46,7 +47,7 @@ TORCHVISION = (
     "retinanet_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "raft_small",
 )  # fmt: skip
 # Inputs other than one picture of 64 pixels.
-SIZES = {"rtdetr-l": 256, "inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128, "mvit_v1_b": 224}
+SIZES = {"rtdetr-l": 256, "yolov8s-world": 192, "inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128, "mvit_v1_b": 224}
 VIDEO = {"r3d_18": 4, "s3d": 14, "mvit_v1_b": 16}
 
 
@@ -86,7 +87,7 @@ def measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
 def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     made, shape = built(name)
-    network = made if isinstance(made, nn.Module) else made.model
+    network = unwrapped(made)
 
     def pictures(count: int) -> Any:
         return sample_of(name, shape, count)

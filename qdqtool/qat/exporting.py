@@ -22,7 +22,7 @@ from qdqtool.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.amax import LEVELS, amax_of, scale_of
-from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
+from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference, Shaking
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
@@ -132,8 +132,8 @@ def export(
         except onnx.checker.ValidationError as error:
             raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
         try:
-            found = checking.check_pieces(proto, shown, wanted, numbers)
-            found = replace(found, noise=_noise(twin, plan, shown, wanted))
+            found, shaking = checking.check_pieces(proto, shown, wanted, numbers)
+            found = replace(found, noise=_noise(twin, plan, shown, wanted, shaking))
             _refuse_apart(found, tolerance)
         except ModelError as error:
             if tolerance < ANYTHING:
@@ -176,8 +176,8 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
         raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, {})
         _, numbers = _tidied(raw, calls)
         try:
-            found = checking.check_pieces(file, call, wanted, numbers)
-            found = replace(found, noise=_noise(twin, plan, call, wanted))
+            found, shaking = checking.check_pieces(file, call, wanted, numbers)
+            found = replace(found, noise=_noise(twin, plan, call, wanted, shaking))
             _refuse_apart(found, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
@@ -189,8 +189,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _refuse_apart(found: Check, tolerance: float) -> None:
-    if np.isnan(found.noise):
-        return  # every piece agrees, and nothing says how much their rounding may add up to
     allowed = tolerance + NOISES * found.noise
     if not found.difference <= allowed:
         raise ModelError(
@@ -231,10 +229,10 @@ def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProt
     return merge_pairs(proto), numbers
 
 
-def _noise(twin: nn.Module, plan: Plan, call: Call, wanted: Reference) -> float:
+def _noise(twin: nn.Module, plan: Plan, call: Call, wanted: Reference, shaking: Shaking) -> float:
     with evaluating(twin):
-        _freeze(twin, replace(plan, norms={}), None)
-    return checking.noise_of(twin, call, wanted.outputs)
+        _freeze(twin, replace(plan, norms={}), shaking)
+    return checking.noise_of(twin, call, wanted.outputs, shaking)
 
 
 def _names(
