@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.amax import set_amax
+from qdqtool.qat.amax import Int8, set_amax
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import merge_branches, unwrapped
 from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer
@@ -85,20 +85,17 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
 def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
     here = model.state_dict()
     loaded = {k: v for k, v in state.items() if hasattr(v, "shape")}
-    unknown = [k for k in loaded if k not in here and not k.endswith("_quantizer._amax")]
+    modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
+    ranges = {k for k in loaded if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8)}
+    unknown = [k for k in loaded if k not in here and k not in ranges]
     missing = [k for k in here if k not in loaded]
-    shapes = [k for k in loaded if k in here and here[k].shape != loaded[k].shape and not k.endswith("._amax")]
+    shapes = [k for k in loaded if k in here and here[k].shape != loaded[k].shape and k not in ranges]
     for found, what in ((unknown, "has"), (missing, "lacks"), (shapes, "has in another shape")):
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise QdqtoolError(f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan")
-    modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
-    for key, value in loaded.items():
-        owner, _, name = key.rpartition(".")
-        if name == "_amax" and key not in here:
-            if owner not in modules:
-                raise QdqtoolError(f"the checkpoint has '{key}': it is of another plan")
-            set_amax(modules[owner], value)
+    for key in ranges.difference(here):
+        set_amax(modules[key.rpartition(".")[0]], loaded[key])
     model.load_state_dict(loaded, strict=True)
 
 

@@ -89,7 +89,9 @@ class QATCallback(Callback):  # type: ignore[misc]
         network = self._of(pl_module)
         if uncalibrated(network):
             trainer.fit_loop.setup_data()
-            calibrate(network, trainer.train_dataloader, self.method, fn=self.fn, max_batches=self.batches)
+            calibrate(
+                network, trainer.train_dataloader, self.method, fn=self.fn, max_batches=self.batches, together=True
+            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Freezes BatchNormalization; Lightning sets the training mode before each epoch."""

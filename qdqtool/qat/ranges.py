@@ -24,6 +24,7 @@ from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.observing import DeviceStatistics
 from qdqtool.qat.planning import Plan, as_arguments
 from qdqtool.qat.preparation import plan_of
+from qdqtool.qat.processes import gathered, is_distributed, several
 from qdqtool.qat.trace import device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
@@ -57,6 +58,7 @@ def calibrate(
     method_for: Sequence[tuple[str, str]] = (),
     max_batches: int | None = None,
     total: int | None = None,
+    together: bool | None = None,
 ) -> Calibration:
     """Sets the range (amax) of every activation quantizer from data.
 
@@ -76,11 +78,15 @@ def calibrate(
         method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and the method for those.
         max_batches: Stop after so many.
         total: How many images will come, for the progress bar, where ``data`` has no length.
+        together: Whether every process of ``torch.distributed`` calls this with data of its own and all get the ranges
+            of all the data; None where ``model`` is wrapped in DistributedDataParallel. Of ranges found before
+            wrapping, DistributedDataParallel takes those of the first process.
 
     Raises:
         QdqtoolError: The network was not prepared, a method is unknown, or a pattern matches nothing.
         DataError: There is no data, the network cannot be called with it, or a quantizer saw none of it, or NaN.
     """
+    together = several() and (is_distributed(model) if together is None else together)
     model = unwrapped(model)
     plan = plan_of(model)
     names = {id(m): n for n, m in model.named_modules()}
@@ -95,16 +101,24 @@ def calibrate(
         if name is not None:
             statistics[name[0]].add(value)
 
-    batches, images = _look(model, plan, data, fn, observe, max_batches, total)
+    batches, images, failed = 0, 0, ""
+    try:
+        batches, images = _look(model, plan, data, fn, observe, max_batches, total)
+    except DataError as error:
+        if not together:
+            raise
+        failed = str(error)  # the other processes are waiting
+    found = {name: s.result for name, s in statistics.items()}
+    if together:
+        found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, quantizer in members.values():
-        if name not in statistics:
+        if name not in found:
             raise DataError(
                 f"quantizer '{name}' saw no data: its module was not called in evaluation mode (an expert or branch "
                 "that these batches do not reach); exclude it, or give batches that reach it"
             )
         groups.setdefault(id(quantizer), (quantizer, []))[1].append(name)
-    found = {name: s.result for name, s in statistics.items()}
     result = Calibration([], batches, images)
     device = device_of(model)
     for quantizer, tensors in groups.values():

@@ -19,6 +19,7 @@ one), with this trainer as with theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from ultralytics import __version__ as _version
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
@@ -145,9 +147,10 @@ class QuantizedTraining:
         trainer.stride = stride if stride is not None else 32
         try:
             per_batch = max(1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count))
-            loader = trainer.get_dataloader(trainer.data["train"], batch_size=per_batch, rank=-1, mode="val")
+            given = trainer.get_dataloader(trainer.data["train"], batch_size=per_batch, rank=-1, mode="val")
+            chosen = spread(len(given.dataset), per_batch, count)
             seen = 0
-            for batch in loader:
+            for batch in DataLoader(given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn):
                 images: Tensor = trainer.preprocess_batch(batch)["img"]
                 yield images[: count - seen]
                 seen += len(images)
@@ -162,6 +165,17 @@ class QuantizedTraining:
             for module in self.model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
+
+
+def spread(images: int, per_batch: int, count: int) -> list[list[int]]:
+    """Whole batches of about ``count`` images, evenly over a data set that is sorted by shape or by class.
+
+    Returns:
+        The indices of each batch; batches begin at multiples of ``per_batch``, since those of one shape lie together.
+    """
+    there, wanted = math.ceil(images / per_batch), math.ceil(min(count, images) / per_batch)
+    starts = sorted({round(i * (there - 1) / max(wanted - 1, 1)) * per_batch for i in range(wanted)})
+    return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
 def _made(base: type) -> type[Any]:
