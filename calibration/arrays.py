@@ -104,6 +104,7 @@ class StackedSource(Source):
 
     def __init__(self, path: Path, arrays: dict[str, StackedArray], inputs: Sequence[InputSpec]) -> None:
         self.path = path
+        self._file_digest = b""
         self.arrays = arrays
         self.inputs = inputs
         self.random_access = all(a.random_access for a in arrays.values())
@@ -125,8 +126,54 @@ class StackedSource(Source):
     def digest(self, index: int) -> bytes:
         return file_digest(self.path) + index.to_bytes(8, "big") if index == 0 else index.to_bytes(8, "big")
 
+    def identity(self, index: int) -> bytes:
+        if not self._file_digest:
+            self._file_digest = file_digest(self.path)
+        return index.to_bytes(8, "big") + self._file_digest
+
+    def portion(self, indices: Sequence[int]) -> RowsSource:
+        if not self.random_access:
+            raise DataError(f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
+                            "numpy.savez, uncompressed")
+        return RowsSource(Path(os.path.abspath(self.path)), self.inputs, indices)
+
     def name(self, index: int) -> str:
         return f"{printable(self.path.name)}[{index}]"
+
+
+class RowsSource(Source):
+    """Some rows of arrays in one file, which is opened when the first is wanted."""
+
+    def __init__(self, path: Path, inputs: Sequence[InputSpec], rows: Sequence[int]) -> None:
+        self.path = path
+        self.inputs = inputs
+        self.rows = list(rows)
+        self._whole: Source | None = None
+
+    @property
+    def whole(self) -> Source:
+        if self._whole is None:
+            self._whole = array_file_source(self.path, self.inputs)
+        return self._whole
+
+    @property
+    def single_rows(self) -> bool:  # type: ignore[override]
+        return self.whole.single_rows
+
+    def count(self) -> int:
+        return len(self.rows)
+
+    def load(self, index: int) -> Sample:
+        return self.whole.load(self.rows[index])
+
+    def digest(self, index: int) -> bytes:
+        return self.whole.digest(self.rows[index])
+
+    def identity(self, index: int) -> bytes:
+        return self.whole.identity(self.rows[index])
+
+    def name(self, index: int) -> str:
+        return self.whole.name(self.rows[index])
 
 
 def sample_files_source(paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -161,6 +208,10 @@ class SampleFilesSource(Source):
 
     def digest(self, index: int) -> bytes:
         return self.name(index).encode() + file_digest(self.paths[index])
+
+    def portion(self, indices: Sequence[int]) -> SampleFilesSource:
+        root = Path(os.path.abspath(self.root))
+        return SampleFilesSource([Path(os.path.abspath(self.paths[i])) for i in indices], root, self.inputs)
 
     def name(self, index: int) -> str:
         return printable(self.paths[index].relative_to(self.root).as_posix())

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ Sample = dict[str, Array]
 Task = Callable[[], tuple[Sample, int] | None]
 
 FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
+UNREADABLE = b"unreadable"  # in place of a file's digest
 _DIGEST_BLOCK = 1 << 16
 _DIGEST_BLOCKS = 16
 _FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not
@@ -116,6 +117,19 @@ class Source(ABC):
         """Whether a broken sample is skipped (images) or an error (arrays)."""
         return False
 
+    def identity(self, index: int) -> bytes:
+        """As :meth:`digest`, telling all that sample ``index`` is read from: another machine has to see the same."""
+        return self.digest(index)
+
+    def portion(self, indices: Sequence[int]) -> Source:
+        """These samples alone, in this order, as another process can open them: what Dask can send.
+
+        Raises:
+            DataError: They are in this process only.
+        """
+        raise DataError("calibration data in memory cannot be read by the workers of a cluster; give a folder, a list "
+                        "file, npz or npy on a path that all machines share")
+
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
         """Called before each pass."""
 
@@ -152,7 +166,7 @@ def file_digest(path: Path) -> bytes:
                 file.seek(position)
                 digest.update(file.read(_DIGEST_BLOCK))
     except OSError:
-        return b"unreadable"
+        return UNREADABLE
     return digest.digest()
 
 
@@ -223,6 +237,17 @@ class Dataset:
                 else:
                     loaded = self._load(group)
                     yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
+
+    def group(self, number: int) -> list[int]:
+        """The source's indices in sample ``number``; only where the length is known."""
+        assert self.indices is not None
+        return list(self.indices[number * self.batch : (number + 1) * self.batch])
+
+    def take(self, looks: Looks, skipped: Iterable[tuple[str, str]]) -> None:
+        """Notes what was noticed about samples that were loaded elsewhere."""
+        with self._lock:
+            self.looks.merge(looks)
+            self.skipped.extend(skipped)
 
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
@@ -332,6 +357,14 @@ class Looks:
     constant: int = 0
     nonfinite: int = 0
     broken: int = 0
+
+    def merge(self, other: Looks) -> None:
+        """Takes in what was noticed about other samples."""
+        self.total += other.total
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.constant += other.constant
+        self.nonfinite += other.nonfinite
+        self.broken += other.broken
 
     def add(self, low: float, high: float, constant: bool, nonfinite: bool) -> None:
         self.total += 1

@@ -84,26 +84,27 @@ class MagnitudeCounter:
         self.counts = moved
         self.top = top
 
-    def add(self, values: npt.NDArray[np.float32], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+    def add(self, values: npt.NDArray[np.float32], scratch: Scratch | None = None) -> None:
         """Counts finite values, [n], contiguous, whose magnitudes are all below ``2**top``.
 
         Args:
             values: float32.
-            scratch: uint32 buffer to work in, see :func:`scratch_buffer`.
+            scratch: Buffers to work in, see :func:`scratch_buffer`.
         """
         shift = np.uint32(23 - self.bits)
         # One bin below the window's first value, in float32 bit patterns: everything smaller is raised to it.
         lowest = np.uint32(((self.top - OCTAVES + 127) << 23) - (1 << int(shift)))
-        buffer = scratch_buffer() if scratch is None else scratch
+        buffers = scratch_buffer() if scratch is None else scratch
         patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):
             chunk = patterns[start : start + _CHUNK]
-            work = buffer[: len(chunk)]
+            work, bins = buffers.patterns[: len(chunk)], buffers.bins[: len(chunk)]
             np.bitwise_and(chunk, _ABS_MASK, out=work)
             np.maximum(work, lowest, out=work)
             np.subtract(work, lowest, out=work)
             np.right_shift(work, shift, out=work)
-            counted = np.bincount(work)
+            bins[:] = work  # bincount would make such a copy each time
+            counted = np.bincount(bins)
             self.counts[: len(counted)] += counted
 
     def merged(self, other: MagnitudeCounter) -> MagnitudeCounter:
@@ -111,10 +112,24 @@ class MagnitudeCounter:
         result = MagnitudeCounter(self.bits)
         result.raise_top(max(self.top, other.top))
         for part in (self, other):
-            shift = min(result.top - part.top, OCTAVES) << self.bits
-            result.counts[0] += part.counts[: 1 + shift].sum()
-            result.counts[1 : len(result.counts) - shift] += part.counts[1 + shift :]
+            result.absorb(part.top, int(part.counts[0]), 1, part.counts[1:])
         return result
+
+    def absorb(self, top: int, lowest: int, first: int, counts: npt.NDArray[Any]) -> None:
+        """Adds the counts of another counter of the same ``bits``.
+
+        Args:
+            top: Its window's upper end.
+            lowest: Count of its lowest bin.
+            first: Number of the bin, 1 or above, that ``counts`` begin with.
+            counts: Its counts from there on, integers [n].
+        """
+        self.raise_top(top)
+        shift = min(self.top - top, OCTAVES) << self.bits
+        below = min(max(0, shift + 1 - first), len(counts))  # so many of them are below this window
+        at = max(first - shift, 1)
+        self.counts[0] += lowest + int(counts[:below].sum(dtype=np.int64))
+        self.counts[at : at + len(counts) - below] += counts[below:].astype(np.int64, copy=False)
 
     def histogram(self, absmax: float, bits: int | None = None) -> Histogram:
         """The bins from zero to the last that is not empty.
@@ -137,9 +152,16 @@ class MagnitudeCounter:
         return Histogram(counts[:last], edges)
 
 
-def scratch_buffer() -> npt.NDArray[np.uint32]:
-    """A work buffer for :meth:`MagnitudeCounter.add`; one per thread."""
-    return np.empty(_CHUNK, np.uint32)
+class Scratch(NamedTuple):
+    """Work buffers for :meth:`MagnitudeCounter.add`."""
+
+    patterns: npt.NDArray[np.uint32]
+    bins: npt.NDArray[np.intp]
+
+
+def scratch_buffer() -> Scratch:
+    """Work buffers for :meth:`MagnitudeCounter.add`; one pair per thread."""
+    return Scratch(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp))
 
 
 @functools.lru_cache(maxsize=8)

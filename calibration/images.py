@@ -7,6 +7,7 @@ gives one sample at a time, so that memory does not depend on the number of imag
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -196,6 +197,12 @@ class ImageSource(Source):
 
     def settings(self) -> str:
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
+
+    def portion(self, indices: Sequence[int]) -> ImageSource:
+        part = copy.copy(self)
+        part.root = Path(os.path.abspath(self.root))
+        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
+        return part
 
     def load(self, index: int) -> dict[str, Array]:
         pixels = decode(self.paths[index])

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.dataset import Dataset, Looks, Task, file_digest
-from calibration.focus import Focus, FocusMap
-from calibration.histogram import scratch_buffer
+from calibration.counting import Tally
+from calibration.dataset import Dataset, Looks, file_digest
+from calibration.focus import Focus
 from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
-from calibration.session import Fetcher, cores, fetched_bytes, open_session, worker_count
-from calibration.statistics import DEFAULT_BINS, TensorStatistics
+from calibration.session import fetched_bytes, open_session, worker_count
+from calibration.statistics import DEFAULT_BINS
+from calibration.threads import Snapshot, ThreadPass
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.files import check_output
 from qdqtool.graph import Model, external_location
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
+from qdqtool.runtime import cores
+
+if TYPE_CHECKING:
+    from calibration.clustered import ClusterPass
 
 SAVE_SECONDS = 5.0
 
@@ -44,6 +44,8 @@ def collect(
     max_images: int = DEFAULT_MAX_IMAGES,
     size: tuple[int, int] | None = None,
     focus: Focus | None = None,
+    cluster: object = None,
+    mixed_cpus: bool = False,
 ) -> Statistics:
     """Collects statistics of tensors over calibration data, in one pass.
 
@@ -64,17 +66,26 @@ def collect(
         size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
         focus: Which tensors tell where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
+        cluster: Who counts: a Dask scheduler's address, ``local:N`` for N processes of this machine, or a
+            ``distributed.Client``; None for threads of this process. The statistics are the same, bit for bit.
+        mixed_cpus: Whether workers may take part whose processors compute other last bits.
 
     Raises:
         ModelError: The model cannot be run, or has no such tensor.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
+        ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
+    if cluster is not None:
+        from qdqtool.cluster.connection import check_where
+
+        check_where(cluster)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
     dataset.forget()
     job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), focus, overwrite_cache)
+    job.where, job.mixed_cpus = cluster, mixed_cpus
     statistics = job.run(progress)
     return _checked(statistics, names, loaded)
 
@@ -113,6 +124,8 @@ class _Job:
         self.kept = Statistics({})  # tensors that a finished pass had already
         self.done: set[int] = set()
         self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
+        self.where: object = None  # the cluster, where there is one
+        self.mixed_cpus = False
 
     def run(self, progress: bool) -> Statistics:
         wanted = self.names
@@ -195,48 +208,44 @@ class _Job:
             raise DataError(f"{cache}: another process has written it, and {reason}; give another name")
 
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:
+        with contextlib.ExitStack() as stack:
+            running = self._begun(wanted, stack)
+            left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
+            saved = time.monotonic()
+            try:
+                results = running.results()
+                for _ in track(results, "Calibrating", total=left) if progress else results:
+                    if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
+                        self._save(running.snapshot())
+                        saved = time.monotonic()
+            except BaseException:
+                running.stop()
+                snapshot = running.snapshot()
+                if self.cache is not None and not len(self.kept) and snapshot.done:
+                    with contextlib.suppress(QdqtoolError):  # the first error is the one to tell
+                        self._save(snapshot)
+                raise
+            return self._save(running.snapshot(), finished=True)
+
+    def _begun(self, wanted: list[str], stack: contextlib.ExitStack) -> ThreadPass | ClusterPass:
+        """A pass over the samples that are left; what it opens is closed with the stack."""
         scores = self.focus.scores if self.focus else ()
         computed = [n for n in dict.fromkeys([*wanted, *scores]) if n not in self.model.inputs]
-        count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
-        session = open_session(self.model, computed, max(1, cores() // count)) if computed else None
-        tasks = self.dataset.tasks(frozenset(self.done))
-        shared = _Shared(tasks)
-        counters = max(1, cores() // count)
-        workers = [_Worker(shared, session, wanted, self.bins, self.focus, counters) for _ in range(count)]
-        left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
-        saved = time.monotonic()
-        for worker in workers:
-            worker.start()
-        try:
-            results = shared.results(count)
-            for _ in track(results, "Calibrating", total=left) if progress else results:
-                if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
-                    self._save(workers)
-                    saved = time.monotonic()
-        except BaseException:
-            shared.stop = True
-            for worker in workers:
-                worker.join()
-            if self.cache is not None and not len(self.kept) and any(w.done for w in workers):
-                with contextlib.suppress(QdqtoolError):  # the first error is the one to tell
-                    self._save(workers)
-            raise
-        for worker in workers:
-            worker.join()
-        return self._save(workers, finished=True)
+        if self.where is not None:
+            from calibration.clustered import ClusterPass
+            from qdqtool.cluster.mapping import Cluster
 
-    def _save(self, workers: list[_Worker], finished: bool = False) -> Statistics:
-        for worker in workers:
-            worker.lock.acquire()
-        try:
-            result = self.before
-            done = set(self.done)
-            for worker in workers:
-                result = result.merge(Statistics(worker.tensors, images=worker.images))
-                done |= worker.done
-        finally:
-            for worker in workers:
-                worker.lock.release()
+            cluster = stack.enter_context(Cluster(self.where, self.mixed_cpus))
+            return ClusterPass(cluster, self.model, self.dataset, self.done, wanted, computed, self.bins, self.focus)
+        count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
+        threads = max(1, cores() // count)
+        session = open_session(self.model, computed, threads) if computed else None
+        tallies = [Tally(session, wanted, self.bins, self.focus, threads) for _ in range(count)]
+        return ThreadPass(self.dataset.tasks(frozenset(self.done)), tallies)
+
+    def _save(self, snapshot: Snapshot, finished: bool = False) -> Statistics:
+        result = self.before.merge(snapshot.statistics)
+        done = self.done | snapshot.done
         tensors = {**self.kept.tensors, **result.tensors}
         dataset = self.dataset
         everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint,
@@ -248,88 +257,6 @@ class _Job:
             self.seen = _identity(self.cache)
         everything.tensors = {n: tensors[n] for n in self.names}
         return everything
-
-
-class _Shared:
-    """What the workers share: the tasks, and the results for the main thread."""
-
-    def __init__(self, tasks: Iterator[tuple[int, Task]]) -> None:
-        self.tasks = tasks
-        self.lock = threading.Lock()
-        self.finished: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
-        self.stop = False
-
-    def next(self) -> tuple[int, Task] | None:
-        with self.lock:
-            return None if self.stop else next(self.tasks, None)
-
-    def results(self, workers: int) -> Iterator[int]:
-        """The numbers of samples as they are done; an error of a worker is raised here."""
-        while workers:
-            item = self.finished.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                workers -= 1
-            else:
-                yield item
-
-
-class _Worker(threading.Thread):
-    """Loads samples, runs the session and adds to its own statistics, which are merged when they are wanted."""
-
-    def __init__(
-        self, shared: _Shared, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int
-    ) -> None:
-        super().__init__(daemon=True)
-        self.focus = focus
-        self.counters = counters
-        self.shared = shared
-        self.session = session
-        self.tensors = {n: TensorStatistics(bins) for n in names}
-        self.images = 0
-        self.done: set[int] = set()
-        self.lock = threading.Lock()  # held while a sample is being added, so that a snapshot has whole samples
-
-    def run(self) -> None:
-        try:
-            with ThreadPoolExecutor(self.counters, initializer=_prepare_thread) as pool:
-                self._samples(pool)
-            self.shared.finished.put(None)
-        except BaseException as error:
-            self.shared.finished.put(error)
-
-    def _samples(self, pool: ThreadPoolExecutor) -> None:
-        fetcher = None if self.session is None else Fetcher(self.session)
-        while (task := self.shared.next()) is not None:
-            number, load_sample = task
-            loaded = load_sample()
-            if loaded is not None:
-                sample, images = loaded
-                arrays = {**sample, **(fetcher.run(sample) if fetcher else {})}
-                looked_at = None if self.focus is None else self.focus.find(arrays)
-                largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
-                with self.lock:
-                    list(pool.map(lambda n: self._count(n, arrays[n], looked_at), largest_first))  # noqa: B023
-                    self.images += images
-                    self.done.add(number)
-            else:
-                with self.lock:
-                    self.done.add(number)
-            self.shared.finished.put(number)
-
-    def _count(self, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
-        part = self.tensors[name]
-        part.add(array, _thread.scratch)
-        if looked_at is not None:
-            part.add_focus(looked_at.values(array), _thread.scratch)
-
-
-_thread = threading.local()
-
-
-def _prepare_thread() -> None:
-    _thread.scratch = scratch_buffer()
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

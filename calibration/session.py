@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,6 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import write_model
 
 _MAX_WORKERS = 4
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def worker_count(fetched_bytes: int, available: int) -> int:
@@ -68,12 +60,50 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
             if not folder:
                 raise
             # Older onnxruntime (seen with 1.20) does not know the folder's key: the weights go into the model instead.
-            for tensor in partial.graph.initializer:
-                if external_data_helper.uses_external_data(tensor):
-                    tensor.CopyFrom(model.external_tensor(tensor) or tensor)
+            _take_weights_in(model, partial)
             return _create(partial, threads, "")
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"{model.path or 'model'}: onnxruntime cannot run it: {_reason(error)}") from error
+        raise _refused(model.path, error) from error
+
+
+def packed_model(model: Model, names: Sequence[str]) -> bytes:
+    """What a session elsewhere needs to compute the given tensors: a model with all its weights, serialized.
+
+    Raises:
+        ModelError: A weight file is missing, or it is over 2 GB.
+    """
+    folder = external_folder(model)
+    partial = partial_model(model, names)
+    try:
+        if folder:
+            _take_weights_in(model, partial)
+        return bytes(partial.SerializeToString())
+    except (ValueError, EncodeError):
+        raise ModelError(f"{model.path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
+                         "one machine") from None
+
+
+def open_packed(source: bytes, threads: int, name: str) -> Any:
+    """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
+
+    Raises:
+        ModelError: onnxruntime does not take it.
+    """
+    try:
+        # Dask's workers give memory back at once (MALLOC_TRIM_THRESHOLD_); without an arena each run asks for it again.
+        return runtime.open_session(source, threads)
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise _refused(name, error) from error
+
+
+def _refused(name: str, error: BaseException) -> ModelError:
+    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {_reason(error)}")
+
+
+def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
+    for tensor in partial.graph.initializer:
+        if external_data_helper.uses_external_data(tensor):
+            tensor.CopyFrom(model.external_tensor(tensor) or tensor)
 
 
 def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.histogram import Histogram, MagnitudeCounter, linear, mantissa_bits, top_of
+from calibration.histogram import Histogram, MagnitudeCounter, Scratch, linear, mantissa_bits, top_of
 from qdqtool.errors import DataError
 
 DEFAULT_BINS = 2048
@@ -71,12 +71,12 @@ class TensorStatistics:
         edges = np.linspace(0.0, self.absmax, bins + 1)
         return Histogram(linear(self.histogram, bins, self.absmax), edges)
 
-    def add(self, array: npt.NDArray[Any], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+    def add(self, array: npt.NDArray[Any], scratch: Scratch | None = None) -> None:
         """Takes in every element of an array of any shape; other types are converted to float32.
 
         Args:
             array: The values.
-            scratch: Work buffer of this thread, see :func:`calibration.histogram.scratch_buffer`.
+            scratch: Work buffers of this thread, see :func:`calibration.histogram.scratch_buffer`.
         """
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
             values = np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
@@ -96,7 +96,7 @@ class TensorStatistics:
         self.counter.raise_top(top_of(max(-low, high)))
         self.counter.add(values, scratch)
 
-    def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: npt.NDArray[np.uint32] | None = None) -> None:
+    def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: Scratch | None = None) -> None:
         """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
@@ -121,6 +121,12 @@ class TensorStatistics:
         result.focus = self.focus or other.focus
         if self.focus is not None and other.focus is not None:
             result.focus = self.focus.merge(other.focus)
+        return result
+
+    def copy(self) -> TensorStatistics:
+        """The same statistics, to be kept while these go on counting."""
+        result = self.merge(TensorStatistics(self.bins))
+        result.focus = None if self.focus is None else self.focus.copy()
         return result
 
     @staticmethod

@@ -26,3 +26,7 @@ class BuildLogError(QdqtoolError):
 
 class BuilderError(QdqtoolError):
     """A TensorRT builder that is missing, was called wrongly, or did not finish."""
+
+
+class ClusterError(QdqtoolError):
+    """A cluster that cannot be reached, is not fit for the work, or lost its workers."""

@@ -11,6 +11,13 @@ from typing import Any
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def open_session(
     source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "", arena: bool = True
 ) -> Any:

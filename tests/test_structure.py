@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("operator_facts",),
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
+    ("cluster",),
     ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text",
      "types"),
@@ -44,7 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
 FOR_CALIBRATION = {
-    "arrayfiles", "budgets", "errors", "external", "files", "graph", "modelfile", "outputs", "patterns",
+    "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "modelfile", "outputs", "patterns",
     "progress", "runtime", "text", "types",
 }
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.

@@ -31,6 +31,9 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
               help="Keep statistics there; resume and reuse them.")
 @click.option("--overwrite-cache", is_flag=True, help="Replace a cache of another model or of other images.")
+@click.option("--cluster", default=None, metavar="ADDRESS",
+              help="Calibrate on the workers of this Dask scheduler; local:N starts N processes here.")
+@click.option("--mixed-cpus", is_flag=True, help="Permit workers whose processors compute other last bits.")
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
@@ -57,10 +60,10 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
-    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, calib_table: str | None,
-    write_table: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...],
-    include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str, high_precision: str, input_type: str,
-    losses: int, no_predict: bool, everything: bool, form: str,
+    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, cluster: str | None,
+    mixed_cpus: bool, calib_table: str | None, write_table: str | None, head: str, residual: str, no_unify: bool,
+    exclude: tuple[str, ...], include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str,
+    high_precision: str, input_type: str, losses: int, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -70,6 +73,10 @@ def command(
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
     if calib is not None and calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
+    if mixed_cpus and cluster is None:
+        raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
+    if cluster is not None and calib is None:
+        raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
     path = output or _default_output(model)
     from qdqtool.files import claim
 
@@ -116,6 +123,8 @@ def command(
         losses=losses,
         predict=not no_predict,
         progress=True,
+        cluster=cluster,
+        mixed_cpus=mixed_cpus,
     )
     result.save(path)
     if write_table is not None:

@@ -62,6 +62,8 @@ def insert(
     losses: int = 0,
     predict: bool = True,
     progress: bool = False,
+    cluster: object = None,
+    mixed_cpus: bool = False,
 ) -> Insertion:
     """Inserts calibrated Q/DQ pairs where TensorRT uses them.
 
@@ -93,6 +95,9 @@ def insert(
         losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
+        cluster: Who calibrates: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``, see
+            :func:`calibration.collect`; None for this process. The result is the same.
+        mixed_cpus: Whether workers may take part whose processors compute other last bits.
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -100,6 +105,7 @@ def insert(
     Raises:
         ModelError: The model cannot be read, is quantized already, or has nothing to quantize.
         DataError: The data, cache or table cannot be used.
+        ClusterError: The cluster cannot be reached, or is not fit for the work.
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     for value, choices, parameter in (
@@ -110,6 +116,10 @@ def insert(
     ):
         if value not in choices:
             raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
+    if cluster is not None:
+        from qdqtool.cluster.connection import check_where
+
+        check_where(cluster)
     chosen = target_named(target)
     check_input_type(input_type, chosen)
     loaded = load_full(model)
@@ -135,6 +145,7 @@ def insert(
         statistics, calibration = collect_for(
             _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
             preprocess=preprocess, size=size, cache=calib_cache, overwrite_cache=overwrite_cache, progress=progress,
+            cluster=cluster, mixed_cpus=mixed_cpus,
         )  # fmt: skip
         found = []
         for group in groups:

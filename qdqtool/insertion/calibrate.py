@@ -29,6 +29,8 @@ def collect_for(
     cache: str | os.PathLike[str] | None,
     progress: bool,
     overwrite_cache: bool = False,
+    cluster: object = None,
+    mixed_cpus: bool = False,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 
@@ -45,7 +47,7 @@ def collect_for(
     statistics = collect(
         model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress,
         preprocess=preprocess or Preprocess(), max_images=max_images, size=size,
-        focus=Focus(scores) if scores else None,
+        focus=Focus(scores) if scores else None, cluster=cluster, mixed_cpus=mixed_cpus,
     )  # fmt: skip
     report: Json = {
         "images": statistics.images,

@@ -1,0 +1,155 @@
+"""The samples of one pass, counted by the workers of a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from calibration.cache import Statistics
+from calibration.dataset import Dataset, Looks
+from calibration.focus import Focus
+from calibration.packing import absorb
+from calibration.remote import Assignment, Portion
+from calibration.session import fetched_bytes, packed_model
+from calibration.statistics import TensorStatistics
+from calibration.threads import Snapshot
+from qdqtool.cluster.mapping import Cluster, Job
+from qdqtool.graph import Model
+
+_FIRST = 2  # samples of a portion while nothing is known of their time
+_MOST_SECONDS = 10.0  # of work in a portion, so that little is lost with a worker and the bar moves
+_PACKING = 0.02  # at most so much of a worker's time goes into packing
+_MERGING = 0.25  # and of the client's into merging
+_SHARES = 2.5  # no portion is larger than what is left, divided by so many for each thread
+
+
+class ClusterPass:
+    """Portions of the samples sent to a cluster; what comes back is merged as it comes.
+
+    The result does not depend on who counts what, or when: see :class:`calibration.statistics.TensorStatistics`.
+    """
+
+    def __init__(
+        self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
+        computed: Sequence[str], bins: int, focus: Focus | None,
+    ) -> None:
+        """Prepares the work.
+
+        Args:
+            cluster: Where to count.
+            model: Computes the tensors.
+            dataset: The samples; gets told what was noticed about them.
+            done: Numbers of samples to leave out.
+            names: Tensors to count.
+            computed: Tensors to compute.
+            bins: See :class:`calibration.statistics.TensorStatistics`.
+            focus: See :func:`calibration.runner.collect`.
+
+        Raises:
+            ModelError: The model cannot be sent.
+            DataError: The data is in this process only.
+        """
+        dataset.source.portion(())
+        packed = packed_model(model, computed) if computed else b""
+        self.assignment = Assignment(
+            packed, hashlib.sha256(packed).hexdigest(), model.path, tuple(names), bins, focus, tuple(dataset.inputs),
+            fetched_bytes(model, computed),
+        )
+        self.cluster = cluster
+        self.dataset = dataset
+        self.left_out = done
+        self.names = tuple(names)
+        self.tensors = {n: TensorStatistics(bins) for n in names}
+        self.images = 0
+        self.done: set[int] = set()
+        self._pace = _Pace()
+        # A signal is raised in the main thread alone: no portion is ever merged in part.
+        self._merger = ThreadPoolExecutor(1, "merging")
+        self._running: Iterator[int] | None = None
+
+    def results(self) -> Iterator[int]:
+        """The numbers of samples as they are done.
+
+        Raises:
+            QdqtoolError: What a sample or the cluster raised.
+        """
+        self._running = self._results()
+        return self._running
+
+    def _results(self) -> Iterator[int]:
+        assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
+        with self.cluster.job("calibration.remote:prepare", assignment, "calibration.remote:count") as job:
+            del assignment
+            with self._merger:
+                for portion, packed in job.results(self._portions(job)):
+                    self._merger.submit(self._merge, portion, packed).result()
+                    yield from portion.numbers
+
+    def _merge(self, portion: Portion, packed: dict[str, Any]) -> None:
+        begin = time.perf_counter()
+        absorb(self.tensors, self.names, packed)
+        self.images += packed["images"]
+        self.done.update(portion.numbers)
+        self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
+        self._pace.learn(len(portion.numbers), packed["seconds"], packed["packing"], time.perf_counter() - begin)
+
+    def stop(self) -> None:
+        """Takes back what is not done."""
+        running: Any = self._running
+        if running is not None:
+            running.close()
+
+    def snapshot(self) -> Snapshot:
+        """What was merged so far."""
+        return Snapshot(Statistics(self.tensors, images=self.images), set(self.done))
+
+    def _portions(self, job: Job) -> Iterator[Portion]:
+        source, total = self.dataset.source, len(self.dataset)
+        left = total - len(self.left_out)
+        numbers = (n for n in range(total) if n not in self.left_out)
+        while left > 0:
+            size = min(left, self._pace.size(left, job.slots))
+            taken = tuple(next(numbers) for _ in range(size))
+            left -= size
+            indices = [i for n in taken for i in self.dataset.group(n)]
+            yield Portion(taken, source.portion(indices), tuple(source.identity(i) for i in indices))
+
+
+class _Pace:
+    """How many samples a portion has: so many that neither packing and merging nor waiting for the last one costs much.
+
+    Only ratios of times measured in the same way count, which hold on a machine that has other work to do as well.
+    """
+
+    def __init__(self) -> None:
+        self._counting = self._samples = 0.0  # seconds of the workers, and samples
+        self._packing = self._merging = 0.0  # seconds of the workers and of the client for one portion
+
+    def learn(self, samples: int, counting: float, packing: float, merging: float) -> None:
+        self._samples += samples
+        self._counting += counting
+        self._packing = _smooth(self._packing, packing)
+        self._merging = _smooth(self._merging, merging)
+
+    def size(self, left: int, slots: int) -> int:
+        """Samples of the next portion.
+
+        Args:
+            left: Samples that are left.
+            slots: Threads of the cluster.
+        """
+        if not self._samples:
+            return _FIRST
+        each = self._counting / self._samples or 1e-9
+        least = max(self._packing / _PACKING, slots * self._merging / _MERGING) / each
+        share = left / (_SHARES * max(slots, 1))
+        wanted = min(max(share, least), max(_MOST_SECONDS / each, least))
+        return max(1, min(left, math.ceil(wanted)))
+
+
+def _smooth(before: float, now: float) -> float:
+    return now if not before else 0.7 * before + 0.3 * now

@@ -1,0 +1,96 @@
+"""Counting samples: what one thread, or one piece of work on a cluster, adds to its own statistics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from calibration.dataset import Sample
+from calibration.focus import Focus, FocusMap
+from calibration.histogram import scratch_buffer
+from calibration.session import Fetcher
+from calibration.statistics import TensorStatistics
+
+
+class Tally:
+    """Runs samples through a session and counts their tensors. A context manager: it owns threads.
+
+    Attributes:
+        tensors: Statistics by tensor name.
+        images: Images counted.
+        done: Numbers of the samples done, those included of which no image could be read.
+        lock: Held while a sample is being added, so that a snapshot has whole samples.
+    """
+
+    def __init__(self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int) -> None:
+        """Begins with nothing counted.
+
+        Args:
+            session: Computes the tensors that are not inputs; None where all are.
+            names: Tensors to count.
+            bins: See :class:`calibration.statistics.TensorStatistics`.
+            focus: See :func:`calibration.runner.collect`.
+            counters: Threads that count the tensors of a sample.
+        """
+        self._names = tuple(names)
+        self._bins = bins
+        self.lock = threading.Lock()
+        self.forget()
+        self._focus = focus
+        self._fetcher = None if session is None else Fetcher(session)
+        self._pool = ThreadPoolExecutor(counters, initializer=_prepare_thread)
+
+    def __enter__(self) -> Tally:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    def forget(self) -> None:
+        """Begins again; the session's buffers and the threads are kept."""
+        self.tensors = {n: TensorStatistics(self._bins) for n in self._names}
+        self.images = 0
+        self.done: set[int] = set()
+
+    def add(self, number: int, loaded: tuple[Sample, int] | None) -> None:
+        """Counts a sample.
+
+        Args:
+            number: The sample's.
+            loaded: The sample and how many images are in it; None where none could be read.
+
+        Raises:
+            ModelError: onnxruntime fails on it.
+        """
+        if loaded is None:
+            with self.lock:
+                self.done.add(number)
+            return
+        sample, images = loaded
+        arrays = {**sample, **(self._fetcher.run(sample) if self._fetcher else {})}
+        looked_at = None if self._focus is None else self._focus.find(arrays)
+        largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
+        with self.lock:
+            list(self._pool.map(lambda n: self._count(n, arrays[n], looked_at), largest_first))
+            self.images += images
+            self.done.add(number)
+
+    def _count(self, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
+        part = self.tensors[name]
+        part.add(array, _thread.scratch)
+        if looked_at is not None:
+            part.add_focus(looked_at.values(array), _thread.scratch)
+
+
+_thread = threading.local()
+
+
+def _prepare_thread() -> None:
+    _thread.scratch = scratch_buffer()

@@ -1,0 +1,172 @@
+"""What has to be the same on every machine of a cluster: versions, our own source, and the numbers that come out."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool import runtime
+from qdqtool.types import TOOL_VERSION
+
+#: What a worker has to have in the same version, in the order in which a difference is told.
+VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
+
+
+def facts(threads: int = 1) -> dict[str, str]:
+    """The facts of this process.
+
+    Args:
+        threads: That one onnxruntime session may use here; the probe runs with one and with so many.
+    """
+    import onnx
+    import onnxruntime
+    import PIL
+
+    return {
+        "qdqtool": TOOL_VERSION,
+        "source": _source(),
+        "onnxruntime": onnxruntime.__version__,
+        "onnx": onnx.__version__,
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+        "probe": _probe(threads),
+        "processor": _processor(),
+    }
+
+
+def difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -> str:
+    """Why a worker cannot take part, as the rest of a sentence that begins with its address; empty where it can."""
+    for name in VERSIONS:
+        if theirs.get(name) != ours[name]:
+            return f"has {name} {theirs.get(name)}, here it is {ours[name]}; install the same version"
+    if theirs.get("source") != ours["source"]:
+        return f"has other source files of qdqtool {ours['qdqtool']} than here; install the same ones"
+    if theirs.get("probe") != ours["probe"] and not mixed_cpus:
+        return (
+            f"computes other numbers than here (a probe network's outputs differ; '{theirs.get('processor')}' there, "
+            f"'{ours['processor']}' here), so that the result would depend on who computes what; use equal processors, "
+            "or permit it with `mixed_cpus`"
+        )
+    return ""
+
+
+@functools.cache
+def _source() -> str:
+    """A hash of the Python files that take part: versions alone do not tell an edited installation."""
+    digest = hashlib.sha256()
+    for package in ("calibration", "qdqtool"):
+        found = importlib.util.find_spec(package)
+        root = Path(found.origin).parent if found is not None and found.origin else Path(package)
+        for path in sorted(root.rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return " ".join(line.partition(":")[2].split())[:80]
+    except OSError:
+        pass
+    return (platform.processor() or platform.machine())[:80]
+
+
+@functools.cache
+def _probe(threads: int) -> str:
+    """A hash of what a fixed network makes of a fixed input, and of a picture decoded and resized."""
+    model = probe_network().SerializeToString()
+    found = []
+    for count in sorted({1, max(1, threads)}):
+        digest = hashlib.sha256(_picture())
+        session = runtime.open_session(model, count)
+        for array in session.run(None, {"x": _numbers((1, 3, 48, 48), 1)}):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        found.append(digest.hexdigest())
+    return " ".join(dict.fromkeys(found))  # one, where the number of threads changes nothing
+
+
+def _numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+    """Fixed numbers from -0.5 to 0.5, by integer arithmetic alone: no version of numpy makes others."""
+    index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
+    mixed = (index * np.uint64(2_654_435_761)) % np.uint64(1 << 24)
+    mixed = (mixed * mixed) % np.uint64(16_777_213)
+    return (mixed.astype(np.float64) / (1 << 24) - 0.5).astype(np.float32).reshape(shape)
+
+
+def probe_network() -> Any:
+    """Convolutions of every kind, activations, a product of matrices and a normalization: [1, 3, 48, 48] float32.
+
+    Kernels that differ between processors (width of the vectors, fused multiplication) sum in another order, which
+    shows in the last bits of long sums.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    def weight(name: str, *shape: int, seed: int) -> Any:
+        return numpy_helper.from_array(_numbers(shape, seed), name)
+
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Sigmoid", ["c1"], ["s1"]),
+        node("Mul", ["c1", "s1"], ["m1"]),
+        node("Conv", ["m1", "w2"], ["c2"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c2"], ["r2"]),
+        node("Conv", ["r2", "w3"], ["c3"]),
+        node("Conv", ["c3", "w4"], ["c4"], pads=[1, 1, 1, 1], group=96),
+        node("Add", ["c3", "c4"], ["a4"]),
+        node("MaxPool", ["a4"], ["p5"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("ConvTranspose", ["p5", "w6"], ["t6"], strides=[2, 2]),
+        node("Resize", ["p5", "", "scales"], ["z7"], mode="linear"),
+        node("GlobalAveragePool", ["t6"], ["g8"]),
+        node("Flatten", ["p5"], ["f9"]),
+        node("Gemm", ["f9", "w9", "b9"], ["y9"], transB=1),
+        node("Softmax", ["y9"], ["n9"]),
+        node("Reshape", ["p5", "rows"], ["q10"]),
+        node("MatMul", ["q10", "w10"], ["v10"]),
+        node("Erf", ["v10"], ["e10"]),
+        node("LayerNormalization", ["e10", "w11"], ["l11"], axis=-1),
+        node("Tanh", ["t6"], ["h12"]),
+    ]
+    weights = [
+        weight("w1", 64, 3, 3, 3, seed=2), weight("b1", 64, seed=3), weight("w2", 96, 64, 3, 3, seed=4),
+        weight("w3", 96, 96, 1, 1, seed=5), weight("w4", 96, 1, 3, 3, seed=6), weight("w6", 96, 16, 2, 2, seed=7),
+        weight("w9", 10, 96 * 144, seed=8), weight("b9", 10, seed=9), weight("w10", 144, 64, seed=10),
+        weight("w11", 64, seed=11),
+        numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
+        numpy_helper.from_array(np.array([96, 144], np.int64), "rows"),
+    ]  # fmt: skip
+    outputs = ["m1", "r2", "a4", "z7", "g8", "y9", "n9", "l11", "h12"]
+    graph = helper.make_graph(
+        nodes, "probe", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 48, 48])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _picture() -> bytes:
+    """Pixels of a fixed picture as JPEG and WebP, decoded and resized: the libraries in Pillow's wheels differ."""
+    from PIL import Image, features
+
+    pixels = ((_numbers((40, 56, 3), 12) + 0.5) * 64 + np.arange(56, dtype=np.float32)[None, :, None] * 3)
+    picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    result = b""
+    for form in ("JPEG", "WEBP"):
+        if form == "WEBP" and not features.check("webp"):
+            continue
+        packed = io.BytesIO()
+        picture.save(packed, form, quality=80)
+        again = Image.open(io.BytesIO(packed.getvalue()), formats=[form]).convert("RGB")
+        extent = (0, 0, *again.size)
+        result += again.tobytes()
+        result += again.transform((31, 23), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR).tobytes()
+    return result

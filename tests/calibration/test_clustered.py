@@ -1,0 +1,218 @@
+"""Calibration on a Dask cluster: the statistics of one process, bit for bit, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from calibration import Focus, Statistics, collect
+from calibration.clustered import ClusterPass, _Pace
+from calibration.images import ImageSource
+from qdqtool.errors import ClusterError, DataError
+from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.test_packing import state
+
+pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+
+from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, processes
+
+NAMES = ["images", "c1", "r2"]
+FOCUS = Focus(("out",))
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with processes(tmp_path_factory.mktemp("dask")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, 24, 40, 30)
+    (folder / "picture007.png").write_bytes(b"no picture")
+    (folder / "sub").mkdir()
+    write_pictures(folder / "sub", 3, suffix=".jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Statistics, bytes]:
+    """What one process makes of the pictures, and its cache."""
+    cache = tmp_path_factory.mktemp("alone") / "cache.npz"
+    return collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS), cache.read_bytes()
+
+
+def same(found: Statistics, wanted: Statistics) -> None:
+    assert {n: state(p) for n, p in found.items()} == {n: state(p) for n, p in wanted.items()}
+    assert list(found) == list(wanted)
+    assert (found.images, found.fingerprint, found.warnings, found.skipped) == (
+        wanted.images, wanted.fingerprint, wanted.warnings, wanted.skipped)  # fmt: skip
+
+
+def small_portions(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> None:
+    monkeypatch.setattr(_Pace, "size", lambda self, left, slots: min(left, size))
+
+
+def after_portions(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
+    """Does something when so many portions have been merged."""
+    seen: list[int] = []
+    real = ClusterPass._results
+
+    def results(self: ClusterPass) -> Iterator[int]:
+        for number in real(self):
+            seen.append(number)
+            if len(seen) == count:
+                act()
+            yield number
+
+    monkeypatch.setattr(ClusterPass, "_results", results)
+
+
+@pytest.mark.parametrize("portion", [1, 5, None])
+def test_any_partition_is_the_same_bit_for_bit(
+    client: Any, pictures: Path, alone: tuple[Statistics, bytes], monkeypatch: pytest.MonkeyPatch, portion: int | None,
+    tmp_path: Path,
+) -> None:
+    if portion is not None:
+        small_portions(monkeypatch, portion)
+    cache = tmp_path / "cache.npz"
+    same(collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS, cluster=client), alone[0])
+    assert cache.read_bytes() == alone[1]
+    assert left_behind(client) == (0, 0, [])
+
+
+def test_a_fixed_batch_is_filled_up_alike(client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_portions(monkeypatch, 2)
+    model = conv_net((4, 3, 16, 16))
+    same(collect(model, pictures, NAMES, progress=False, cluster=client), collect(model, pictures, NAMES,
+                                                                                  progress=False))
+
+
+def test_array_files(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_portions(monkeypatch, 2)
+    stacked = np.random.default_rng(0).random((7, 3, 16, 16), np.float32)
+    np.savez(tmp_path / "all.npz", images=stacked)
+    np.savez_compressed(tmp_path / "packed.npz", images=stacked)
+    (tmp_path / "each").mkdir()
+    for k, array in enumerate(stacked):
+        np.save(tmp_path / "each" / f"{k}.npy", array)
+    for data in (tmp_path / "all.npz", tmp_path / "each"):
+        same(collect(conv_net(), data, NAMES, progress=False, cluster=client),
+             collect(conv_net(), data, NAMES, progress=False))
+    with pytest.raises(DataError, match=r"compressed.*numpy\.savez"):
+        collect(conv_net(), tmp_path / "packed.npz", NAMES, progress=False, cluster=client)
+    with pytest.raises(DataError, match="in memory cannot be read by the workers"):
+        collect(conv_net(), stacked, NAMES, progress=False, cluster=client)
+
+
+def test_external_weights_travel_with_the_model(client: Any, pictures: Path, tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    same(collect(tmp_path / "m.onnx", pictures, NAMES, progress=False, cluster=client),
+         collect(conv_net(), pictures, NAMES, progress=False))
+
+
+def test_a_worker_that_dies_is_replaced_and_nothing_counted_twice(
+    client: Any, pictures: Path, alone: tuple[Statistics, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_portions(monkeypatch)
+    before = set(pids(client).values())
+    for when in (1, 9):
+        with monkeypatch.context() as patch:
+            after_portions(patch, when, lambda: kill_one(client))
+            same(collect(conv_net(), pictures, NAMES, progress=False, focus=FOCUS, cluster=client), alone[0])
+    client.wait_for_workers(2, timeout=60)
+    assert not before & set(pids(client).values())
+    assert left_behind(client) == (0, 0, [])
+
+
+def test_an_interrupted_run_leaves_the_cluster_clean_and_another_goes_on(
+    client: Any, pictures: Path, alone: tuple[Statistics, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache.npz"
+    small_portions(monkeypatch)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_portions(patch, 10, stop)
+        with pytest.raises(KeyboardInterrupt):
+            collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS, cluster=client)
+    assert left_behind(client) == (0, 0, [])
+    sent: list[int] = []
+    real = ClusterPass._portions
+
+    def portions(self: ClusterPass, job: Any) -> Iterator[Any]:
+        for portion in real(self, job):
+            sent.extend(portion.numbers)
+            yield portion
+
+    monkeypatch.setattr(ClusterPass, "_portions", portions)
+    found = collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS, cluster=client)
+    assert len(sent) == 27 - 10  # what had been merged, not more and not less, is not done again
+    assert "resumed after" in found.notes[0]
+    same(found, alone[0])
+    assert cache.read_bytes() == alone[1]
+    # One process goes on where a cluster stopped, and finds it finished.
+    again = collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS)
+    assert "nothing was run" in again.notes[0]
+
+
+def test_the_model_travels_once_to_each_worker(
+    client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_portions(monkeypatch)
+    client.run(count_arrivals)
+    collect(conv_net(), pictures, NAMES, progress=False, cluster=client)
+    assert [len(a) for a in client.run(arrivals).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"qdqtool": "0.0.9"}, r"cluster worker tcp://\S+ has qdqtool 0\.0\.9, here it is \S+; install the same"),
+        ({"onnxruntime": "1.0"}, r"has onnxruntime 1\.0, here it is"),
+        ({"source": "x"}, "has other source files of qdqtool"),
+        ({"probe": "x", "processor": "Other"}, "computes other numbers than here .*'Other' there.*`mixed_cpus`"),
+    ],
+)
+def test_a_worker_that_differs_is_refused(client: Any, pictures: Path, facts: dict[str, str], told: str) -> None:
+    one = sorted(pids(client))[0]
+    client.run(pretend, facts, workers=[one])
+    try:
+        with pytest.raises(ClusterError, match=told) as caught:
+            collect(conv_net(), pictures, NAMES, progress=False, cluster=client)
+        assert "\n" not in str(caught.value) and one in str(caught.value)
+        assert left_behind(client) == (0, 0, [])
+        if "probe" in facts:
+            assert collect(conv_net(), pictures, NAMES, progress=False, cluster=client, mixed_cpus=True).images
+    finally:
+        client.run(pretend, {}, workers=[one])
+
+
+def test_other_files_on_a_worker_are_refused(
+    client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ImageSource.identity
+
+    def other(self: ImageSource, index: int) -> bytes:
+        return b"changed" if index == 5 else real(self, index)
+
+    monkeypatch.setattr(ImageSource, "identity", other)
+    with pytest.raises(ClusterError, match=r"cluster worker tcp://\S+: picture005\.png is another file there"):
+        collect(conv_net(), pictures, NAMES, progress=False, cluster=client)
+    assert left_behind(client) == (0, 0, [])
+
+
+def test_errors_of_samples_name_the_worker(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "each").mkdir()
+    for k in range(4):
+        np.save(tmp_path / "each" / f"{k}.npy", np.zeros((1, 3, 16, 8 if k == 2 else 16), np.float32))
+    with pytest.raises(DataError, match=r"cluster worker tcp://\S+: .*2\.npy: .* is \[1, 3, 16, 8\]"):
+        collect(conv_net(), tmp_path / "each", NAMES, progress=False, cluster=client)

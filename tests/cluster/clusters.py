@@ -1,0 +1,88 @@
+"""A small Dask cluster of processes for tests, and what its workers are told to do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def processes(folder: Path, count: int = 2) -> Iterator[Any]:
+    """A client of workers of one thread each."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+        silence_logs=logging.CRITICAL, local_directory=str(folder),
+    )
+    client = Client(cluster, set_as_default=False)
+    try:
+        yield client
+    finally:
+        client.close()
+        cluster.close()
+
+
+def pids(client: Any) -> dict[str, int]:
+    found: dict[str, int] = client.run(os.getpid)
+    return found
+
+
+def kill_one(client: Any) -> None:
+    """Ends a worker as the kernel does when memory runs out."""
+    os.kill(sorted(pids(client).values())[0], signal.SIGKILL)
+
+
+def left_behind(client: Any) -> tuple[int, int, list[str]]:
+    """Tasks on the scheduler, keys on workers, and plugins of ours."""
+
+    def on_scheduler(dask_scheduler: Any) -> tuple[int, list[str]]:
+        return len(dask_scheduler.tasks), [n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")]
+
+    deadline = time.monotonic() + 10
+    while True:
+        tasks, plugins = client.run_on_scheduler(on_scheduler)
+        data = sum(client.run(keys).values())
+        if not (tasks or data or plugins) or time.monotonic() > deadline:
+            return tasks, data, plugins
+        time.sleep(0.1)
+
+
+def keys(dask_worker: Any) -> int:
+    return len(dask_worker.data) + len(dask_worker.state.tasks)
+
+
+# What a worker is told, by name ---------------------------------------------------------------------------------
+
+
+def pretend(facts: dict[str, str]) -> None:
+    """Makes this process tell other facts."""
+    from qdqtool.cluster import facts as real
+    from qdqtool.cluster import work
+
+    work.facts = lambda threads=1: {**real.facts(threads), **facts}
+
+
+def count_arrivals() -> None:
+    """Counts how often a model reaches this process."""
+    from calibration import remote
+
+    def arrived(self: Any, state: dict[str, Any]) -> None:
+        remote.ARRIVALS.append(len(state["model"]))  # type: ignore[attr-defined]
+        self.__dict__.update(state)
+
+    remote.ARRIVALS = []  # type: ignore[attr-defined]
+    remote.Assignment.__setstate__ = arrived  # type: ignore[attr-defined]
+
+
+def arrivals() -> list[int]:
+    from calibration import remote
+
+    found: list[int] = remote.ARRIVALS  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,46 @@
+"""What is held equal between machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from qdqtool import runtime
+from qdqtool.cluster import facts
+
+
+def test_the_probe_is_the_same_in_another_process_and_for_any_number_of_threads() -> None:
+    here = facts.facts()
+    program = "import json; from qdqtool.cluster.facts import facts; print(json.dumps([facts(), facts(3)]))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    import json
+
+    for there in json.loads(out):
+        assert there == here
+        assert facts.difference(there, here, mixed_cpus=False) == ""
+
+
+def test_the_probe_network_computes_what_onnx_says() -> None:
+    model = facts.probe_network()
+    x = facts._numbers((1, 3, 48, 48), 1)
+    assert -0.5 <= x.min() < -0.49 and 0.49 < x.max() <= 0.5 and abs(x.mean()) < 0.02
+    ours = runtime.open_session(model.SerializeToString(), 1).run(None, {"x": x})
+    for name, found, wanted in zip(
+        [o.name for o in model.graph.output], ours, ReferenceEvaluator(model).run(None, {"x": x}), strict=True
+    ):
+        assert np.ptp(found) > 0, name  # an output that is the same everywhere would tell nothing
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [*facts.VERSIONS, "source", "probe"])
+def test_each_difference_is_told(name: str) -> None:
+    ours = facts.facts()
+    theirs = {**ours, name: "other", "processor": "Other 9000"}
+    told = facts.difference(theirs, ours, mixed_cpus=False)
+    assert told and "\n" not in told
+    assert ("Other 9000" in told) == (name == "probe")
+    assert bool(facts.difference(theirs, ours, mixed_cpus=True)) == (name != "probe")
