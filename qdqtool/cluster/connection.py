@@ -101,30 +101,29 @@ def _processes(count: str | None) -> Iterator[Any]:
     from distributed import LocalCluster
     from distributed.gc import disable_gc_diagnosis
 
+    wanted = int(count) if count else cores()
     with tempfile.TemporaryDirectory(prefix="qdqtool-cluster-", ignore_cleanup_errors=True) as folder, \
             dask.config.set(_LOCAL_CONFIG):
+        cluster = None
         try:
-            with _interrupts_kept():
-                cluster = LocalCluster(
-                    n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-                    silence_logs=logging.CRITICAL, local_directory=folder,
-                )
-        except (OSError, RuntimeError, TimeoutError) as error:
-            raise ClusterError(f"no scheduler can be started: {' '.join(str(error).split())[:200]}") from error
-        try:
-            # It is called while Python collects garbage, where an exception of a signal would be lost.
-            disable_gc_diagnosis(force=True)
-            wanted = int(count) if count else cores()
-            cluster.scale(wanted)
             try:
+                with _interrupts_kept():
+                    cluster = LocalCluster(
+                        n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+                        silence_logs=logging.CRITICAL, local_directory=folder,
+                    )
+                    # It is called while Python collects garbage, where an exception of a signal would be lost.
+                    disable_gc_diagnosis(force=True)
+                cluster.scale(wanted)
                 cluster.wait_for_workers(wanted, timeout=START_SECONDS + wanted)
-            except TimeoutError:
-                raise ClusterError(f"{wanted} worker processes did not start within {START_SECONDS + wanted:.0f} s; "
-                                   "ask for fewer with local:N") from None
+            except (OSError, RuntimeError) as error:  # timeouts are among them
+                reason = " ".join(str(error).split())[:200]
+                raise ClusterError(f"{wanted} worker processes cannot be started here: {reason}") from error
             yield cluster
         finally:
-            with contextlib.suppress(Exception):
-                cluster.close(timeout=20)
+            if cluster is not None:
+                with contextlib.suppress(Exception):
+                    cluster.close(timeout=20)
 
 
 @contextlib.contextmanager
