@@ -12,9 +12,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "negative-axis", "A Q or DQ without a usable axis",
         r"unexpected negative axis",
         ERROR,
-        "A Q or DQ has more than one scale, or a scale of one dimension, and no axis, or a negative one. Seen "
-        "where the "
-        "layer was added through the network API without setting its axis; a scale of shape [1] needs one as well.",
+        "A Q or DQ has more than one scale, or a scale of one dimension, and no axis, or a negative one. Seen where "
+        "the layer was added through the network API without setting its axis; a scale of shape [1] needs one as well.",
         "Give the Q and DQ their axis (0 to rank - 1): layer.axis in the API, the attribute 'axis' in ONNX; or make a "
         "per-tensor scale a scalar (shape []).",
         "issue 1362",
@@ -48,9 +47,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         "zero-scale-bias", "A scale of zero",
         r"quantizeBiasCommon|Assertion getter\(i\) != 0",
         ERROR,
-        "While quantizing a bias, TensorRT divides by a scale that is 0: a zero in the calibration table (a "
-        "tensor that "
-        "was zero, or nearly, for all calibration images), or a zero scale of weights.",
+        "While quantizing a bias, TensorRT divides by a scale that is 0: a zero in the calibration table (a tensor "
+        "that was zero, or nearly, for all calibration images), or a zero scale of weights.",
         "With a calibration table: find the entries 00000000 in it, and calibrate with real images, or give those "
         "tensors a small positive range. With Q/DQ: 'qdqtool fix' replaces zero scales.",
         "issues 3020 (NVIDIA reproduced a 0 scale in the cache), 2984, 4446",
@@ -121,11 +119,82 @@ ASSERTIONS: tuple[KnownError, ...] = (
         r"inputs\.at\(\d+\)\.is_weights\(\)|scales(?:_input)?\.is_weights\(\)|must be an initializer",
         ERROR,
         "The parser needs this input of the operator (counted from 0: a zero point, a scale, pads, a size) as a "
-        "constant "
-        "stored in the file, and it is computed by nodes.",
+        "constant stored in the file, and it is computed by nodes.",
         "Fold constants: 'polygraphy surgeon sanitize model.onnx --fold-constants -o folded.onnx', or onnxsim; export "
         "with static shapes where the value depends on shapes.",
         "onnx-tensorrt faq.md (common assertion errors), issues 361, 682 there",
+    ),
+    KnownError(
+        "int8-without-qdq", "Stored integers in a network without Q/DQ",
+        r"matchInt8ConstantDQ|Int8 constant usage is restricted",
+        ERROR,
+        "The network has an INT8 constant, and no Q or DQ makes it an explicitly quantized one.",
+        "Give the constant a DequantizeLinear. If the model is onnxruntime's integer format (ConvInteger, "
+        "QLinearConv), quantize again in Q/DQ form: a plugin in its place meets this error.",
+        "issue 2998 (a plugin in place of ConvInteger)",
+        ("QOPERATOR",),
+        versions="seen on 8.6",
+    ),
+    KnownError(
+        "constant-before-dq", "Stored quantized weights that no DequantizeLinear reads directly",
+        r"Quantized constant is only allowed before|matchQuantizedConstantPluginOrDQ",
+        ERROR,
+        "Weights are stored as INT8, INT4 or FP8, and what reads them is neither a DequantizeLinear nor a plugin: a "
+        "Reshape, Transpose or Cast stands between.",
+        "Put the node behind the DequantizeLinear, or fold it into the stored weights ('qdqtool fix'). For a plugin of "
+        "version 3: build with 10.1 or newer.",
+        "issue 3919 (plugins of version 3, 10.0); TensorRT-Edge-LLM issue 217 (a Reshape in front of the DQ)",
+        ("WEIGHT-INDIRECT",),
+        versions="10 and later",
+        fixed="for plugins of version 3 in 10.1 (issue 3919)",
+    ),
+    KnownError(
+        "broadcast", "Two shapes that belong together and differ",
+        r"cannot broadcast with|Assertion dims1\.d\[i\] == 1",
+        ERROR,
+        "A vector, as a rule one value for each output channel (a bias or the scales of quantized weights), met an "
+        "axis of another length: width or height instead of the channels. Every kernel of the layer fails at it, so "
+        "that no implementation is left.",
+        "Look at the axis of the layer's Q/DQ and at the rank of its weights and bias ('qdqtool predict' names axes "
+        "that do not fit); export again, and try a newer TensorRT. More workspace does not help.",
+        "Model-Optimizer issue 16 (a quantized ResNet-18, 10.0: 64 channels against a width of 224)",
+        ("SCALE-COUNT", "W-AXIS"),
+        versions="seen on 10.0",
+        unknown="Which vector it is: no answer is public.",
+    ),
+    KnownError(
+        "plugin-formats", "A plugin that takes none of the types offered to it",
+        r"could not find any supported formats consistent with input/output data types",
+        ERROR,
+        "The plugin's supportsFormatCombination allows no combination of the types that its neighbours give and want. "
+        "With Q/DQ: a pair in front of a plugin gives it float, since no Q or DQ is taken into a plugin.",
+        "For a plugin that computes in INT8: Q in front of it and DQ behind it, with nothing between. For one that "
+        "computes in float: allow FP32 (or FP16) in linear format for all its inputs and outputs.",
+        "issues 3844, 1616 (NVIDIA's answers); documentation, 'Q/DQ interaction with plugins'",
+        ("PLUGIN-OUTSIDE",),
+    ),
+    KnownError(
+        "no-scales", "INT8 without Q/DQ and without ranges",
+        r"no scaling factors detected|initCalibrationParams",
+        ERROR,
+        "INT8 is on, and the network (or the part of it that is built) has neither Q/DQ nor a calibrator, a "
+        "calibration table or dynamic ranges. Through onnxruntime: the provider built a part of the model without "
+        "quantizers.",
+        "Give a Q/DQ model whose zero points are all 0, or turn INT8 off for models without Q/DQ, or give a "
+        "calibration table. Check that the file that is loaded is the quantized one.",
+        "onnxruntime issue 10743",
+    ),
+    KnownError(
+        "weights-type", "Weights of a type that no kernel takes",
+        r"transformWeightsIfFP|w\.type\(\) == type \|\|",
+        ERROR,
+        "While storing a layer's weights TensorRT met a type other than FP32, FP16 and INT8.",
+        "Leave out the Q/DQ of the network's outputs (NVIDIA's advice in the one thread about it), and Q/DQ on integer "
+        "tensors and biases; build with a newer TensorRT.",
+        "issue 2604 (8.5.1, a MobileNetV2)",
+        ("BIAS-DQ",),
+        versions="seen on 8.5",
+        unknown="Whether the outputs' pairs are the cause: the thread ends there.",
     ),
     KnownError(
         "backends-failed", "No compiler backend could build a region",
@@ -155,9 +224,8 @@ ASSERTIONS: tuple[KnownError, ...] = (
         ERROR,
         "A call of cuBLAS or cuBLASLt failed: the library is missing from the path, of another version, or (CUDA 10.2) "
         "without its patches.",
-        "Make libcublas and libcublasLt of the CUDA version that TensorRT names findable (LD_LIBRARY_PATH), "
-        "install the "
-        "patches of CUDA 10.2, or leave cuBLASLt out: --tacticSources=-CUBLAS_LT.",
+        "Make libcublas and libcublasLt of the CUDA version that TensorRT names findable (LD_LIBRARY_PATH), install "
+        "the patches of CUDA 10.2, or leave cuBLASLt out: --tacticSources=-CUBLAS_LT.",
         "issues 1928, 2068, 1865; onnx-tensorrt issue 617",
     ),
     KnownError(
@@ -185,8 +253,7 @@ ASSERTIONS: tuple[KnownError, ...] = (
         r"Skipping tactic|Skipping \w+: No valid tactics|has no valid tactics|skipped\. Scratch requested",
         WARNING,
         "One kernel, or one kind of kernels, does not fit this layer in this format, or lacks memory. Others are "
-        "tried; "
-        "the build fails only where none is left.",
+        "tried; the build fails only where none is left.",
         "Nothing, unless 'Could not find any implementation' follows; then the reason in this line is the one to "
         "follow (insufficient memory: raise the workspace).",
         "seen in every verbose log",

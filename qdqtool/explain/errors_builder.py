@@ -18,7 +18,7 @@ BUILDER: tuple[KnownError, ...] = (
     ),
     KnownError(
         "weights-pattern", "A failed fusion of quantized weights",
-        r"fusePattern.{0,200}matchPattern",
+        r"Assertion matchPattern\(|fusePattern.{0,200}matchPattern",
         ERROR,
         "TensorRT 8.5 failed while fusing quantized weights into a layer.",
         "Fold what stands between the weights and their Q ('qdqtool fix'), or build with a newer TensorRT.",
@@ -39,7 +39,7 @@ BUILDER: tuple[KnownError, ...] = (
     ),
     KnownError(
         "pointwise-out-scales", "A pointwise output read with different scales",
-        r"toExpr.{0,200}outScales\.size\(\) == 1",
+        r"Assertion outScales\.size\(\) == 1",
         ERROR,
         "The output of one pointwise layer is read by Qs with different scales.",
         "Give the Qs on that tensor one scale ('qdqtool insert' ties them), or move one behind its own node.",
@@ -49,7 +49,7 @@ BUILDER: tuple[KnownError, ...] = (
     ),
     KnownError(
         "same-expr", "Q/DQ on both inputs of an Add",
-        r"sameExprValues.{0,200}lhs\.expr",
+        r"sameExprValues|Assertion lhs\.expr failed",
         ERROR,
         "TensorRT 8.0 cannot fuse an Add with Q/DQ on both inputs behind a Relu.",
         "Keep the Q/DQ on the residual input alone, or build with a newer TensorRT.",

@@ -121,19 +121,47 @@ IMPORTER: tuple[KnownError, ...] = (
         "onnx-tensorrt importer",
     ),
     KnownError(
+        "integer-operators", "ONNX integer operators",
+        r"QLinear(?:Conv|MatMul|Add|Mul|Sigmoid|Concat|LeakyRelu|GlobalAveragePool|AveragePool)|DynamicQuantize\w{1,20}"
+        r"|ConvInteger|MatMulInteger|QGemm|QAttention",
+        ERROR,
+        "The model uses integer operators (onnxruntime's QOperator format, or dynamic quantization, which finds the "
+        "scales while running). TensorRT imports none of them, and there is no plugin for them.",
+        "Quantize statically in Q/DQ form (onnxruntime: quantize_static with QuantFormat.QDQ, symmetric int8), or "
+        "start from the float model ('qdqtool insert').",
+        "developer guide; issue 3963 (DynamicQuantizeLinear, 8.6.1)",
+        ("QOPERATOR",),
+    ),
+    KnownError(
+        "weights-tensor", "Weights of a convolution that are computed, in a network without Q/DQ",
+        r"two inputs \(data and weights\) are allowed only",
+        ERROR,
+        "The weights of the convolution are not stored in the file: nodes compute them. The parser takes that only "
+        "where Q/DQ stand in the network.",
+        "Fold constants ('polygraphy surgeon sanitize model.onnx --fold-constants -o folded.onnx', or onnxsim). "
+        "Weights that really change at run time (dynamic convolutions) need a MatMul or a plugin. If the model should "
+        "have Q/DQ: it has none, check the file.",
+        "mmdeploy issue 926",
+        versions="8.x",
+    ),
+    KnownError(
+        "dq-type", "A quantizer of a type that TensorRT does not have",
+        r"quantize\]: input has type \w+ but must have type|must have type FP8, FP4, Int4, or Int8",
+        ERROR,
+        "A DequantizeLinear reads a type that TensorRT cannot dequantize, mostly UINT8 (a uint8 network input, or "
+        "onnxruntime's uint8 activations) or INT32 (a quantized bias).",
+        "Quantize to int8 with zero point 0 ('qdqtool fix' rewrites uint8 with zero point 128 and folds a quantized "
+        "bias). A uint8 network input goes through a Cast and a Mul in float instead.",
+        "rustnn issue 153 (TensorRT-RTX); operator documentation of Dequantize",
+        ("ZP-UINT8", "QTYPE", "BIAS-DQ"),
+        versions="seen on TensorRT-RTX; the wording of 10",
+    ),
+    KnownError(
         "plugin-missing", "An operator that TensorRT does not know",
         r"No importer registered for op|Plugin not found|could not find plugin",
         ERROR,
         "The model has an operator that TensorRT does not know.",
         "Load its plugin (--plugins=... or --staticPlugins), or export the model without the operator.",
         "onnx-tensorrt importer",
-    ),
-    KnownError(
-        "integer-operators", "ONNX integer operators",
-        r"QLinear(?:Conv|MatMul)|ConvInteger|MatMulInteger",
-        ERROR,
-        "The model uses ONNX's integer operators, which TensorRT does not import.",
-        "Quantize in Q/DQ form (onnxruntime: QuantFormat.QDQ).",
-        "developer guide",
     ),
 )

@@ -22,6 +22,17 @@ NOTES: tuple[KnownError, ...] = (
         "documentation, implicit quantization",
     ),
     KnownError(
+        "precision-ignored", "A precision that was asked for and that no kernel has",
+        r"No implementation of layer .{1,400} obeys|No implementation obeys",
+        WARNING,
+        "A layer was given a precision (setPrecision, --layerPrecisions, a calibration table with strict types) for "
+        "which it has no kernel; the fastest kernel of any precision is taken instead.",
+        "Nothing, where the layer may run in float. In a Q/DQ model precisions are set by the Q and DQ: drop the "
+        "constraints.",
+        "issue 1231; trtexec --precisionConstraints",
+        versions="to 10",
+    ),
+    KnownError(
         "flag-removed", "A precision flag on TensorRT 11",
         r"Unknown option: --(?:int8|fp16|best|bf16|fp8|calib|precision\w+|layerPrecisions)\b",
         ERROR,

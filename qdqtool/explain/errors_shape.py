@@ -4,6 +4,9 @@
 ``Error[9]: IBuilder::buildSerializedNetwork: Error Code 9: ... In compileGraph at /.../codeGenerator.cpp:895``   10.x
 ``../builder/Layers.cpp (3986) - Assertion Error in validate: 0 (nbResizeDim >= 0)``   7.x
 ``ERROR: builtin_op_importers.cpp:1235 In function importPad: [8] Assertion failed: inputs.at(1).is_weights()``   parser
+``In node 4 (parseGraph): UNSUPPORTED_NODE: No importer registered for op: Foo``   parser, as onnxruntime prints it
+
+A line without any of these that a logger of TensorRT marked as a warning or an error is one, too.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from qdqtool.explain.errors_entry import ERROR, KnownError
+from qdqtool.buildlog import prefix
+from qdqtool.explain.errors_entry import ERROR, WARNING, KnownError
 
 _PLACE = re.compile(r"\[([\w.-]{1,80}\.(?:cpp|h|cu|hpp|cuh))::?([\w:~<>]{1,200}?)::?(\d{1,6})\]")
 _PATH = re.compile(r"([\w-]{1,80}\.(?:cpp|h|cu|hpp|cuh))(?: \((\d{1,6})\)|:(\d{1,6}))")
@@ -20,6 +24,11 @@ _CODE = re.compile(r"Error Code:? (\d{1,2})\b|Error\[(\d{1,2})\]")
 _BARE_CODE = re.compile(r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)")
 _ASSERTION = re.compile(r"Assertion(?: failed:)? [`']?(.{1,300}?)'?(?: failed|$|\n|\. ?\))")
 _CATEGORY = re.compile(r"Error Code:? \d{1,2}: ([A-Z][A-Za-z ]{2,40}?) (?:Error|Failure)")
+_STATUS = re.compile(
+    r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
+    r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
+)  # what the parser's functions return
+_LINES = 50  # of an excerpt, in which a marked line is looked for
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
 
@@ -82,6 +91,7 @@ class ErrorLine:
         condition: The condition that did not hold.
         part: Which part of TensorRT the file belongs to.
         about: What errors of that part are about.
+        status: What the parser says of the node, with the code in front.
     """
 
     file: str = ""
@@ -91,11 +101,12 @@ class ErrorLine:
     condition: str = ""
     part: str = ""
     about: str = ""
+    status: str = ""
 
     @property
     def is_error(self) -> bool:
         """Whether the text has the form of an error at all."""
-        return bool(self.condition or self.code is not None or (self.file and self.function))
+        return bool(self.condition or self.code is not None or self.status or (self.file and self.function))
 
 
 def parse_error(text: str) -> ErrorLine:
@@ -116,19 +127,23 @@ def parse_error(text: str) -> ErrorLine:
     number = int(next(g for g in code.groups() if g)) if code else None
     assertion = _OLD_ASSERTION.search(text) or _ASSERTION.search(text)
     condition = assertion[1].strip().rstrip(".") if assertion else ""
+    status = _STATUS.search(text)
     lower = file.lower()
     part, about = next(((p, a) for names, p, a in _PARTS if lower.startswith(names)), ("", ""))
-    if not part and function.startswith("import"):
+    if not part and (status or function.startswith("import")):
         part, about = _PARTS[0][1:]
-    return ErrorLine(file, function, line, number, condition, part, about)
+    said = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
+    return ErrorLine(file, function, line, number, condition, part, about, said)
 
 
 def from_shape(text: str) -> KnownError | None:
     """What the form of an error text tells where its words are not known; None where it is no error of TensorRT."""
     found = parse_error(text)
     if not found.is_error:
-        return None
+        return _marked(text)
     told: list[str] = []
+    if found.status:
+        told.append(f"The parser says {found.status}.")
     if found.condition:
         told.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
     if found.code is not None:
@@ -149,8 +164,29 @@ def from_shape(text: str) -> KnownError | None:
         " ".join(told), first + _steps(found),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
-                f"'{(found.condition or found.function or found.file)[:80]}'.",
+                f"'{(found.condition or found.status or found.function or found.file)[:80]}'.",
     )  # fmt: skip
+
+
+def _marked(text: str) -> KnownError | None:
+    """A line that only its prefix shows to be a warning or an error of TensorRT: nothing else is known of it."""
+    for line in text.encode(errors="replace").split(b"\n", _LINES)[:_LINES]:
+        cleaned = prefix.clean(line)
+        level, _, message = prefix.split(cleaned)
+        said = message.decode(errors="replace").strip()
+        if level not in ("W", "E") or not said or not prefix.is_marked(cleaned):
+            continue
+        error = level == "E"
+        name = "An error" if error else "A warning"
+        return KnownError(
+            f"unknown-{'error' if error else 'warning'}", f"{name} of TensorRT that is not in our table", "",
+            ERROR if error else WARNING, f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
+            _steps(ErrorLine()) if error else
+            "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that changes nothing there "
+            "can stay.",
+            "the line's prefix", unknown=f"What it means. Search NVIDIA's issues for '{said[:80]}'.",
+        )  # fmt: skip
+    return None
 
 
 def _scales(found: ErrorLine) -> str:

@@ -100,6 +100,22 @@ REPORTED = [
     ("[8] Assertion failed: inputs.at(2).is_weights()", "no-weights-input"),
     ("all backend strategies failed", "backends-failed"),
     ("[E] Engine set up failed", "consequence"),
+    ("3: getPluginCreator could not find plugin: DynamicQuantizeLinear version: 1", "integer-operators"),
+    ("No importer registered for op: QLinearConv. Attempting to import as plugin.", "integer-operators"),
+    ("3: getPluginCreator could not find plugin: MyNms version: 1", "plugin-missing"),
+    ("Internal Error (Assertion outScales.size() == 1 failed. )", "pointwise-out-scales"),
+    ("Internal Error (: Int8 constant usage is restricted to explicit precision mode)", "int8-without-qdq"),
+    ("(conv1.weight: Quantized constant is only allowed before DQ or PLUGIN_V2 node)", "constant-before-dq"),
+    ("due to exception Assertion dims1.d[i] == 1 || dims2.d[i] == 1 failed. [64] cannot broadcast with [224]",
+     "broadcast"),
+    ("(n: could not find any supported formats consistent with input/output data types)", "plugin-formats"),
+    ("Calibration failure occurred with no scaling factors detected. This could be due to no int8 calibrator",
+     "no-scales"),
+    ("[weightConvertors.cpp::transformWeightsIfFP::537] Error Code 2: Internal Error (Assertion w.type() == type || x)",
+     "weights-type"),
+    ("Conv_28: two inputs (data and weights) are allowed only in explicit-quantization mode.", "weights-tensor"),
+    ("(Unnamed Layer* 27) [Dequantize]: input has type UInt8 but must have type FP8, FP4, Int4, or Int8.", "dq-type"),
+    ("No implementation of layer conv obeys the requested constraints, using the fastest one", "precision-ignored"),
 ]
 
 
@@ -159,6 +175,33 @@ def test_an_unknown_error_is_told_by_its_form(
     assert found.unknown.startswith("Its cause")
     assert not part or part in found.title
     assert condition in found.cause
+
+
+@pytest.mark.parametrize(("text", "severity"), [
+    ("[11/21/2026-12:00:00] [W] [TRT] These words are new", "warning"),
+    ("[TRT] [E] These words are new", "error"), ("[TensorRT] WARNING: These words are new", "warning"),
+    ("build started\n2022-12-30 [E:onnxruntime:, x.h:53 log] [2022-12-30 12:38:57   ERROR] These words are new", "error"),
+])
+def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str) -> None:
+    found = lookup(text)
+    assert found is not None
+    assert found.severity == severity and found.id == f"unknown-{severity}"
+    assert "These words are new" in found.unknown
+
+
+@pytest.mark.parametrize("text", [
+    "[11/21/2026-12:00:00] [I] [TRT] These words are new", "[W] another program", "WARNING: another program",
+    "[11/21/2026-12:00:00] [E] [TRT] ",
+])
+def test_other_lines_are_not_taken_for_errors(text: str) -> None:
+    assert lookup(text) is None
+
+
+def test_what_the_parser_returns_is_an_error() -> None:
+    found = lookup("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
+    assert found is not None
+    assert found.id == "unknown-error" and "the ONNX parser" in found.title
+    assert "UNSUPPORTED_NODE: Foo is not there." in found.cause
 
 
 def test_every_entry_is_found_by_its_own_words() -> None:
