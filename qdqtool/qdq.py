@@ -22,6 +22,7 @@ from qdqtool.types import Precision
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 DOMAINS = ("", "ai.onnx", "com.microsoft")
+INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
 _INTEGER: dict[int, Precision] = {
     onnx.TensorProto.INT8: Precision.INT8,
@@ -33,6 +34,7 @@ _INTEGER: dict[int, Precision] = {
     onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
     onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
 }
+_STORED = (onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT8E4M3FN)
 _FLOAT: dict[int, Precision] = {
     onnx.TensorProto.FLOAT: Precision.FP32,
     onnx.TensorProto.FLOAT16: Precision.FP16,
@@ -175,8 +177,37 @@ def quantizers(model: Model) -> Iterator[Node]:
 
 def is_quantized(model: Model) -> bool:
     """Whether a model already has Q/DQ nodes or integer operators."""
-    integer = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
-    return any(is_qdq(n) or n.op in integer for n in model.nodes)
+    return any(is_qdq(n) or n.op in INTEGER_OPERATORS for n in model.nodes)
+
+
+def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
+    """Nodes that read a stored int8, int4 or FP8 constant though they are no quantizer, with its name.
+
+    TensorRT's optimizer takes every such constant for quantized values, whatever it was meant for. Operators of other
+    domains are plugins, which may read one; Shape asks for nothing but the dimensions; a node whose result nothing
+    needs is not built.
+    """
+    stored = {t.name for t in model.initializers.values() if t.data_type in _STORED}
+    for node in model.nodes:
+        proto = model.constant_proto(node.output) if node.op == "Constant" else None
+        if proto is not None and proto.data_type in _STORED:
+            stored.add(node.output)
+    if not stored:
+        return
+    needed = set(model.outputs)
+    found: list[tuple[Node, str]] = []
+    for node in reversed(model.ordered):
+        if not any(o in needed for o in node.outputs):
+            continue
+        needed.update((*node.inputs, *node.captured))
+        if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS or not _is_standard(node):
+            continue
+        found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
+    yield from reversed(found)
+
+
+def _is_standard(node: Node) -> bool:
+    return node.domain in ("", "ai.onnx") and onnx.defs.has(node.op)
 
 
 def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:

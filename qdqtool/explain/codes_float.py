@@ -29,6 +29,22 @@ FLOAT = (
         (documented(("trt8.0",), "NVIDIA/TensorRT issues 1726 (8.2.2) and 2125 (8.2.5), users"),),
     ),
     Code(
+        "KERNEL-LARGE",
+        "A quantized convolution with a very large kernel",
+        Severity.WARNING,
+        "The patch embedding of a vision transformer: kernel and stride are the size of a patch.",
+        "Two builds of one ViT with patches of 32x32 found no INT8 kernel on 8.6. No engine of TensorRT 8 at hand has "
+        "an "
+        "INT8 kernel above 7x7; TensorRT-RTX 1.7 builds 32x32.",
+        "Could not find any implementation for node patch_embed.proj.weight + ...",
+        "Leave this convolution float (insert --exclude): it is one of the first, reads the image, and is cheap.",
+        (
+            documented(("trt8.6",), "pytorch/TensorRT issue 2101 and NVIDIA/TensorRT issue 3139 (8.6.1, 32x32)"),
+            assumed(("trt8.0", "trt8.4", "trt8.5", "trt10", "trt11"), "not known to be better there"),
+        ),
+        error=(("trt8.6", "Could not find any implementation for node"),),
+    ),
+    Code(
         "NORM-FLOAT",
         "A normalization or Softmax behind a DQ",
         Severity.INFO,

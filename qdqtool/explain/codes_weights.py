@@ -6,6 +6,7 @@ from qdqtool.explain.knowledge import CLASSIC, RTX, TRT8, Code, assumed, documen
 from qdqtool.types import Severity
 
 _SECOND_INPUT = "Could not fuse 2nd input (kernel weights) of CONVOLUTION"
+_BEFORE_DQ = "Quantized constant is only allowed before DQ"
 
 WEIGHTS = (
     Code(
@@ -78,6 +79,25 @@ WEIGHTS = (
         (documented(CLASSIC, "NVIDIA/TensorRT issues 2163, 2719, 1864"),),
         automatic=True,
         error=(("trt", _SECOND_INPUT),),
+    ),
+    Code(
+        "WEIGHT-INDIRECT",
+        "Stored integers that their DequantizeLinear does not read directly",
+        Severity.ERROR,
+        "The weights are stored as int8 (int4, FP8), and an Identity, Reshape, Transpose or Cast stands between them "
+        "and the DequantizeLinear.",
+        "A stored quantized constant may be read by a DequantizeLinear or a plugin only; the build ends at any other "
+        "reader.",
+        f"{_BEFORE_DQ} or PLUGIN_V2 or kPLUGIN_V3 node.",
+        "Fold the node into the stored integers, or move it behind the DequantizeLinear.",
+        (
+            seen(RTX, "built: refused with that text"),
+            documented(("trt10", "trt11"), "the same text from users' builds: NVIDIA/TensorRT issue 3919 (10.0.1), "
+                       "NVIDIA/TensorRT-Edge-LLM issue 217"),
+            assumed(TRT8, "8.5 and 8.6 check int8 constants in the same file of theirs, 8.4 and older take none"),
+        ),
+        automatic=True,
+        error=(("trt10", _BEFORE_DQ), ("trt11", _BEFORE_DQ), ("rtx", _BEFORE_DQ)),
     ),
     Code(
         "W-NO-DQ",
@@ -163,6 +183,22 @@ WEIGHTS = (
         "deconv with Float inputs in the layer information.",
         "Leave it unquantized for this target: the Q and DQ only cost time.",
         (seen(RTX, "built: 12 patterns, none INT8"),),
+    ),
+    Code(
+        "CT3D-FLOAT",
+        "A quantized 3D ConvTranspose, of which reports differ",
+        Severity.WARNING,
+        "A ConvTranspose with three spatial dimensions has Q/DQ.",
+        "A user's engines of 10.13 ran such layers in FP16, the 3D convolutions around them in INT8. NVIDIA named one "
+        "pattern that is to work: Q/DQ, ConvTranspose, activation, Q/DQ.",
+        "A deconvolution with Half or Float tensors in the layer information.",
+        "Look at the layer's types in the engine. Where it stays float, leave its Q/DQ out, or use a Resize and a "
+        "convolution instead.",
+        (
+            documented(
+                CLASSIC, "NVIDIA in NVIDIA/TensorRT issue 3412; NVIDIA/Model-Optimizer issue 688 (a user, 10.13)"
+            ),
+        ),
     ),
     Code(
         "BN-UNFOLDED",

@@ -40,7 +40,7 @@ STEPS = (
     Step(("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
     Step(("SCALE-SHAPE1", "ACT-PER-CHANNEL"), quantizers.scalars, _ONE_BIT),
     Step(("BIAS-DQ",), weights.biases, _EXACT),
-    Step(("W-NONCONST",), weights.computed, _EXACT),
+    Step(("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),
     Step(("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
     Step(("W-SHARED",), weights.shared, _EXACT),
     Step(("BN-UNFOLDED",), batchnorm.parameters, _EXACT),

@@ -127,7 +127,7 @@ def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
 
 
 def computed(view: View, target: Target) -> list[Site]:
-    """W-NONCONST: what stands between the constant and its quantizer, computed now."""
+    """W-NONCONST and WEIGHT-INDIRECT: what stands between the constant and its quantizer, computed now."""
     sites: list[Site] = []
     for conv in view.weighted:
         weights = view.weights(conv)
@@ -142,7 +142,7 @@ def computed(view: View, target: Target) -> list[Site]:
             editor.set_input(first, 0, editor.constant(f"{source}_folded", value))
 
         what = f"{first.name}: {', '.join(n.op for n in weights.before)} in front of it folded into the weights"
-        sites.append(Site("W-NONCONST", conv.name, what, apply))
+        sites.append(Site("WEIGHT-INDIRECT" if weights.q is None else "W-NONCONST", conv.name, what, apply))
     return sites
 
 

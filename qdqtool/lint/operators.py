@@ -15,6 +15,7 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
+_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
 _TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
@@ -32,8 +33,8 @@ def run(view: View, report: Report) -> None:
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             message = f"{node.name} ({node.op}) reads a dequantized tensor and is computed in float."
             report.add("NORM-FLOAT", node.name, message, values=view.values(node.input(0)))
-        elif operators.of(node).kind == LayerKind.CONVOLUTION and _spatial(view, node) == 3:
-            _conv3d(view, report, node)
+        elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
+            _convolution(view, report, node)
     _outside(view, report, outside)
     for op, nodes in unknown.items():
         more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
@@ -74,13 +75,23 @@ def _outside(view: View, report: Report, found: dict[str, list[Node]]) -> None:
     )
 
 
-def _spatial(view: View, conv: Node) -> int:
+def _kernel(view: View, conv: Node) -> tuple[int, ...]:
+    """Extent of a convolution's kernel, one number for each spatial dimension; empty where it is not known."""
     shape = view.weight_shape(conv)
     kernel = conv.attributes.get("kernel_shape")
-    return len(shape) - 2 if shape is not None else len(kernel) if isinstance(kernel, (list, tuple)) else 0
+    return tuple(shape[2:]) if shape is not None else tuple(kernel) if isinstance(kernel, (list, tuple)) else ()
 
 
-def _conv3d(view: View, report: Report, conv: Node) -> None:
-    if is_quantized(view, conv):
+def _convolution(view: View, report: Report, conv: Node) -> None:
+    """Quantized convolutions of forms that users' builds did not take, or left float."""
+    kernel = _kernel(view, conv)
+    deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
+    if len(kernel) == 3 and deconvolution:
+        message = f"{conv.name} is a quantized 3D ConvTranspose: reports differ on whether it runs in INT8."
+        report.add("CT3D-FLOAT", conv.name, message, convolutions=[conv.name])
+    elif len(kernel) == 3:
         message = f"{conv.name} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."
         report.add("CONV3D-INT8", conv.name, message, convolutions=[conv.name])
+    if kernel and min(kernel) >= _LARGE_KERNEL and not deconvolution:
+        message = f"{conv.name} has a kernel of {'x'.join(map(str, kernel))}: builds with one of 32x32 failed on 8.6."
+        report.add("KERNEL-LARGE", conv.name, message, convolutions=[conv.name])

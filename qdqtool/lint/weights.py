@@ -45,6 +45,15 @@ def run(view: View, report: Report) -> None:
                 "W-SHARED", source, f"weights '{source}' are shared by {names(convs)}; TensorRT folds them into one.",
                 convolutions=convs,
             )
+    _misread(view, report)
+
+
+def _misread(view: View, report: Report) -> None:
+    """Stored integers of no convolution's weights that something else than a DQ reads; the weights' were told."""
+    told = {n.name for conv in view.weighted for n in view.weights(conv).before}
+    for node, tensor in qdq.misread_constants(view.model):
+        if node.name not in told:
+            report.add("WEIGHT-INDIRECT", node.name, f"{node.name} ({node.op}) reads the stored integers '{tensor}'.")
 
 
 def _no_dq(view: View, report: Report, conv: Node, weights: Weights) -> None:
@@ -62,7 +71,7 @@ def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -
     if weights.before:
         via = names(f"{n.name} ({n.op})" for n in weights.before)
         report.add(
-            "W-NONCONST", conv.name,
+            "WEIGHT-INDIRECT" if weights.q is None else "W-NONCONST", conv.name,
             f"{conv.name}: {via} {'stands' if len(weights.before) == 1 else 'stand'} between the weights and "
             f"{first.name}.",
             convolutions=concerned,

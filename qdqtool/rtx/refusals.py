@@ -35,7 +35,6 @@ UNSUPPORTED = frozenset({
     "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat",
     "StringNormalizer", "StringSplit", "SwiGLU", "TfIdfVectorizer", "Unique",
 })
-_INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 # Types of constants that the parser's importInitializers() takes; the rest ends with "cannot be imported".
 _BAD_CONSTANTS: dict[int, str] = {
     onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.FLOAT8E5M2: "float8e5m2",
@@ -81,6 +80,13 @@ def refusals(
             proto = model.constant_proto(node.output)
             if proto is not None:
                 yield from _constant(node.output, proto.data_type)
+    for node, name in qdq.misread_constants(model):
+        yield _error(
+            "WEIGHT-INDIRECT", node.name,
+            f"{node.name} ({node.op}) reads the stored integers '{name}': \"Quantized constant ({name}) is only "
+            "allowed before DQ or PLUGIN_V2 or kPLUGIN_V3 node\".",
+            f"Fold {node.name} into the stored integers, or move it behind the DequantizeLinear.",
+        )
     yield from _hardware(model, sm)
 
 
@@ -104,7 +110,7 @@ def _constant(name: str, data_type: int) -> Iterator[Finding]:
 
 
 def _unsupported(node: Node) -> Finding:
-    if node.op in _INTEGER_OPERATORS:
+    if node.op in qdq.INTEGER_OPERATORS:
         return _error(
             "QOPERATOR", node.name,
             f"{node.name}: TensorRT-RTX has no {node.op}; the parser stops with \"In function check{node.op}: [8] "

@@ -192,6 +192,21 @@ def test_operators_in_front_of_weights_are_folded(op):
     assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
 
 
+@pytest.mark.parametrize("target", ["trt10", "rtx1.7"])
+def test_operators_in_front_of_stored_integers_are_folded(target):
+    g = Graph()
+    integers = np.random.default_rng(0).integers(-128, 128, (16, 16, 1, 1)).astype(np.int8)
+    moved = g.op("Transpose", g.const("w", integers), "between", perm=[1, 0, 2, 3])
+    w = g.dq(moved, "wdq", np.full(16, 0.02), axis=0)
+    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, target, only=["WEIGHT-INDIRECT"])
+    assert [c.code for c in fixed.applied] == ["WEIGHT-INDIRECT"]
+    assert "between" not in {n.name for n in fixed.proto.graph.node}
+    assert not [f for f in fixed.after.findings if f.code == "WEIGHT-INDIRECT"]
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+
+
 def test_bare_weights_are_quantized_per_channel():
     g = Graph()
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))

@@ -219,6 +219,44 @@ def test_weights_behind_an_operator(op):
     assert f"between ({op}) stands" in finding(g.model(out), "W-NONCONST").message
 
 
+def stored(form, moved="", **attributes):
+    """A convolution with stored integers, read through an operator, and one without a pair that reads others."""
+    g = Graph(opset=13)
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    value = np.ones((16, 16, 1, 1), np.int8 if form == "int8" else np.float32)
+    w = g.const("w", value)
+    if moved:
+        w = g.op(moved, [w], "between", **attributes)
+    w = g.dq(w, "wdq", 0.1) if form == "int8" else g.pair(w, "wq")
+    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+
+
+@pytest.mark.parametrize(("op", "attributes"), [("Identity", {}), ("Transpose", {"perm": [1, 0, 2, 3]})])
+def test_stored_integers_behind_an_operator(op, attributes):
+    found = finding(stored("int8", op, **attributes), "WEIGHT-INDIRECT", "trt10")
+    assert found.severity == Severity.ERROR and found.convolutions == ["c"] and f"between ({op})" in found.message
+    refused = [f for f in predict(stored("int8", op, **attributes), "rtx1.7").findings if f.severity == Severity.ERROR]
+    assert [(f.code, f.node) for f in refused] == [("WEIGHT-INDIRECT", "between")]
+
+
+def test_stored_integers_that_a_dq_reads_are_fine():
+    for target in ("trt10", "rtx1.7"):
+        for proto in (stored("int8"), stored("float", "Identity")):
+            assert not [f for f in predict(proto, target).findings if f.code == "WEIGHT-INDIRECT"]
+
+
+def test_any_reader_of_stored_integers_counts():
+    def model(op, domain=""):
+        g = Graph(opset=13)
+        table = g.op(op, [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
+        return g.model(g.add(g.input(1, 16), table, "sum"))
+    assert finding(model("Cast"), "WEIGHT-INDIRECT", "trt10").node == "reader"
+    assert "WEIGHT-INDIRECT" not in codes_of(model("Cast", "plugins"), "trt10")
+    unused = model("Cast")
+    unused.graph.node[-1].input[1] = unused.graph.node[-1].input[0]
+    assert "WEIGHT-INDIRECT" not in codes_of(unused, "trt10")
+
+
 def test_weights_of_the_running_network():
     g = Graph()
     w = g.input(16, 16, 1, 1, name="w")

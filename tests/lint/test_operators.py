@@ -28,6 +28,26 @@ def test_3d_convolutions_where_builds_failed():
     assert not told(conv3d(), "CONV3D-INT8", "trt8.5") and not told(conv3d(False), "CONV3D-INT8", "trt8.0")
 
 
+@pytest.mark.parametrize(("op", "axes", "expected"), [
+    ("ConvTranspose", 3, ["c"]), ("ConvTranspose", 2, []), ("Conv", 3, []),
+])
+def test_quantized_3d_transposed_convolutions(op, axes, expected):
+    g = Graph()
+    x = g.pair(g.input(1, 4, *[8] * axes), "in")
+    w = g.pair(g.const("w", np.ones((4, 4, *[2] * axes), np.float32)), "wq")
+    model = g.model(g.op(op, [x, w], "c", kernel_shape=[2] * axes))
+    assert [f.node for f in told(model, "CT3D-FLOAT", "trt10")] == expected
+
+
+@pytest.mark.parametrize(("size", "expected"), [(32, ["c"]), (14, ["c"]), (7, [])])
+def test_a_patch_embedding_is_named(size, expected):
+    g = Graph()
+    x = g.pair(g.input(1, 3, 64, 64), "in")
+    w = g.weights("w", (16, 3, size, size), "qdq")
+    model = g.model(g.op("Conv", [x, w], "c", kernel_shape=[size, size], strides=[size, size]))
+    assert [f.node for f in told(model, "KERNEL-LARGE")] == expected
+
+
 @pytest.mark.parametrize(("op", "expected"), [("Softmax", ["n"]), ("Relu", [])])
 def test_normalizations_behind_a_pair(op, expected):
     g = Graph()

@@ -79,6 +79,27 @@ def integers() -> Iterator[tuple[str, Make]]:
             net, net.dq(s(net, net.q(net.input(SHAPE)))))
 
 
+def stored() -> Iterator[tuple[str, Make]]:
+    """Stored integers of weights that something else than a DQ reads."""
+    steps: dict[str, Step] = {
+        "a DQ alone": chain(), "Identity": ops.unary("Identity"),
+        "Transpose": ops.unary("Transpose", perm=[1, 0, 2, 3]),
+        "Cast": ops.unary("Cast", to=onnx.TensorProto.INT8), "Reshape": ops.with_ints("Reshape", 8, 8, 3, 3),
+    }
+    for name, step in steps.items():
+        yield f"stored integers: {name}", lambda net, s=step: net.op(
+            "Conv", quantized(net), net.dq(s(net, net.const(np.ones((8, 8, 3, 3)), np.int8))), name="c")
+    yield "stored integers: a node that nothing needs", _unused
+    yield "stored integers: an Add", lambda net: net.op(
+        "Add", net.input((8, 8), onnx.TensorProto.INT8), net.const(np.ones((8, 8)), np.int8))
+
+
+def _unused(net: Net) -> str:
+    w = net.const(np.ones((8, 8, 3, 3)), np.int8)
+    net.op("Identity", w)
+    return net.op("Conv", quantized(net), net.dq(w), name="c")
+
+
 def joins() -> Iterator[tuple[str, Make]]:
     """Two quantized tensors, an operator of both, a convolution."""
     def of(kind: str, left: float, right: float, a: Step | None = None, b: Step | None = None, **more: object) -> Make:
@@ -171,4 +192,4 @@ def sharing() -> Iterator[tuple[str, Make]]:
         yield f"equal pairs on one tensor, {order}", merged
 
 
-EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *joins(), *sharing()])
+EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *stored(), *joins(), *sharing()])
