@@ -67,6 +67,9 @@ def _read(path: Path) -> bytes:
                 blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
                                        whole=True, error=ModelError)
                 return b"".join(blocks)
+            if file.seekable():
+                file.seek(0)
+                head = b""  # joining it with the rest would copy the whole model
             data = read_all(file, MAX_PROTO_BYTES, head)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -12,6 +13,7 @@ from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -48,6 +50,7 @@ def prepare() -> None:
 
     A file opened later would get their numbers otherwise, and a library's message would be written into it.
     """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
@@ -84,6 +87,7 @@ def finish(code: int) -> int:
     Returns:
         The exit code: 2 in place of 0 or 1 where the answer could not be written.
     """
+    gc.freeze()  # all memory is given back at once now: nothing is to be searched for garbage before
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
@@ -100,6 +100,7 @@ class Event:
         }
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 @dataclass(frozen=True, eq=False, repr=False)
 class Refusal:
     """A pass looked at a node and did not fire.
@@ -118,7 +119,13 @@ class Refusal:
     pass_name: str
     node: str
 
-    # Stated once here: thirty classes that make their own take a tenth of a prediction's time to import.
+    # A reason becomes a dataclass with its first record: of thirty a prediction meets five, and making the methods of
+    # all of them would take a tenth of its time.
+    def __new__(cls, *_args: Any, **_named: Any) -> Self:
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True, eq=False, repr=False)(cls)
+        return super().__new__(cls)
+
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from qdqtool.explain.codes_build import BUILD
 from qdqtool.explain.codes_float import FLOAT
 from qdqtool.explain.codes_fusion import FUSION
@@ -32,6 +30,8 @@ def find(text: str) -> Code | None:
 def similar(text: str, count: int = 3) -> list[str]:
     """The codes spelled most like ``text``, the nearest first."""
     wanted = text.strip().upper().replace("_", "-")
+    import difflib
+
     close = difflib.get_close_matches(wanted, CODES, n=count, cutoff=0.5)
     part = [c for c in CODES if wanted and (wanted in c or set(wanted.split("-")) & set(c.split("-")))]
     return list(dict.fromkeys([*close, *part]))[:count]

@@ -5,7 +5,6 @@ Findings, ``explain``, ``predict --for`` and the README read this table; nothing
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
@@ -115,6 +114,8 @@ def way_named(name: str) -> Way:
     text = name.strip().lower()
     found = WAYS.get(_ALSO.get(text, text))
     if found is None:
+        import difflib
+
         near = difflib.get_close_matches(text, WAYS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise QdqtoolError(f"unknown way to build '{name[:40]}'{hint} Choose one of {', '.join(WAYS)}")

@@ -1,12 +1,11 @@
 """Why a pass did not fire: one frozen class for each reason, with the nodes and values that decided.
 
 The explanations (``qdqtool.explain``) are made from these records and look nothing up again, so that what a user reads
-is what the simulator saw.
+is what the simulator saw. Each is a frozen dataclass, which :class:`qdqtool.types.Refusal` sees to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
@@ -15,7 +14,6 @@ from qdqtool.types import Precision, Refusal
 # Inputs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class InputNotDequantized(Refusal):
     """The data input does not come from a DQ.
 
@@ -38,7 +36,6 @@ class InputNotDequantized(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class WeightsNotDequantized(Refusal):
     """The weights do not come from a DQ, though the data does."""
     reason: ClassVar[str] = "weights-not-dequantized"
@@ -48,7 +45,6 @@ class WeightsNotDequantized(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class WeightsNotConstant(Refusal):
     """The weights are computed at run time."""
     reason: ClassVar[str] = "weights-not-constant"
@@ -56,7 +52,6 @@ class WeightsNotConstant(Refusal):
     weight: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ScaleComputed(Refusal):
     """A scale is computed at run time."""
     reason: ClassVar[str] = "scale-computed"
@@ -64,7 +59,6 @@ class ScaleComputed(Refusal):
     quantizer: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class TypesDiffer(Refusal):
     """Data and weights are quantized to types that cannot be multiplied."""
     reason: ClassVar[str] = "types"
@@ -74,7 +68,6 @@ class TypesDiffer(Refusal):
     types: tuple[Precision, Precision]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ActivationPerChannel(Refusal):
     """The data input has one scale per channel."""
     reason: ClassVar[str] = "activation-per-channel"
@@ -83,7 +76,6 @@ class ActivationPerChannel(Refusal):
     scales: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class NonzeroZeroPoint(Refusal):
     """A zero point is not 0."""
     reason: ClassVar[str] = "zero-point"
@@ -92,7 +84,6 @@ class NonzeroZeroPoint(Refusal):
     zero_point: int
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class WeightsAxis(Refusal):
     """The weights are quantized along an axis that is not the outputs'."""
     reason: ClassVar[str] = "weights-axis"
@@ -102,7 +93,6 @@ class WeightsAxis(Refusal):
     expected: int
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class WeightsShared(Refusal):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
     reason: ClassVar[str] = "weights-shared"
@@ -114,7 +104,6 @@ class WeightsShared(Refusal):
 # Outputs --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class OutputNotQuantized(Refusal):
     """No Q reads the result.
 
@@ -129,7 +118,6 @@ class OutputNotQuantized(Refusal):
     activation: Step | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class OutputDifferentScales(Refusal):
     """Several Qs with different scales read the result, and nothing else."""
     reason: ClassVar[str] = "output-different-scales"
@@ -139,7 +127,6 @@ class OutputDifferentScales(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class OutputManyConsumers(Refusal):
     """A Q and something that reads float read the result."""
     reason: ClassVar[str] = "output-many-consumers"
@@ -149,7 +136,6 @@ class OutputManyConsumers(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class OutputScale(Refusal):
     """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
     reason: ClassVar[str] = "output-scale"
@@ -161,7 +147,6 @@ class OutputScale(Refusal):
 # Residual Adds --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ResidualFloat(Refusal):
     """The Add's other input is float.
 
@@ -181,7 +166,6 @@ class ResidualFloat(Refusal):
     quantizers: tuple[Reader, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ResidualBothQuantized(Refusal):
     """A Q stands between the convolution and the Add, whose other input is quantized as well."""
     reason: ClassVar[str] = "residual-both-quantized"
@@ -192,7 +176,6 @@ class ResidualBothQuantized(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class AddOutputNotQuantized(Refusal):
     """The residual is quantized, what reads the Add is not (or not alone)."""
     reason: ClassVar[str] = "add-output-not-quantized"
@@ -203,7 +186,6 @@ class AddOutputNotQuantized(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ActivationBeforeAdd(Refusal):
     """An activation stands between the convolution and the Add."""
     reason: ClassVar[str] = "activation-before-add"
@@ -214,7 +196,6 @@ class ActivationBeforeAdd(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ActivationJoined(Refusal):
     """What follows the convolution is one pointwise kernel that reads other tensors as well.
 
@@ -232,7 +213,6 @@ class ActivationJoined(Refusal):
 # Folding --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class BatchNormNotConstant(Refusal):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
     reason: ClassVar[str] = "batchnorm-not-constant"
@@ -241,7 +221,6 @@ class BatchNormNotConstant(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ConvTransposeBatchNorm(Refusal):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
     reason: ClassVar[str] = "convtranspose-batchnorm"
@@ -253,7 +232,6 @@ class ConvTransposeBatchNorm(Refusal):
 # Motion ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class NotCommuting(Refusal):
     """A Q cannot move up past the operator."""
     reason: ClassVar[str] = "not-commuting"
@@ -262,7 +240,6 @@ class NotCommuting(Refusal):
     quantizer: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ManyConsumers(Refusal):
     """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
     reason: ClassVar[str] = "many-consumers"
@@ -272,7 +249,6 @@ class ManyConsumers(Refusal):
     readers: tuple[Reader, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ConcatReadElsewhere(Refusal):
     """The Concat's result is read by something else than the Q."""
     reason: ClassVar[str] = "output-not-only-quantized"
@@ -280,7 +256,6 @@ class ConcatReadElsewhere(Refusal):
     readers: tuple[Reader, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ConcatScales(Refusal):
     """The parts of a Concat are quantized with other scales than the Concat.
 
@@ -295,7 +270,6 @@ class ConcatScales(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ScalesDiffer(Refusal):
     """Quantizers in a row, or on one tensor, have different scales."""
     reason: ClassVar[str] = "scales-differ"
@@ -305,7 +279,6 @@ class ScalesDiffer(Refusal):
     scales: tuple[Scale, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class PoolingOneSide(Refusal):
     """An averaging pooling is quantized on one side only.
 
@@ -320,7 +293,6 @@ class PoolingOneSide(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ReduceNotPooling(Refusal):
     """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
 
@@ -335,7 +307,6 @@ class ReduceNotPooling(Refusal):
     elements: Size | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class InMyelin(Refusal):
     """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
 
@@ -351,7 +322,6 @@ class InMyelin(Refusal):
     weights_quantized: bool
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class OutsideRules(Refusal):
     """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
     reason: ClassVar[str] = "outside-rules"
@@ -360,7 +330,6 @@ class OutsideRules(Refusal):
     precision: Precision
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Stays(Refusal):
     """Nothing absorbed a Q or DQ: it is a conversion of the engine.
 
