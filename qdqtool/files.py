@@ -212,7 +212,7 @@ def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
 
     Block by block: ``read(limit)`` would take so much memory at once, however little there is.
     """
-    blocks = [head]
+    blocks = [head] if head else []
     total = len(head)
     while block := file.read(_BLOCK):
         blocks.append(block)
