@@ -24,6 +24,7 @@ UNPACKED_LOG = 4 * GB  # read in one pass, never held
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
 LOG_LINES = 3_000_000
 JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
+VERIFICATION_FILE = 64 * MB  # the JSON of `verify`, which lists what disagrees
 EXTERNAL_DATA = 16 * GB  # all external weights of a model together
 EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they lie in (tied weights)
 

@@ -8,11 +8,16 @@ and stderr, and whatever writes an answer to a file uses it as well.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 # C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
-# direction of text around; halves of surrogate pairs, which is how Python holds file names that are not UTF-8.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# direction of text around or take no room; halves of surrogate pairs, which is how Python holds file names that are not
+# UTF-8; what XML does not allow; letters of the private alphabet of tags, which nothing shows.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\ufffe\uffff\U000e0000-\U000e007f]"
+)
 
 
 def visible(text: str) -> str:
@@ -20,8 +25,19 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_written, text) if _HIDDEN.search(text) else text
 
 
+def as_line(text: str) -> str:
+    """The text as one line of an answer: tabs and line breaks, which only a name can bring here, are escapes too."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def as_text(lines: Iterable[str]) -> str:
+    """Lines as one text: whatever names stand in them, each is one line."""
+    return "".join(f"{as_line(line)}\n" for line in lines)
+
+
 def _written(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
+    units = match[0].encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
 
 
 def one_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import shutil
@@ -83,6 +84,19 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
     args = ["insert", str(folder / "float.onnx"), "--include", "conv", "--calib", str(folder / "images")]
     assert run([*args, "-o", str(folder / "out"), option, str(folder / "images" / "a.png")]) == 2
     assert state(folder) == before
+
+
+def test_every_file_is_read_through_the_guard() -> None:
+    own = {"files.py", "gpus.py", "physics.py", "recording.py"}  # the last three read what is installed with them
+    children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
+    for package in ("qdqtool", "calibration"):
+        for path in (Path(__file__).parents[1] / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Call):
+                    function = node.func
+                    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                    reads = name in ("read_text", "read_bytes") or (isinstance(function, ast.Name) and name == "open")
+                    assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
 
 
 def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from qdqtool.errors import ModelError
 from qdqtool.modelfile import load
 from tests.buildlog import samples
 from tests.fuzz.grammar import network
+from tests.fuzz_inputs.seeds import write_seeds
 
 TOOL = f"{sys.executable} -m qdqtool"
 ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"
@@ -134,10 +135,63 @@ def test_no_control_character_reaches_a_terminal(
         assert not HIDDEN.search((tmp_path / "out").read_text())
 
 
+BREAK = "first\nSECOND\tthird\u202e\u200b\U000e0041"
+SHOWN = "first\\nSECOND\\tthird\\u202e\\u200b\\udb40\\udc41"
+
+
+def _broken_names(folder: Path) -> None:
+    """A float and a quantized model, an engine's layers, all with names that hold line breaks."""
+    write_seeds(folder)
+    for name in ("qdq.onnx", "float.onnx"):
+        proto = onnx.load(folder / name)
+        for node in proto.graph.node:
+            node.name += BREAK
+        (folder / name).write_bytes(proto.SerializeToString())
+    layers = (folder / "layers.json").read_text()
+    broken = re.sub('"Name"( *): *"([^"]*)', lambda m: f'"Name": "{m[2]}{json.dumps(BREAK)[1:-1]}', layers)
+    assert broken != layers
+    (folder / "layers.json").write_text(broken)
+
+
+@pytest.mark.parametrize(
+    ("args", "files"),
+    [
+        (["predict", "qdq.onnx", "--all", "--trace", "--layers"], []),
+        (["predict", "qdq.onnx", "--all", "--layers", "-o", "out.txt"], ["out.txt"]),
+        (["predict", "qdq.onnx", "--all", "--gpu", "T4"], []),
+        (["predict", "qdq.onnx", "--target", "rtx1.7", "--all"], []),
+        (["predict", "float.onnx", "--require", "."], []),
+        (["fix", "qdq.onnx", "-o", "fixed.onnx"], []),
+        (["insert", "float.onnx", "--calib", "samples.npz", "--include", ".", "--all"], []),
+        (["insert", "float.onnx", "--calib", "samples.npz", "--include", "conv", "--losses", "1"], []),
+        (["engine", "layers.json", "--all"], []),
+        (["engine", "layers.json", "--dot", "a.dot", "--svg", "a.svg"], ["a.dot", "a.svg"]),
+        (["log", "layers.json", "--all"], []),
+        (["extract", "qdq.onnx", "--node", "FIRST", "-o", "part.onnx", "--report", "part.md"], ["part.md"]),
+    ],
+)
+def test_a_name_never_begins_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str],
+    files: list[str],
+) -> None:
+    _broken_names(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    first = next(n.name for n in onnx.load("qdq.onnx").graph.node if n.op_type == "Conv")
+    code = run([first if a == "FIRST" else a for a in args])
+    said = capsys.readouterr()
+    assert code in (0, 1), said.err
+    told = [said.out + said.err, *((tmp_path / f).read_text() for f in files)]
+    for answer in told:
+        assert not re.search("^ *SECOND|\tthird|\u202e|\u200b|\U000e0041", answer, re.M), answer
+    if "--all" in args and args[0] == "predict":
+        assert SHOWN in "".join(told)
+
+
 def test_the_filter_keeps_json_whole() -> None:
-    everything = "".join(map(chr, [*range(0x250), *range(0x2000, 0x2100), 0x1F600]))
+    everything = "".join(map(chr, [*range(0x250), *range(0x2000, 0x2100), 0xFEFF, 0xFFFF, 0x1F600, 0xE0041]))
     assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
     assert not HIDDEN.search(text.visible(everything))
+    assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
 
 
 def test_names_that_are_not_utf8_are_refused_at_load(tmp_path: Path) -> None:

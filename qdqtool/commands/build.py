@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.errors import BuilderError
+from qdqtool.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -74,7 +75,7 @@ def _text(result: BuiltModel, model: str) -> str:
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
     head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
     if result.status != "built":
-        return "\n".join([head, f"{result.status}: {result.message}", *_files(result)])
+        return as_text([head, f"{result.status}: {result.message}", *_files(result)])
     lines = [head]
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     lines.append(f"{int8} of {len(result.nodes)} convolutions in INT8")
@@ -84,7 +85,7 @@ def _text(result: BuiltModel, model: str) -> str:
         gone = node.precision == "UNKNOWN"
         what = "no layer of its own" if gone else f"{node.precision:<5} writes {node.output}"
         lines.append(f"  {name:<{width}}  {node.op:<13} {what}")
-    return "\n".join([*lines, *_files(result)])
+    return as_text([*lines, *_files(result)])
 
 
 def _files(result: BuiltModel) -> list[str]:

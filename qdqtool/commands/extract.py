@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.extraction.api import Extraction
@@ -148,4 +149,4 @@ def _text(result: Extraction, output: str, report: str | None, width: int) -> st
     size = len(result.proto.SerializeToString())
     told = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     lines.append(f"written to {output} ({told})" + (f", report to {report}" if report else ""))
-    return "\n".join(lines) + "\n"
+    return as_text(lines)

@@ -29,6 +29,7 @@ def command(
     from qdqtool.files import claim
     from qdqtool.render.log_text import pass_lines, render
     from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.text import as_text
 
     claim(output, "-o")
     claim(to_onnx, "--to-onnx")
@@ -40,8 +41,8 @@ def command(
         model, unknown = graph_from_log(build)
         save(model, to_onnx)
         rows = {"schema": "qdqtool/log-graph/1", "output": to_onnx, "nodes": len(model.graph.node), "unknown": unknown}
-        text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:\n"
-        emit(to_json(rows) if form == "json" else text + "".join(f"  {line}\n" for line in unknown), output)
+        text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:"
+        emit(to_json(rows) if form == "json" else as_text([text, *(f"  {line}" for line in unknown)]), output)
         return 0
     if pass_name is not None:
         try:

@@ -8,6 +8,7 @@ import sys
 import click
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.text import as_line
 from qdqtool.types import Prediction
 
 _SEVERITIES = ("error", "warning")
@@ -86,7 +87,7 @@ def command(
         emit(render(prediction, width, everything=everything, layers=layers, trace=trace, time=time,
                     way=building), output)
     for line in unmet:
-        print(f"qdqtool: {line}", file=sys.stderr)
+        print(f"qdqtool: {as_line(line)}", file=sys.stderr)
     return 1 if unmet else 0
 
 

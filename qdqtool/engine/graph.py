@@ -27,12 +27,12 @@ class Box:
 
 @dataclass(slots=True)
 class Arrow:
-    """An edge: the tensor that one box gives to another."""
+    """An edge: the tensor that one box gives to another; ``lines`` is its text."""
 
     source: str
     target: str
     tensor: str
-    label: str
+    lines: list[str]
     precision: Precision
 
 
@@ -115,7 +115,7 @@ def title_of(row: LayerCost) -> str:
 
 
 def _arrow(source: str, target: str, tensor: BuiltTensor) -> Arrow:
-    return Arrow(source, target, tensor.tensor, f"{short(tensor.tensor, 30)}\n{describe(tensor)}", tensor.precision)
+    return Arrow(source, target, tensor.tensor, [short(tensor.tensor, 30), describe(tensor)], tensor.precision)
 
 
 def describe(tensor: BuiltTensor) -> str:

@@ -6,16 +6,17 @@ import importlib.metadata
 import json
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
+from qdqtool import budgets
 from qdqtool.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.api import Extraction
+from qdqtool.files import read_input
+from qdqtool.text import as_line, as_text
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Precision
 
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")
-_MAX_BYTES = 256 * 2**20
 _TYPES = frozenset(map(str, Precision))
 _MOST = 20
 
@@ -26,15 +27,10 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         DataError: It cannot be read, or is something else.
     """
-    file = Path(path)
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise DataError(f"{path}: larger than {_MAX_BYTES >> 20} MB; give the JSON of 'qdqtool verify'")
-        data = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from None
+        data = json.loads(read_input(path, budgets.VERIFICATION_FILE, error=DataError))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})")
     return data
@@ -71,7 +67,7 @@ def report(result: Extraction, command: str, model: str, verification: dict[str,
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_seen(result, verification)]
     lines += ["", "## Versions", "", *_versions(verification if private is None else None)]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _table(rows: list[ConvOutcome]) -> list[str]:
@@ -136,7 +132,7 @@ def _versions(verification: dict[str, Any] | None) -> list[str]:
 
 def _plain(text: str) -> str:
     """One line that cannot end a table's row."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return as_line(text).replace("|", "\\|")
 
 
 def _code(text: str) -> str:
@@ -144,4 +140,4 @@ def _code(text: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    return " ".join(text.split()).replace("```", "'''")
+    return as_line(text).replace("```", "'''")

@@ -8,6 +8,7 @@ from qdqtool.engine.costs import EngineReport, LayerCost, Totals
 from qdqtool.engine.graph import describe, title_of
 from qdqtool.render.log_text import count, short
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 
 _LISTED = 20
 _SLOW = 1.5  # times the usual from which on a layer stands out
@@ -30,7 +31,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
         lines += ["", *_totals(title, report.totals(key), timed=report.timed)]
     if report.unmatched:
         lines += ["", *wrap(f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}", 2, width, "")]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _headline(report: EngineReport) -> str:
@@ -107,7 +108,7 @@ def render_comparison(comparison: Comparison, *, everything: bool = False) -> st
         lines += _pair(pair, everything)
     if len(pairs) > len(shown):
         lines.append(f"... and {len(pairs) - len(shown)} more (--all)")
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _pair(pair: Pair, everything: bool) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.explain.knowledge import ALL_TARGETS, Code
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def code_text(entry: Code, width: int) -> str:
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
         lines += wrap(f"not on {', '.join(other)}", 2, width)
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def code_json(entry: Code) -> Json:
@@ -55,7 +56,7 @@ def list_text(entries: Iterable[Code], width: int) -> str:
     lines: list[str] = []
     for entry in rows:
         lines += wrap(entry.title, wide + 11, width, f"{entry.code:<{wide}}  {entry.severity:<7}  ")
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def error_text(known: KnownError, width: int) -> str:
@@ -71,7 +72,7 @@ def error_text(known: KnownError, width: int) -> str:
         told = ", ".join(known.codes)
         lines += ["", *wrap(f"'qdqtool predict' tells it before the build: {told} (qdqtool explain {known.codes[0]})",
                             2, width, "")]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def error_json(known: KnownError) -> Json:
@@ -87,7 +88,7 @@ def way_text(way: Way, width: int) -> str:
     lines = [f"With {way.title}"]
     for heading, text in rows:
         lines += wrap(f"{heading}: {text}", 4, width, "  ")
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def way_json(way: Way) -> Json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.render.output import wrap
 from qdqtool.render.predict_text import verdict
+from qdqtool.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Change, Fixed
@@ -36,7 +37,7 @@ def render(fixed: Fixed, output: str, width: int) -> str:
             "left: " + ", ".join(f"{code} ({left[code]})" for code in serious) + "; see qdqtool predict " + output,
             2, width, "",
         )]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _changes(title: str, changes: Iterable[Change], width: int) -> list[str]:

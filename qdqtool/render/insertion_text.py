@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.render.output import wrap
 from qdqtool.render.parameters import as_options
+from qdqtool.text import as_text
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         lines += ["", "Activation scales", *_scales(insertion)]
     if insertion.prediction is not None:
         lines += ["", *predicted(insertion.prediction, width, everything)]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _quantized(insertion: Insertion, width: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.explain.lines import LineAnswer, Rule
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 
 
 def line_text(answer: LineAnswer, width: int) -> str:
@@ -13,7 +14,7 @@ def line_text(answer: LineAnswer, width: int) -> str:
         lines += ["", *wrap(answer.note, 0, width)]
     for rule in answer.rules:
         lines += ["", *_rule(rule, width)]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _rule(rule: Rule, width: int) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 from qdqtool.types import Json
 
 _MANY = 12
@@ -27,7 +28,7 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
         _merged(facts, limit, width), _tuning(facts, width), _memory(facts), _performance(facts),
         _profile(facts, width), _rest(facts, width),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return "\n".join(as_text(block) for block in blocks if block)
 
 
 def _head(facts: Json, width: int) -> list[str]:
@@ -66,7 +67,9 @@ def _problems(facts: Json) -> list[str]:
     if not facts["names_only"]:
         return []
     lines = ["The listing has names and no precisions. Build again with details:"]
-    return lines + [f"TensorRT {version}:\n  {text}" for version, text in facts["rerun"].items()]
+    for version, text in facts["rerun"].items():
+        lines += [f"TensorRT {version}:", f"  {text}"]
+    return lines
 
 
 def _layers(facts: Json, width: int) -> list[str]:
@@ -253,4 +256,4 @@ def short(name: str, width: int) -> str:
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
     """The lines of one pass, each with its place in the log."""
-    return "".join(f"{line:>7}: {text}\n" for line, text in rows)
+    return as_text(f"{line:>7}: {text}" for line, text in rows)

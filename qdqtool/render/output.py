@@ -11,7 +11,7 @@ from typing import Any
 from qdqtool.errors import QdqtoolError
 from qdqtool.outputs import commit, write_text
 from qdqtool.process import silence_stdout
-from qdqtool.text import visible
+from qdqtool.text import as_line, visible
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 
@@ -61,6 +61,6 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
     """
     pad = " " * indent
     return textwrap.wrap(
-        text, width, initial_indent=pad if first is None else first, subsequent_indent=pad,
+        as_line(text), width, initial_indent=pad if first is None else first, subsequent_indent=pad,
         break_long_words=False, break_on_hyphens=False,
     )

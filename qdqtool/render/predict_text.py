@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.explain.report import title_of
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
@@ -138,7 +139,7 @@ def render(
 
         lines += ["", f"TensorRT's optimizer log ({len(prediction.trace)} lines)"]
         lines += [line_of(event) for event in prediction.trace]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _header(prediction: Prediction, width: int) -> list[str]:

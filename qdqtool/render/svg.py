@@ -15,6 +15,7 @@ from qdqtool import budgets
 from qdqtool.engine.graph import LAYER, Arrow, Box, Drawing
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.colours import LEGEND, fill, line
+from qdqtool.text import as_line, as_text
 
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given
@@ -71,7 +72,7 @@ def render(drawing: Drawing) -> str:
         parts += _arrow(arrow, points)
     for box in drawing.boxes:
         parts += _box(box, centre(box.key), heights[box.key])
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return as_text([*parts, "</svg>"])
 
 
 def _ranks(drawing: Drawing) -> dict[str, int]:
@@ -162,7 +163,7 @@ def _arrow(arrow: Arrow, points: list[Point]) -> list[str]:
     label_x, label_y = (previous[0] + x) / 2 + 6, (previous[1] + y) / 2 - 4
     rows = [
         f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
-        for i, row in enumerate(arrow.label.split("\n")[:2])
+        for i, row in enumerate(arrow.lines)
         for paint in (_HALO, f'fill="{colour}"')
     ]
     return [
@@ -203,4 +204,4 @@ def _legend(drawing: Drawing) -> list[str]:
 
 def _text(text: str) -> str:
     """Text that XML allows: no control characters, signs escaped."""
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    return escape(as_line(text))

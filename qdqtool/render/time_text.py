@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 from qdqtool.timing.estimate import TimeEstimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.types import Finding, Prediction
@@ -111,4 +112,4 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
             width,
         ),
     ]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)

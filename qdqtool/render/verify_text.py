@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
+from qdqtool.text import as_text
 from qdqtool.verified import Verification
 
 _KINDS = {
@@ -76,7 +77,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
         lines += [f"  {name}" for name in unknown[:_SHOWN]]
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _times(result: Verification, width: int) -> list[str]:

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
+from qdqtool.files import read_input
 from qdqtool.types import Json
 
 SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_MOST = 64 * 1024 * 1024  # bytes of a file
+_MOST = budgets.JSON_FILE
 _FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else
 _FEW = 5  # layers by which a profile tells more than its sum
 
@@ -127,14 +129,11 @@ def read(path: str | os.PathLike[str]) -> Calibration | None:
         QdqtoolError: It is a damaged calibration, or cannot be read.
     """
     file = Path(path)
-    try:
-        if file.stat().st_size > _MOST:
-            raise QdqtoolError(f"{file}: too large for a profile or a calibration")
-        text = file.read_text("utf-8", errors="replace")
-    except FileNotFoundError:
+    if not file.exists():
         raise QdqtoolError(
             f"--calibrate {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
-        ) from None
+        )
+    text = read_input(file, _MOST).decode("utf-8", "replace")
     if SCHEMA not in text[:4096]:
         return None
     try:

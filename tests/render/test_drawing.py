@@ -27,7 +27,7 @@ def test_the_graph_of_a_small_engine() -> None:
     drawing = drawing_of(report(Q, SIDE, CONV, LONE))
     assert [box.role for box in drawing.boxes] == ["input", "layer", "layer", "layer", "layer", "output"]
     keys = {box.tip: box.key for box in drawing.boxes}
-    edges = {(a.source, a.target): a.label for a in drawing.arrows}
+    edges = {(a.source, a.target): "\n".join(a.lines) for a in drawing.arrows}
     assert set(edges) == {
         (keys["image"], keys["in/QuantizeLinear"]), (keys["in/QuantizeLinear"], keys["side"]),
         (keys["in/QuantizeLinear"], keys["conv"]), (keys["side"], keys["conv"]), (keys["conv"], keys["y"]),
