@@ -10,6 +10,7 @@ from typing import TypeVar
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.trt.provenance import Size
+from qdqtool.trt.refusals import AddOutputNotQuantized
 from qdqtool.types import ConvOutcome, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)
@@ -54,6 +55,9 @@ class Known:
         self._by_node: dict[str, list[Refusal]] = defaultdict(list)
         for refusal in prediction.refusals:
             self._by_node[refusal.node].append(refusal)
+        self._sums: dict[str, str] = {}
+        for sum_ in self.every(AddOutputNotQuantized):
+            self._sums.setdefault(sum_.residual.node, sum_.node)
 
     def at(self, node: str) -> list[Refusal]:
         """The refusals of a node, in the order of the passes."""
@@ -66,6 +70,14 @@ class Known:
     def every(self, kind: type[R]) -> Iterator[R]:
         """All refusals of a class."""
         return (r for found in self._by_node.values() for r in found if isinstance(r, kind))
+
+    def sum_of(self, dq: str) -> str:
+        """The first convolution that could take a sum in, whose result no Q reads, with a DQ's tensor as its residual.
+
+        Returns:
+            Its node; empty where there is none.
+        """
+        return self._sums.get(dq, "")
 
     def float_in_between(self, name: str) -> bool:
         """Whether a convolution is one that reads INT8 and writes float."""

@@ -171,9 +171,9 @@ def _dequantize(known: Known, stays: Stays) -> None:
             cause = outputs.explain(known, add)
         if cause is not None:
             known.add(cause, (reader.node,))
-    sums = [c for r in known.every(AddOutputNotQuantized) if r.residual.node == stays.node for c in (r.node,)]
-    if sums and known.see(sums[0]):
-        _stays(known, stays, known.see(sums[0]), (sums[0],) if sums[0] in known.outcomes else ())
+    taker = known.sum_of(stays.node)
+    if taker and known.see(taker):
+        _stays(known, stays, known.see(taker), (taker,) if taker in known.outcomes else ())
         return
     seen = next((s for r in stays.behind if (s := known.see(r.node))), "")
     who = names("the network's output" if r.kind == ReaderKind.OUTPUT else r.node for r in stays.behind) or "its reader"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,6 +31,7 @@ class Report:
         self.way = way
         self.findings: list[Finding] = []
         self._known: dict[tuple[FindingCode, str], Finding] = {}
+        self._concerned: dict[FindingCode, dict[str, set[str]]] = defaultdict(dict)  # convolution to findings' nodes
 
     def add(
         self,
@@ -54,10 +56,9 @@ class Report:
         holds = entry.on(self.target)
         if holds is None:
             return False
-        concerned = list(dict.fromkeys(convolutions))
         first = self._known.get((code, node))
         if first is not None:
-            first.convolutions.extend(n for n in concerned if n not in first.convolutions)
+            first.convolutions.extend(self._new(code, node, convolutions))
             if joined and message not in first.message:
                 first.message += f" {message}"
                 first.values = max(first.values or 0, values or 0) or None
@@ -68,7 +69,7 @@ class Report:
             message += f' TensorRT says: "{error}"'
         finding = Finding(
             code, severity, node, message, fix or entry.fix, holds.evidence, target=self.target,
-            convolutions=concerned, values=values, automatic=entry.automatic,
+            convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic,
         )
         self._known[code, node] = finding
         self.findings.append(finding)
@@ -76,7 +77,14 @@ class Report:
 
     def names(self, code: FindingCode, convolution: str) -> bool:
         """Whether a finding of that code says that it concerns a convolution."""
-        return any(f.code == code and convolution in f.convolutions for f in self.findings)
+        return convolution in self._concerned[code]
+
+    def _new(self, code: FindingCode, node: str, convolutions: Iterable[str]) -> list[str]:
+        """Those convolutions that the finding at a node does not name yet; from now on it does."""
+        new = [c for c in dict.fromkeys(convolutions) if node not in self._concerned[code].get(c, ())]
+        for name in new:
+            self._concerned[code].setdefault(name, set()).add(node)
+        return new
 
     def has(self, code: FindingCode, node: str) -> bool:
         """Whether a finding of that code at that node is there."""

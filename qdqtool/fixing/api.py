@@ -239,9 +239,10 @@ class _Work:
         try:
             for site in sites:
                 site.apply(editor)
+            proto = editor.finish()
         except ModelError as error:
             return str(error)
-        return self._judge(editor.finish(), changes, set(step.codes), step.noise)
+        return self._judge(proto, changes, set(step.codes), step.noise)
 
     def try_together(self) -> None:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
@@ -252,10 +253,14 @@ class _Work:
         for step, wanted in self._left:
             sites = [s for s in step.find(self._view(model), self.target) if s.code in wanted]
             editor = Editor(model)
-            for site in sites:
-                site.apply(editor)
+            try:
+                for site in sites:
+                    site.apply(editor)
+                proto = editor.finish()
+            except ModelError:  # told when the step was tried alone
+                continue
             if sites:
-                model = Model(editor.finish(), self.model.path, sha256="edited")
+                model = Model(proto, self.model.path, sha256="edited")
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.update(step.codes)
                 factor = max(factor, step.noise)

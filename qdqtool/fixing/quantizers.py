@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from qdqtool import qdq
 from qdqtool.explain.report import number
+from qdqtool.fixing.channels import along
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
@@ -99,21 +100,12 @@ def _requantize_constant(view: View, editor: Editor, dq: Node, params: QuantPara
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
-    zero = _along(params.zero_point.astype(np.float64), stored.ndim, view.axis(dq))
-    real = (stored.astype(np.float64) - zero) * _along(params.scale, stored.ndim, view.axis(dq))
+    zero = along(params.zero_point.astype(np.float64), stored.shape, view.axis(dq), dq.name)
+    real = (stored.astype(np.float64) - zero) * along(params.scale, stored.shape, view.axis(dq), dq.name)
     with np.errstate(all="ignore"):
-        integers = np.rint(real / _along(scale, stored.ndim, view.axis(dq)))
+        integers = np.rint(real / along(scale, stored.shape, view.axis(dq), dq.name))
     integers = np.clip(np.nan_to_num(integers), -128, 127).astype(np.int8)
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
-
-
-def _along(values: npt.NDArray[np.float64], rank: int, axis: int | None) -> Floats:
-    """Values per channel, shaped to multiply a tensor of that rank along the axis."""
-    if values.size == 1:
-        return np.asarray(values.reshape(()), np.float64)
-    shape = [1] * rank
-    shape[0 if axis is None else axis] = -1
-    return values.reshape(shape)
 
 
 def positive_scales(view: View, target: Target) -> list[Site]:
@@ -145,7 +137,7 @@ def _positive(view: View, q: Node | None, dqs: list[Node], params: QuantParams) 
         if q is None:
             stored = view.model.constant(dqs[0].input(0))
             if stored is not None:
-                sign = _along(np.nan_to_num(np.sign(old)), stored.ndim, view.axis(dqs[0]))
+                sign = along(np.nan_to_num(np.sign(old)), stored.shape, view.axis(dqs[0]), dqs[0].name)
                 turned = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
                 editor.set_input(dqs[0], 0, editor.constant(f"{dqs[0].input(0)}_positive", turned))
         for node in (q, *dqs):

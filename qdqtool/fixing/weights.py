@@ -11,6 +11,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from qdqtool import qdq
+from qdqtool.errors import ModelError
+from qdqtool.fixing.channels import along
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
@@ -58,18 +60,13 @@ def _dequantized(view: View, dq: Node) -> _Array | None:
     scale = view.model.constant(dq.input(1))
     if stored is None or scale is None or params.scale is None or params.zero_point is None:
         return None
-    axis = view.axis(dq)
-
-    def along(values: _Array) -> _Array:
-        if values.size == 1 or axis is None:
-            return values.reshape(-1)[0] if values.size == 1 else values
-        shape = [1] * stored.ndim
-        shape[axis] = -1
-        return values.reshape(shape)
-
-    integers = stored.astype(np.int64) - along(params.zero_point)
+    try:
+        zero, steps = (along(v.reshape(-1), stored.shape, view.axis(dq), dq.name) for v in (params.zero_point, scale))
+    except ModelError:  # the lint says so
+        return None
+    integers = stored.astype(np.int64) - zero
     # In the scale's own type, as the DequantizeLinear computes it: the result is the same to the last bit.
-    return np.asarray(integers.astype(scale.dtype) * along(scale.reshape(-1)), scale.dtype)
+    return np.asarray(integers.astype(scale.dtype) * steps, scale.dtype)
 
 
 def stored_integers(view: View, target: Target) -> list[Site]:

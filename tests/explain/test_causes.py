@@ -1,8 +1,11 @@
 """The reason that is told for each convolution that is not INT8 to INT8, and for each conversion that stays."""
 
+import time
+
 import numpy as np
 import pytest
 
+from qdqtool.explain.report import Report
 from qdqtool.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.types import Severity
@@ -347,3 +350,15 @@ def test_normalization_behind_a_convolution():
     assert "Put Q/DQ in front of ln" in codes["OUT-FLOAT"].fix
     prediction, codes = outcome(network(True))
     assert prediction.convolution("c0").int8_in_int8_out and "OUT-FLOAT" not in codes
+
+
+def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_many():
+    report = Report("trt8.5")
+    names = [f"conv{i}" for i in range(40_000)]
+    begun = time.process_time()
+    for name in names:
+        report.add("OUT-FLOAT", "one", "message", convolutions=[name])
+    assert all(report.names("OUT-FLOAT", name) for name in names) and not report.names("W-NO-DQ", names[0])
+    assert time.process_time() - begun < 10  # looking each up among the others takes minutes
+    (finding,) = report.findings
+    assert finding.convolutions == names

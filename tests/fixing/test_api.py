@@ -357,3 +357,16 @@ def test_a_model_that_cannot_run_is_left_alone():
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     assert "cannot run the model" in fixed.refused[0].why_not
+
+
+@pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5)])
+@pytest.mark.parametrize("parameters", ["zero point", "negative scale", "pair"])
+def test_scales_that_do_not_fit_their_tensor_are_left_alone(count, axis, parameters):
+    g = Graph()
+    weights = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
+    scale = np.full(count, -0.1 if parameters == "negative scale" else 0.1, np.float32)
+    zero = np.full(count, 3 if parameters == "zero point" else 0, np.int8)
+    dq = g.op("DequantizeLinear", [weights, g.const("w.s", scale), g.const("w.z", zero)], "w.dq", axis=axis)
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
+    assert fix(proto).applied == []
