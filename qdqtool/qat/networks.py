@@ -73,7 +73,7 @@ def exporting_heads(model: nn.Module) -> Iterator[None]:
     """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
 
     Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
-    a ``shape`` that says for which size their anchors were made.
+    a ``shape`` that says for which size their anchors were made: it is forgotten, before and after.
     """
     before: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
@@ -87,7 +87,9 @@ def exporting_heads(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, name, value in before:
-            if value is _ABSENT:
+            if name == "shape":  # anchors were made for another size meanwhile
+                module.__dict__[name] = None
+            elif value is _ABSENT:
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from ultralytics import __version__ as _version
+from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
@@ -141,13 +142,17 @@ class QuantizedTraining:
 
     def _images(self, count: int) -> Iterator[Tensor]:
         trainer: Any = self
-        before = trainer.args.imgsz, trainer.args.multi_scale
+        changed = {"imgsz": max(self._size(unwrapped(trainer.model))), "multi_scale": 0.0, "cache": False}
+        before = {name: getattr(trainer.args, name) for name in changed}
         stride = getattr(trainer, "stride", None)
-        trainer.args.imgsz, trainer.args.multi_scale = max(self._size(unwrapped(trainer.model))), 0.0
+        for name, value in changed.items():
+            setattr(trainer.args, name, value)
         trainer.stride = stride if stride is not None else 32
         try:
             per_batch = max(1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count))
             given = trainer.get_dataloader(trainer.data["train"], batch_size=per_batch, rank=-1, mode="val")
+            if getattr(given.dataset, "rect", False):
+                given.dataset.rect = False  # squares, as an engine gets them, and not Ultralytics' padded rectangles
             chosen = spread(len(given.dataset), per_batch, count)
             seen = 0
             for batch in DataLoader(given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn):
@@ -157,7 +162,8 @@ class QuantizedTraining:
                 if seen >= count:
                     break
         finally:
-            trainer.args.imgsz, trainer.args.multi_scale = before
+            for name, value in before.items():
+                setattr(trainer.args, name, value)
 
     def _model_train(self) -> None:
         super()._model_train()  # type: ignore[misc]
@@ -186,6 +192,22 @@ def _made(base: type) -> type[Any]:
         globals()[name] = type(name, (QuantizedTraining, base), described)
     made: type[Any] = globals()[name]
     return made
+
+
+def __getattr__(name: str) -> Any:
+    """Quantized trainers by name: a process that Ultralytics starts for another GPU asks for the one it was sent."""
+    if name.startswith("Quantized"):
+        for base in _below(BaseTrainer):
+            if f"Quantized{base.__name__}" == name and not issubclass(base, QuantizedTraining):
+                return _made(base)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def _below(base: type) -> Iterator[type]:
+    subclasses: list[type] = base.__subclasses__()
+    for derived in subclasses:
+        yield derived
+        yield from _below(derived)
 
 
 _TASKS = {

@@ -9,7 +9,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import pickle
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +112,20 @@ def trained(folder: Path) -> Path:
         seen["frozen"] = sum(m.training for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d))
 
     yolo.add_callback("on_train_batch_end", at_end)
+    shapes: list[tuple[int, ...]] = []
+    watched = Trainer._images
+
+    def watching(trainer: Any, count: int) -> Iterator[torch.Tensor]:
+        for images in watched(trainer, count):
+            shapes.append(tuple(images.shape))
+            yield images
+
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(Trainer, "_images", watching)
     with pytest.warns(UserWarning, match="calibrated with 6 images"):
         yolo.train(trainer=Trainer, **_options(folder, name="first"))
+    monkeypatch.undo()
+    assert shapes == [(2, 3, SIZE, SIZE)] * 3  # squares of the size of training
     assert seen["model"] == seen["ema"] == _count(yolo.model) > 20 and seen["frozen"] == 0
     return folder / "runs" / "first" / "weights"
 
@@ -227,6 +243,35 @@ def test_options_and_tasks(folder: Path) -> None:
     assert issubclass(room._made(rtdetr.train.RTDETRTrainer), room.QuantizedTraining)
 
 
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_the_trainer_is_found_in_the_processes_of_other_gpus(task: str, tmp_path: Path) -> None:
+    from ultralytics.models import yolo
+
+    from qdqtool.qat import ultralytics as room
+
+    made = room._made(yolo.segment.SegmentationTrainer) if task == "segment" else room.Trainer
+    (tmp_path / "trainer.pkl").write_bytes(pickle.dumps(made))
+    code = (
+        "import pickle, sys; from tests.qat.torchvision_ops import usable_torchvision; usable_torchvision();"
+        "from pathlib import Path; print(pickle.loads(Path(sys.argv[1]).read_bytes()).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "trainer.pkl")], check=True, capture_output=True,
+        text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.split()[-1] == made.__name__
+    with pytest.raises(AttributeError, match="QuantizedNothing"):
+        room.QuantizedNothing  # noqa: B018
+
+
+def test_calibration_images_are_spread_over_the_data_set() -> None:
+    from qdqtool.qat.ultralytics import spread
+
+    assert spread(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert spread(1000, 16, 128) == [list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)]
+    assert spread(3, 1, 1) == [[0]]
+
+
 def test_names_of_modelopt_are_left_alone(folder: Path) -> None:
     from ultralytics.utils.torch_utils import is_qat
 
@@ -243,6 +288,15 @@ def test_names_of_modelopt_are_left_alone(folder: Path) -> None:
             wanted = yolo.model.eval()(image)
             fused = copy.deepcopy(yolo.model).fuse(verbose=False)(image)
         assert float((wanted - fused).abs().mean()) < 0.05 * float(wanted.std())
+
+
+def test_anchors_fit_after_the_head_was_switched(folder: Path) -> None:
+    yolo = _yolo(folder / "float.pt")
+    with torch.no_grad():
+        wanted = yolo.model.eval()(large := torch.rand(1, 3, 2 * SIZE, 2 * SIZE))[0]
+        with exporting_heads(yolo.model):
+            yolo.model(torch.rand(1, 3, SIZE, SIZE))
+        assert torch.equal(yolo.model(large)[0], wanted)
 
 
 def test_branches_are_merged_first() -> None:
