@@ -11,11 +11,11 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.histogram import OCTAVES, top_of
 
-# A call with more values than this counts an evenly spread part of them (a thirteenth or less); the smallest and
-# largest are always exact.
-COUNTED = 1 << 17
-# No layout repeats with such a step: widths and channels are products of 2, 3, 5 and 7, and at times 11.
-_STEPS = (1, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113)
+# A call with more values than this counts runs of values, evenly spread, half as many or more altogether; the smallest
+# and largest are always exact.
+COUNTED = 1 << 15
+# No layout repeats with the length of a run: widths and channels are products of small primes.
+RUN = 61
 
 
 class DeviceStatistics:
@@ -28,15 +28,23 @@ class DeviceStatistics:
         self.result = TensorStatistics()
         self._calls = 0
 
+    def _sampled(self, flat: Tensor) -> Tensor:
+        """All values, or every n-th run of them, from another run on each time."""
+        step = math.ceil(flat.numel() / COUNTED)
+        first = self._calls % step
+        self._calls += 1
+        if step == 1:
+            return flat
+        runs = flat[: flat.numel() // RUN * RUN].view(-1, RUN)
+        return runs[first::step].reshape(-1)
+
     def add(self, values: Tensor) -> None:
         """Takes in an activation of any shape, floating type and device."""
         flat = _flat(values.detach()).float()
         if not flat.numel():
             return
-        step = _step_for(flat.numel())
         low, high = (float(v) for v in torch.stack(torch.aminmax(flat)).tolist())
-        sampled = flat[self._calls % step :: step]
-        self._calls += 1
+        sampled = self._sampled(flat)
         stats = self.result
         if not (math.isfinite(low) and math.isfinite(high)):
             finite = torch.isfinite(flat)
@@ -52,14 +60,9 @@ class DeviceStatistics:
         counter.raise_top(top_of(max(-low, high)))
         shift = 23 - counter.bits
         lowest = ((counter.top - OCTAVES + 127) << 23) - (1 << shift)  # see calibration.histogram
-        bins = sampled.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF).clamp_min_(lowest).sub_(lowest)
+        bins = sampled.view(torch.int32).bitwise_and(0x7FFFFFFF).clamp_min_(lowest).sub_(lowest)
         counts = torch.bincount(bins.bitwise_right_shift_(shift)).cpu().numpy()
         counter.counts[: len(counts)] += counts.astype(np.int64)
-
-
-def _step_for(count: int) -> int:
-    wanted = count / COUNTED
-    return next((s for s in _STEPS if s >= wanted), _STEPS[-1])
 
 
 def _flat(values: Tensor) -> Tensor:
