@@ -68,13 +68,14 @@ BUILDER: tuple[KnownError, ...] = (
         fixed="for the model of issue 3040 (MobileNetV2, 8.6.1) NVIDIA named 9.0",
     ),
     KnownError(
-        "copying-leaf", "A Q/DQ pattern that 8.0 cannot build",
+        "copying-leaf", "A Q/DQ pattern that early versions cannot build",
         r"asCopyingLeafNode\(\)",
         ERROR,
-        "A Q/DQ pattern that TensorRT 8.0 cannot build.",
-        "Build with TensorRT 8.4 or newer.",
-        "issue 1337",
-        versions="seen on 8.0",
+        "A Q/DQ pattern that TensorRT 8.0 to 8.2 cannot build. In one model it was a BatchNormalization in front of a "
+        "MaxPool with the pair behind the pooling only.",
+        "Build with TensorRT 8.4 or newer. On 8.2 NVIDIA's advice was a pair between BatchNormalization and MaxPool.",
+        "issues 1337, 2030 (8.2.2)",
+        versions="seen on 8.0 and 8.2",
     ),
     KnownError(
         "int8-flag", "Q/DQ without --int8",

@@ -41,12 +41,12 @@ IMPORTER: tuple[KnownError, ...] = (
     KnownError(
         "scale-count", "The number of scales does not fit the channels",
         r"number of scales is not equal to the number of output channels|K == scale\.count|"
-        r"shift weights has count \d+ but",
+        r"shift weights has count \d+ but|mis-matched Scale shape and dimension",
         ERROR,
         "Per-channel scales lie along the wrong axis, or there are too few or too many of them.",
         "The axis is that of the output channels: 0 for Conv, 0 for Gemm with transB=1, else 1. For ConvTranspose give "
         "one scale per tensor, which every version takes: TensorRT 8 wants axis 0 there, newer versions axis 1.",
-        "developer guide; issues 1694, 1519, 2380",
+        "developer guide; issues 1694, 1519, 2380; onnxruntime issue 10045 (Myelin's words for it)",
         ("SCALE-COUNT", "CT-AXIS"),
     ),
     KnownError(
@@ -76,14 +76,17 @@ IMPORTER: tuple[KnownError, ...] = (
         versions="8.x",
     ),
     KnownError(
-        "bias-quantized", "A quantized bias, or stored int8 weights",
+        "bias-quantized", "A quantized bias, stored int8 weights, or a shared zero point",
         r"only activation types allowed as input to this layer|Invalid Node - \S*bias\S*_DequantizeLinear"
         r"|invalid weights type of Int8",
         ERROR,
-        "An int32 bias behind a DequantizeLinear, or int8 weights stored in the file: TensorRT 8.x takes neither.",
+        "An int32 bias behind a DequantizeLinear, or int8 weights stored in the file: TensorRT 8.x takes neither. "
+        "Where the lines around name an Identity: the export (PyTorch 1.12) shares one int8 zero point among many "
+        "quantizers through Identity nodes, which is no stored weight at all.",
         "'qdqtool fix' folds the bias and turns stored int8 weights into float weights with Q and DQ (exact). "
-        "onnxruntime: QuantizeBias=False, AddQDQPairToWeight=True.",
-        "onnx-tensorrt issue 850",
+        "onnxruntime: QuantizeBias=False, AddQDQPairToWeight=True. Shared zero points: fold constants ('polygraphy "
+        "surgeon sanitize model.onnx --fold-constants -o folded.onnx').",
+        "onnx-tensorrt issue 850; issue 2163 and Sparsebit issue 16 (zero points)",
         ("BIAS-DQ", "WEIGHT-PREQUANT"),
         versions="8.x",
     ),

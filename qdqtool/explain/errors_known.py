@@ -7,7 +7,8 @@ from qdqtool.explain.errors_builder import BUILDER
 from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
 from qdqtool.explain.errors_importer import IMPORTER
 from qdqtool.explain.errors_notes import NOTES
+from qdqtool.explain.errors_ranges import RANGES
 
 __all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError"]
 
-KNOWN: tuple[KnownError, ...] = (*IMPORTER, *BUILDER, *ASSERTIONS, *NOTES)
+KNOWN: tuple[KnownError, ...] = (*IMPORTER, *BUILDER, *RANGES, *ASSERTIONS, *NOTES)

@@ -182,6 +182,15 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
         "documentation, IPluginV2DynamicExt",
         "",
     ),
+    NodeKind.QUANTIZER: (
+        "{name} is {kind}: nothing took it in, and no kernel runs it alone. Reported where it has several scales, one "
+        "for each channel of an activation (ModelOpt's SmoothQuant configuration used on convolutions); a kernel of "
+        "its own takes one scale for the whole tensor.",
+        "Give activations one scale: INT8_DEFAULT_CFG instead of INT8_SMOOTHQUANT_CFG in ModelOpt, no axis on "
+        "activation quantizers elsewhere ('qdqtool predict' names them: ACT-PER-CHANNEL). Else leave the pair out.",
+        "Model-Optimizer issue 10 (8.6.1); issue 4008 (the same configuration)",
+        "Whether its scales are the cause; the text does not tell it.",
+    ),
     NodeKind.NORMALIZATION: (
         "{name} is {kind}, which has no INT8 kernel in general.",
         "Leave the Q/DQ directly in front of and behind it out: it runs in float. Else " + _WORKSPACE + ".",

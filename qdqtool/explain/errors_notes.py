@@ -51,6 +51,15 @@ NOTES: tuple[KnownError, ...] = (
         versions="11 and later",
     ),
     KnownError(
+        "workspace-flag", "An old name of a flag",
+        r"--workspace flag has been deprecated",
+        HARMLESS,
+        "trtexec of 8.4 and later calls --workspace=<MiB> --memPoolSize=workspace:<MiB>; it still takes both.",
+        "Nothing on 8.x. TensorRT 10 has no --workspace any more.",
+        "trtexec",
+        versions="8.4 to 8.6",
+    ),
+    KnownError(
         "more-performance", "Built without --fp16",
         r"more performance might be enabled by additionally specifying",
         WARNING,

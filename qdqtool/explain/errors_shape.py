@@ -28,6 +28,7 @@ _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
 )  # what the parser's functions return
+_PROVIDER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]")  # onnxruntime's stamp, alone
 _LINES = 50  # of an excerpt, in which a marked line is looked for
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
@@ -174,7 +175,7 @@ def _marked(text: str) -> KnownError | None:
         cleaned = prefix.clean(line)
         level, _, message = prefix.split(cleaned)
         said = message.decode(errors="replace").strip()
-        if level not in ("W", "E") or not said or not prefix.is_marked(cleaned):
+        if level not in ("W", "E") or not said or not (prefix.is_marked(cleaned) or _PROVIDER.match(cleaned)):
             continue
         error = level == "E"
         name = "An error" if error else "A warning"

@@ -115,6 +115,25 @@ REPORTED = [
      "weights-type"),
     ("Conv_28: two inputs (data and weights) are allowed only in explicit-quantization mode.", "weights-tensor"),
     ("(Unnamed Layer* 27) [Dequantize]: input has type UInt8 but must have type FP8, FP4, Int4, or Int8.", "dq-type"),
+    ("(Node q cannot be quantized by x. You might want to add a DQ node before q)", "int8-input"),
+    ("4: x: input/output with DataType Int8 in network without Q/DQ layers must have dynamic range", "int8-io-range"),
+    ("Error Code: 4: No non-int8 implementation of layer moe is supported. Please provide missing int8 scales",
+     "int8-only-layer"),
+    ("Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or Bool.",
+     "calibrator-absent"),
+    ("Calibration Profile is not defined. Calibrating with Profile 0", "calibration-profile"),
+    ("INT8 calibration file not specified/accessible. INT8 calibration can be done through setDynamicRange API",
+     "calibration-file"),
+    ("Networks with QuantizeLayer/DequantizeLayer layers require hardware with Int8 support.", "no-int8"),
+    ("INT8 not supported by platform. Trying FP16 mode.", "no-int8"),
+    ("Node: /h/act/Relu cannot run in INT8 mode due to missing scale and zero point. This node will not run on DLA.",
+     "dla-no-scale"),
+    ("cudnnBuilderGraph.cpp (902) - Assertion Error in checkSanity: 0 (!overlap(t->start, t->extent))", "trt7"),
+    ("ctx->network()->hasExplicitPrecision() && \"TensorRT only supports multi-input conv for explicit precision QAT",
+     "trt7"),
+    ("NetworkDefinitionCreationFlag' has no attribute 'EXPLICIT_PRECISION'", "explicit-precision-gone"),
+    ("Quantize op q{ForeignNode[a...b]} has mis-matched Scale shape and dimension at axis)", "scale-count"),
+    ("[W] --workspace flag has been deprecated by --memPoolSize flag.", "workspace-flag"),
     ("No implementation of layer conv obeys the requested constraints, using the fastest one", "precision-ignored"),
 ]
 
@@ -138,6 +157,7 @@ NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not f
     ("/c/Conv + PWN(PWN(/c/act/Sigmoid), /c/act/Mul)", "a convolution", "workspace", "Leave the Q/DQ"),
     ("002_convolutional", "a convolution", "workspace", "Leave the Q/DQ"),
     ("up.weight + QuantizeLinear_629 + ConvTranspose_631", "transposed", "one scale (per tensor)", ""),
+    ("/c/input_quantizer/QuantizeLinear_clone_0", "a Q or DQ of its own", "one scale", "workspace"),
     ("/model.23/EfficientIdxNMS_TRT", "a plugin", "linear format", "named conv"),
     ("/layers.0/LayerNormalization", "normalization", "runs in float", "named conv"),
     ("(Unnamed Layer* 12) [ElementWise]", "elementwise", "in front of or behind", "named conv"),
@@ -180,6 +200,7 @@ def test_an_unknown_error_is_told_by_its_form(
 @pytest.mark.parametrize(("text", "severity"), [
     ("[11/21/2026-12:00:00] [W] [TRT] These words are new", "warning"),
     ("[TRT] [E] These words are new", "error"), ("[TensorRT] WARNING: These words are new", "warning"),
+    ("[2022-05-10 08:31:40   ERROR] These words are new", "error"),
     ("build started\n2022-12-30 [E:onnxruntime:, x.h:5] [2022-12-30 12:38:57   ERROR] These words are new", "error"),
 ])
 def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str) -> None:
