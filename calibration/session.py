@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +53,13 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
     Raises:
         ModelError: onnxruntime does not take the model.
     """
+    try:
+        return _open(model, names, threads)
+    finally:
+        return_freed_memory()
+
+
+def _open(model: Model, names: Sequence[str], threads: int) -> Any:
     folder = external_folder(model)
     partial = partial_model(model, names)
     try:
@@ -115,6 +124,13 @@ def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
             write_model(partial, path, at_once=True)
             return runtime.open_session(path, threads, arena=False)
     return runtime.open_session(source, threads, folder=folder, arena=False)
+
+
+def return_freed_memory() -> None:
+    """Gives the system back what was freed. Of the copies that opening a session makes of all weights, glibc keeps
+    those of a few megabytes for itself: 110 MB with YOLOv8s. Elsewhere nothing is done."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reason(error: BaseException) -> str:

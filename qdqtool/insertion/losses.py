@@ -131,6 +131,7 @@ def measure(
     """
     from calibration import Focus, Preprocess, open_data
     from calibration.partial import input_specs
+    from calibration.session import return_freed_memory
 
     if isinstance(data, Iterator):
         return None
@@ -140,6 +141,8 @@ def measure(
     scores = class_outputs(model)
     focus = Focus(scores) if scores and set(scores) <= set(outputs) else None
     session = _session(switched)
+    del switched
+    return_freed_memory()
     total = 0.0
     without = np.zeros(len(tried))
     used = 0

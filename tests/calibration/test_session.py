@@ -38,6 +38,21 @@ def test_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -> None:
             np.testing.assert_allclose(found[name].reshape(-1), values, rtol=1e-4, atol=1e-5)
 
 
+def test_freed_memory_is_given_back_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Library:
+        def malloc_trim(self, pad: int) -> int:
+            asked.append(pad)
+            return 1
+
+    monkeypatch.setattr(session.ctypes, "CDLL", lambda name: Library())
+    open_session(load(conv_net()), ["c1"], 1)
+    assert asked == [0]
+    monkeypatch.setattr(session.ctypes, "CDLL", lambda name: object())  # a system without it
+    assert open_session(load(conv_net()), ["c1"], 1) is not None
+
+
 def test_buffers_are_used_again() -> None:
     fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
     assert fetcher.run(FEED)["c1"] is fetcher.run(FEED)["c1"]
