@@ -11,7 +11,9 @@ from typing import IO
 
 import numpy as np
 
-from calibration.dataset import Array, InputSpec, Sample, Source, file_digest, fit_all, printable
+from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
+from calibration.digests import file_digest
+from calibration.listing import Folder
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError
@@ -176,20 +178,16 @@ class RowsSource(Source):
         return self.whole.name(self.rows[index])
 
 
-def sample_files_source(paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> Source:
-    """A folder with one npz (several inputs) or npy (one input) for each sample."""
-    return SampleFilesSource(paths, root, inputs)
-
-
 class SampleFilesSource(Source):
     """One file for each sample."""
 
     def __init__(self, paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> None:
-        self.paths = list(paths)
+        self.paths = paths
         self.root = root
         self.inputs = inputs
-        for path in self.paths:
-            note_read(path)
+        if not isinstance(paths, Folder):  # which has been noted as a whole
+            for path in paths:
+                note_read(path)
 
     def count(self) -> int:
         return len(self.paths)

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from calibration.dataset import Looks
 from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
+from calibration.intervals import Intervals
+from calibration.looks import Looks
 from calibration.statistics import TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
@@ -24,7 +25,7 @@ from qdqtool.errors import DataError
 from qdqtool.files import read_input
 from qdqtool.outputs import atomic_write, write_text
 
-FORMAT = "qdqtool/calibration/2"
+FORMAT = "qdqtool/calibration/3"
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _T = TypeVar("_T")
@@ -125,7 +126,7 @@ class Progress:
     ) -> None:
         self.model = model
         self.statistics = statistics
-        self.done = frozenset(done)
+        self.done = done if isinstance(done, Intervals) else Intervals(sorted(done))
         self.total = total
         self.looks = looks or Looks()
 
@@ -162,7 +163,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-        "done": np.array(sorted(progress.done), np.int64),
+        "done": progress.done.ranges(),
         "numbers": np.array([(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
                             np.int64).reshape(-1, 5),
         "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
@@ -218,7 +219,8 @@ def _parse(archive: Archive, path: str) -> Progress:
     done = archive.read("done")
     if (
         counts.dtype != np.int64 or numbers.dtype != np.int64 or done.dtype != np.int64 or ranges.dtype != np.float64
-        or counts.ndim != 1 or done.ndim != 1 or numbers.shape != (len(names), 5) or ranges.shape != (len(names), 2)
+        or counts.ndim != 1 or done.shape[1:] != (2,)
+        or numbers.shape != (len(names), 5) or ranges.shape != (len(names), 2)
     ):
         raise ValueError("its arrays do not fit together")
     if len(counts) and counts.min() < 0:
@@ -250,7 +252,8 @@ def _parse(archive: Archive, path: str) -> Progress:
     )
     total = header["total"]
     total = None if total is None else _of(total, int)
-    return Progress(_of(header["model"], str), statistics, done.tolist(), total, _looks(_of(header["looks"], dict)))
+    finished = Intervals.of_ranges(done.tolist())
+    return Progress(_of(header["model"], str), statistics, finished, total, _looks(_of(header["looks"], dict)))
 
 
 def _of(value: Any, kind: type[_T]) -> _T:

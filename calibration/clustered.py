@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -10,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from calibration.cache import Statistics
-from calibration.dataset import Dataset, Looks
+from calibration.dataset import Dataset, Source
 from calibration.focus import Focus
+from calibration.intervals import Intervals
+from calibration.looks import Looks
 from calibration.packing import absorb
 from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
@@ -20,6 +23,7 @@ from calibration.threads import Snapshot
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.graph import Model
 
+_MOST_SAMPLES = 1024  # of a portion: their names travel
 _FIRST = 2  # samples of a portion while nothing is known of their time
 _MOST_SECONDS = 10.0  # of work in a portion, so that little is lost with a worker and the bar moves
 _PACKING = 0.02  # at most so much of a worker's time goes into packing
@@ -32,6 +36,8 @@ class ClusterPass:
 
     The result does not depend on who counts what, or when: see :class:`calibration.statistics.TensorStatistics`.
     """
+
+    counting = "calibration.remote:count"  # what the workers do with a portion
 
     def __init__(
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
@@ -65,7 +71,7 @@ class ClusterPass:
         self.names = tuple(names)
         self.tensors = {n: TensorStatistics(bins) for n in names}
         self.images = 0
-        self.done: set[int] = set()
+        self.done = Intervals()
         self._pace = _Pace()
         # A signal is raised in the main thread alone: no portion is ever merged in part.
         self._merger = ThreadPoolExecutor(1, "merging")
@@ -82,7 +88,7 @@ class ClusterPass:
 
     def _results(self) -> Iterator[int]:
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with self.cluster.job("calibration.remote:prepare", assignment, "calibration.remote:count") as job:
+        with self.cluster.job("calibration.remote:prepare", assignment, self.counting) as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):
@@ -93,7 +99,8 @@ class ClusterPass:
         begin = time.perf_counter()
         absorb(self.tensors, self.names, packed)
         self.images += packed["images"]
-        self.done.update(portion.numbers)
+        for number in portion.numbers:
+            self.done.add(number)
         self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
         self._pace.learn(len(portion.numbers), packed["seconds"], packed["packing"], time.perf_counter() - begin)
 
@@ -105,18 +112,30 @@ class ClusterPass:
 
     def snapshot(self) -> Snapshot:
         """What was merged so far."""
-        return Snapshot(Statistics(self.tensors, images=self.images), set(self.done))
+        return Snapshot(Statistics(self.tensors, images=self.images), self.done.copy())
 
     def _portions(self, job: Job) -> Iterator[Portion]:
-        source, total = self.dataset.source, len(self.dataset)
-        left = total - len(self.left_out)
-        numbers = (n for n in range(total) if n not in self.left_out)
+        left = len(self.dataset) - len(self.left_out)
+        samples = self._samples()
         while left > 0:
-            size = min(left, self._pace.size(left, job.slots))
-            taken = tuple(next(numbers) for _ in range(size))
-            left -= size
-            indices = [i for n in taken for i in self.dataset.group(n)]
-            yield Portion(taken, source.portion(indices), tuple(source.identity(i) for i in indices))
+            taken = list(itertools.islice(samples, self._pace.size(left, job.slots)))
+            left -= len(taken)
+            indices = [i for _, group, _ in taken for i in group]
+            identities = [d for _, _, digests in taken for d in digests]
+            if type(self.dataset.source).identity is not Source.identity:
+                identities = [self.dataset.source.identity(i) for i in indices]
+            yield Portion(tuple(n for n, _, _ in taken), self.dataset.source.portion(indices), tuple(identities))
+
+    def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        """Number, indices and digests of each sample that is left; all digests are read on the way."""
+        digests = self.dataset.digests()
+        for number in range(len(self.dataset)):
+            group = self.dataset.group(number)
+            found = list(itertools.islice(digests, len(group)))
+            if number not in self.left_out:
+                yield number, group, found
+        for _ in digests:  # to its end, so that the fingerprint is known
+            pass
 
 
 class _Pace:
@@ -148,7 +167,7 @@ class _Pace:
         least = max(self._packing / _PACKING, slots * self._merging / _MERGING) / each
         share = left / (_SHARES * max(slots, 1))
         wanted = min(max(share, least), max(_MOST_SECONDS / each, least))
-        return max(1, min(left, math.ceil(wanted)))
+        return max(1, min(left, _MOST_SAMPLES, math.ceil(wanted)))
 
 
 def _smooth(before: float, now: float) -> float:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from calibration.digests import read_ahead, unframed
+from calibration.looks import Looks
 from qdqtool.errors import DataError
 
 Array = npt.NDArray[Any]
 Sample = dict[str, Array]
 Task = Callable[[], tuple[Sample, int] | None]
 
-FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
-UNREADABLE = b"unreadable"  # in place of a file's digest
-_DIGEST_BLOCK = 1 << 16
-_DIGEST_BLOCKS = 16
-_FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,8 @@ class Source(ABC):
         Raises:
             DataError: They are in this process only.
         """
-        raise DataError("calibration data in memory cannot be read by the workers of a cluster; give a folder, a list "
-                        "file, npz or npy on a path that all machines share")
+        raise DataError("this calibration data cannot be read by the workers of a cluster; give a folder, a list file, "
+                        "npz or npy on a path that all machines share")
 
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
         """Called before each pass."""
@@ -154,29 +151,34 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def file_digest(path: Path) -> bytes:
-    """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
-            step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
-            for position in range(0, size, step):
-                file.seek(position)
-                digest.update(file.read(_DIGEST_BLOCK))
-    except OSError:
-        return UNREADABLE
-    return digest.digest()
+class Spread(Sequence[int]):
+    """``wanted`` of more than so many indices, evenly spread, ascending, the first and last included."""
+
+    def __init__(self, total: int, wanted: int) -> None:
+        self.total = total
+        self.wanted = wanted
+
+    def __len__(self) -> int:
+        return self.wanted
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.wanted))]
+        if not -self.wanted <= index < self.wanted:
+            raise IndexError(index)
+        index %= self.wanted
+        if self.wanted == 1:
+            return 0
+        return (index * (self.total - 1) + (self.wanted - 1) // 2) // (self.wanted - 1)
 
 
-def spread(total: int, wanted: int) -> list[int]:
+def spread(total: int, wanted: int) -> Sequence[int]:
     """At most ``wanted`` of ``total`` indices, evenly spread, ascending, the first and last included."""
-    if total <= wanted:
-        return list(range(total))
-    if wanted == 1:
-        return [0]
-    return [(i * (total - 1) + (wanted - 1) // 2) // (wanted - 1) for i in range(wanted)]
+    return range(total) if total <= wanted else Spread(total, wanted)
 
 
 class Dataset:
@@ -200,6 +202,7 @@ class Dataset:
         self._lock = threading.Lock()
         self._exhausted = False
         self._fingerprint: str | None = None
+        self._digests: IO[bytes] | None = None
         self._seen: set[int] = set()
         self.looks = Looks()
 
@@ -219,7 +222,7 @@ class Dataset:
             if sample is not None:
                 yield sample[0]
 
-    def tasks(self, done: frozenset[int] = frozenset()) -> Iterator[tuple[int, Task]]:
+    def tasks(self, done: Set[int] = frozenset()) -> Iterator[tuple[int, Task]]:
         """The work of one pass: a sample's number and a function that loads it, which any thread may call.
 
         The function gives the sample and the number of images in it, or None when all of them are broken. Where
@@ -252,7 +255,7 @@ class Dataset:
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
             for start in range(0, len(self.indices), self.batch):
-                yield self.indices[start : start + self.batch]
+                yield list(self.indices[start : start + self.batch])
             return
         taken = 0
         while taken < self.max_images and not self._exhausted:
@@ -325,13 +328,30 @@ class Dataset:
     def fingerprint(self) -> str:
         """Identifies data and preprocessing, in hexadecimal; empty where the data cannot be told (an iterator)."""
         if self._fingerprint is None:
-            digest = hashlib.blake2b(digest_size=16)
-            digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
-            parts = [self.source.digest(i) for i in self.indices or ()]
-            for part in parts:
-                digest.update(len(part).to_bytes(4, "big") + part)
-            self._fingerprint = digest.hexdigest() if parts and all(parts) else ""
-        return self._fingerprint
+            for _ in self.digests():
+                pass
+        return self._fingerprint or ""
+
+    def digests(self) -> Iterator[bytes]:
+        """The digest of each image or row that is used, in order; read once and then kept on disk.
+
+        When all were taken, the :attr:`fingerprint` is known.
+        """
+        if self._digests is not None:
+            yield from unframed(self._digests)
+            return
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
+        known = bool(self.indices)
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the dataset
+        for part in read_ahead(self.source.digest, self.indices or ()):
+            frame = len(part).to_bytes(4, "big") + part
+            digest.update(frame)
+            kept.write(frame)
+            known = known and bool(part)
+            yield part
+        self._fingerprint = digest.hexdigest() if known else ""
+        self._digests = kept
 
     @property
     def warnings(self) -> list[str]:
@@ -345,50 +365,3 @@ class Dataset:
             self._seen.clear()
             self.skipped.clear()
             self.looks = Looks()
-
-
-@dataclass
-class Looks:
-    """What was noticed about the samples loaded; ``low`` and ``high`` are over all of them."""
-
-    total: int = 0
-    low: float = np.inf
-    high: float = -np.inf
-    constant: int = 0
-    nonfinite: int = 0
-    broken: int = 0
-
-    def merge(self, other: Looks) -> None:
-        """Takes in what was noticed about other samples."""
-        self.total += other.total
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.constant += other.constant
-        self.nonfinite += other.nonfinite
-        self.broken += other.broken
-
-    def add(self, low: float, high: float, constant: bool, nonfinite: bool) -> None:
-        self.total += 1
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.constant += constant
-        self.nonfinite += nonfinite
-
-    def warnings(self) -> Iterator[str]:
-        total, low, high = self.total, self.low, self.high
-        if not total:
-            return
-        if self.broken:
-            yield f"{self.broken} of {total + self.broken} images could not be read and were skipped"
-        if total < FEW_IMAGES:
-            yield f"only {total} calibration image{'s' * (total != 1)}; {FEW_IMAGES} or more give steadier ranges"
-        if low <= high:
-            if max(-low, high) > _FAR_OUTSIDE:
-                yield (
-                    f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
-                    "is the division by 255 missing (scale 1/255)?"
-                )
-            elif low >= 0 and 0 < high < 1.5 / 255:
-                yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
-        if self.constant:
-            yield f"{self.constant} of {total} images are constant (every value the same)"
-        if self.nonfinite:
-            yield f"{self.nonfinite} of {total} samples hold NaN or infinities"

@@ -63,6 +63,13 @@ class MemorySource(Source):
             raise DataError(f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to array")
         return fit_all(sample, self.inputs, f"calibration sample {index}")
 
+    def portion(self, indices: Sequence[int]) -> MemorySource:
+        """They travel with it."""
+        if self.samples is None:
+            raise DataError("calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
+                            "folder that all machines share")
+        return MemorySource([self.samples[i] for i in indices], self.inputs)
+
     def digest(self, index: int) -> bytes:
         if self.samples is None:
             return b""

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.counting import Tally
-from calibration.dataset import UNREADABLE, Dataset, InputSpec, Sample, Source
+from calibration.dataset import Dataset, InputSpec, Sample, Source
+from calibration.digests import UNREADABLE
 from calibration.focus import Focus
 from calibration.packing import pack
 from calibration.session import open_packed, worker_count

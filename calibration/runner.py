@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.counting import Tally
-from calibration.dataset import Dataset, Looks, file_digest
+from calibration.dataset import Dataset
+from calibration.digests import file_digest
 from calibration.focus import Focus
-from calibration.images import DEFAULT_MAX_IMAGES, YOLO_PREPROCESS, Preprocess, open_data
+from calibration.images import DEFAULT_MAX_IMAGES, open_data
+from calibration.intervals import Intervals
+from calibration.looks import Looks
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
+from calibration.pictures import YOLO_PREPROCESS, Preprocess
 from calibration.session import fetched_bytes, open_session, worker_count
 from calibration.statistics import DEFAULT_BINS
 from calibration.threads import Snapshot, ThreadPass
@@ -122,7 +126,7 @@ class _Job:
         self.notes: list[str] = []
         self.before = Statistics({})  # from an interrupted pass
         self.kept = Statistics({})  # tensors that a finished pass had already
-        self.done: set[int] = set()
+        self.done = Intervals()
         self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
         self.where: object = None  # the cluster, where there is one
         self.mixed_cpus = False
@@ -179,7 +183,7 @@ class _Job:
             self.notes.append(f"{self.cache}: not used, it is unfinished and has no '{missing[0]}'; calibrating again")
         else:
             self.before = Statistics({n: old[n] for n in self.names}, images=old.images, skipped=old.skipped)
-            self.done = set(found.done)
+            self.done = found.done
             self.dataset.looks = found.looks
             self.dataset.skipped.extend(old.skipped)
             self.notes.append(f"{self.cache}: resumed after {old.images} images")
@@ -241,7 +245,7 @@ class _Job:
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
         tallies = [Tally(session, wanted, self.bins, self.focus, threads) for _ in range(count)]
-        return ThreadPass(self.dataset.tasks(frozenset(self.done)), tallies)
+        return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, snapshot: Snapshot, finished: bool = False) -> Statistics:
         result = self.before.merge(snapshot.statistics)

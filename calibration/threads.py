@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from calibration.cache import Statistics
@@ -22,7 +22,7 @@ class Snapshot(NamedTuple):
     """
 
     statistics: Statistics
-    done: set[int]
+    done: Set[int]
 
 
 class ThreadPass:

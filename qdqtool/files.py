@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
@@ -23,12 +23,21 @@ Key = tuple[int | str, ...]
 _BLOCK = 1 << 24
 
 
+class FileSet(Protocol):
+    """Files too many to be noted one by one."""
+
+    def find(self, key: Key) -> str | None:
+        """What to call the file of that key (see :func:`file_key`); None where it is none of these."""
+        ...
+
+
 class Guard:
     """What was read, and what is to be written, while it watches (see :func:`watch`)."""
 
     def __init__(self, parent: Guard | None = None) -> None:
         self.parent = parent
         self._read: dict[Key, str] = {}
+        self._sets: list[FileSet] = []
         self._claims: dict[Key, tuple[str, str]] = {}  # option and path
 
     def _chain(self) -> Iterator[Guard]:
@@ -49,6 +58,19 @@ class Guard:
                 option, path = guard._claims[key]
                 raise QdqtoolError(would_overwrite(option, path, name))
 
+    def note_set(self, files: FileSet) -> None:
+        """Notes files that are read, however many.
+
+        Raises:
+            QdqtoolError: One of them is to be written.
+        """
+        for guard in self._chain():
+            guard._sets.append(files)
+            for key, (option, path) in guard._claims.items():
+                name = files.find(key)
+                if name is not None:
+                    raise QdqtoolError(would_overwrite(option, path, name))
+
     def check(self, path: StrPath, option: str = "") -> None:
         """Refuses a file to write that was read.
 
@@ -59,6 +81,10 @@ class Guard:
         for guard in self._chain():
             if key in guard._read:
                 raise QdqtoolError(would_overwrite(option, os.fspath(path), guard._read[key]))
+            for files in guard._sets:
+                name = files.find(key)
+                if name is not None:
+                    raise QdqtoolError(would_overwrite(option, os.fspath(path), name))
 
     def claim(self, path: StrPath, option: str) -> None:
         """Says which file an option will write, before any work is done.
@@ -133,6 +159,13 @@ def note_read(path: StrPath | int) -> None:
         return
     if stat.S_ISREG(found.st_mode):
         guard.note((found.st_dev, found.st_ino), "standard input" if isinstance(path, int) else os.fspath(path))
+
+
+def note_files(files: FileSet) -> None:
+    """Notes files that are read; see :meth:`Guard.note_set`."""
+    guard = current_guard.get()
+    if guard is not None:
+        guard.note_set(files)
 
 
 def open_input(

@@ -12,14 +12,14 @@ import pytest
 
 from calibration import Focus, Statistics, collect
 from calibration.clustered import ClusterPass, _Pace
-from calibration.images import ImageSource
+from calibration.picture_files import ImageSource
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.nets import conv_net, write_pictures
 from tests.calibration.test_packing import state
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, processes
+from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, processes, put
 
 NAMES = ["images", "c1", "r2"]
 FOCUS = Focus(("out",))
@@ -102,13 +102,13 @@ def test_array_files(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "each").mkdir()
     for k, array in enumerate(stacked):
         np.save(tmp_path / "each" / f"{k}.npy", array)
-    for data in (tmp_path / "all.npz", tmp_path / "each"):
+    for data in (tmp_path / "all.npz", tmp_path / "each", stacked):
         same(collect(conv_net(), data, NAMES, progress=False, cluster=client),
              collect(conv_net(), data, NAMES, progress=False))
     with pytest.raises(DataError, match=r"compressed.*numpy\.savez"):
         collect(conv_net(), tmp_path / "packed.npz", NAMES, progress=False, cluster=client)
-    with pytest.raises(DataError, match="in memory cannot be read by the workers"):
-        collect(conv_net(), stacked, NAMES, progress=False, cluster=client)
+    with pytest.raises(DataError, match="from an iterator cannot be shared out"):
+        collect(conv_net(), iter([{"images": stacked[:1]}]), NAMES, progress=False, cluster=client)
 
 
 def test_external_weights_travel_with_the_model(client: Any, pictures: Path, tmp_path: Path) -> None:
@@ -216,3 +216,27 @@ def test_errors_of_samples_name_the_worker(client: Any, tmp_path: Path) -> None:
         np.save(tmp_path / "each" / f"{k}.npy", np.zeros((1, 3, 16, 8 if k == 2 else 16), np.float32))
     with pytest.raises(DataError, match=r"cluster worker tcp://\S+: .*2\.npy: .* is \[1, 3, 16, 8\]"):
         collect(conv_net(), tmp_path / "each", NAMES, progress=False, cluster=client)
+
+
+def test_urls_are_read_by_the_workers(client: Any, pictures: Path) -> None:
+    """fsspec's memory stands for a store here: a worker that has other files in it sees another store."""
+    there = {f"/qdqtool-cluster/{p.name}": p.read_bytes() for p in sorted(pictures.glob("*.png"))}
+    put(there)
+    url = "memory://qdqtool-cluster"
+    with pytest.raises(ClusterError, match=r"cluster worker tcp://\S+: picture\d+\.png cannot be read there"):
+        collect(conv_net(), url, NAMES, progress=False, cluster=client)
+    alone = collect(conv_net(), url, NAMES, progress=False)
+    assert alone.images == 23 and alone.skipped[0][0] == "picture007.png"
+    client.run(put, there)
+    same(collect(conv_net(), url, NAMES, progress=False, cluster=client), alone)
+
+
+def test_another_content_behind_a_url_is_refused(
+    client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_portions(monkeypatch)
+    data = {f"/qdqtool-other/{k}.png": (pictures / f"picture00{k}.png").read_bytes() for k in range(4)}
+    put(data)
+    client.run(put, {**data, "/qdqtool-other/2.png": (pictures / "picture003.png").read_bytes()})
+    with pytest.raises(ClusterError, match=r"cluster worker tcp://\S+: 2\.png is another file there"):
+        collect(conv_net(), "memory://qdqtool-other", NAMES, progress=False, cluster=client)

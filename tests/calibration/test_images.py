@@ -137,9 +137,9 @@ def test_a_list_of_paths(tmp_path: Path) -> None:
 
 def test_max_images_spreads_evenly_over_the_set(tmp_path: Path) -> None:
     write_pictures(tmp_path, 11)
-    assert open_data(tmp_path, [SPEC], max_images=3).indices == [0, 5, 10]
-    assert open_data(tmp_path, [SPEC], max_images=1).indices == [0]
-    assert open_data(tmp_path, [SPEC], max_images=11).indices == list(range(11))
+    assert list(open_data(tmp_path, [SPEC], max_images=3).indices or ()) == [0, 5, 10]
+    assert list(open_data(tmp_path, [SPEC], max_images=1).indices or ()) == [0]
+    assert list(open_data(tmp_path, [SPEC], max_images=11).indices or ()) == list(range(11))
 
 
 def test_open_sizes_need_a_size(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Names on disk against sorted lists in memory; sets of numbers against Python's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration import listing
+from calibration.intervals import Intervals
+from calibration.listing import Names, files_under
+from qdqtool import files
+from qdqtool.errors import QdqtoolError
+
+TEXTS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6), max_size=40)
+
+
+@settings(deadline=None, max_examples=60)
+@given(TEXTS, st.booleans(), st.integers(1, 7))
+def test_names_on_disk_are_those_in_memory(texts: list[str], ordered: bool, limit: int) -> None:
+    before, listing.IN_MEMORY = listing.IN_MEMORY, limit
+    try:
+        names = Names(iter(texts), ordered=ordered)
+    finally:
+        listing.IN_MEMORY = before
+    wanted = sorted(texts) if ordered else texts
+    assert len(names) == len(wanted) and list(names) == wanted and names[1:4] == wanted[1:4]
+    if wanted:
+        assert names[-1] == wanted[-1]
+    with pytest.raises(IndexError):
+        names[len(wanted)]
+
+
+@pytest.mark.parametrize("limit", [2, 1000])
+def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(listing, "IN_MEMORY", limit)
+    for name in ("a.png", "a/b.PNG", "a-b/c.png", "a/.x.png", ".h/y.png", "z.txt", "é.png", "b/c/d/e.png",
+                 "dir.png/f.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nothing")
+    (tmp_path / "around").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")
+    wanted = sorted(
+        (p for p in tmp_path.rglob("*") if p.suffix.lower() == ".png" and p.is_file()
+         and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts) and "around" not in p.parts),
+        key=lambda p: p.as_posix(),
+    )  # fmt: skip
+    assert list(files_under(tmp_path, {".png"})) == wanted and len(wanted) == 7
+
+
+@pytest.mark.parametrize("limit", [2, 1000])
+def test_no_listed_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(listing, "IN_MEMORY", limit)
+    (tmp_path / "in").mkdir()
+    for k in range(9):
+        (tmp_path / "in" / f"{k}.png").write_bytes(b"")
+    (tmp_path / "link.png").symlink_to(tmp_path / "in" / "3.png")
+    with files.watch() as guard:
+        files_under(tmp_path / "in", {".png"})
+        for name in ("in/0.png", "in/8.png", "link.png"):
+            with pytest.raises(QdqtoolError, match=r"one of the files read \(it is one of the files in "):
+                guard.check(tmp_path / name)
+        guard.check(tmp_path / "new.png")
+    with files.watch():
+        files.claim(tmp_path / "link.png", "-o")
+        with pytest.raises(QdqtoolError, match="is one of the files read"):
+            files_under(tmp_path / "in", {".png"})
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
+def test_intervals_are_sets(one: list[int], other: list[int]) -> None:
+    a, b = Intervals(one), Intervals(other)
+    assert list(a) == sorted(set(one)) and len(a) == len(set(one))
+    assert all((n in a) == (n in set(one)) for n in range(-1, 32))
+    for union in (a | b, a | set(other)):
+        assert list(union) == sorted({*one, *other}) and len(union) == len({*one, *other})
+        starts_and_ends: Any = union.ranges().tolist()
+        assert all(e < s for (_, e), (s, _) in itertools.pairwise(starts_and_ends))
+        assert list(Intervals.of_ranges(starts_and_ends)) == list(union)
+    assert list(a.missing(25)) == [n for n in range(25) if n not in set(one)]
+
+
+@pytest.mark.parametrize("ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)]])
+def test_damaged_ranges(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="not in order"):
+        Intervals.of_ranges(ranges)
