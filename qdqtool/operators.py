@@ -197,6 +197,7 @@ _TABLE: tuple[Operator, ...] = (
         "q-past-slice", "A Q moves up past a Slice.", f"{YOLOV8}:173",
     ))),
     Operator("Split", LayerKind.SLICE, cuts=True, passage=_listed("Split")),
+    Operator("Tile", LayerKind.SLICE),  # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
     Operator("Flatten", LayerKind.SHUFFLE, passage=QPassage(seen(
         "q-past-flatten", "A Q moves up past a Flatten.", f"{RESNET}:2539",
     ))),
@@ -224,7 +225,7 @@ _TABLE: tuple[Operator, ...] = (
         Operator(name, myelin=True)
         for name in ("ArgMax", "ArgMin", "Compress", "CumSum", "Einsum", "Expand", "Gather", "GatherElements",
                      "GatherND", "If", "LayerNormalization", "Loop", "NonZero", "OneHot", "Range", "RoiAlign", "Scan",
-                     "ScatterElements", "ScatterND", "Tile", "TopK", "Unique", "Where")
+                     "ScatterElements", "ScatterND", "TopK", "Unique", "Where")
     ),
 )
 
@@ -336,21 +337,24 @@ def pooling_of(model: Model, node: Node) -> str | None:
     """The pooling that a reduction over height and width is turned into: ``AVERAGE``, ``MAX``, None for no pooling.
 
     GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same of a Reduce that
-    averages over H and W and keeps its dimensions, which is what ReduceMean with ``keepdims=1`` becomes. With
-    ``keepdims=0``, or over other axes, it stays a reduction.
+    averages over H and W and keeps its dimensions, which is what ReduceMean with ``keepdims=1`` becomes. A ReduceMax
+    over the width alone was one in a user's engine. With ``keepdims=0``, or over other axes, it stays a reduction.
     """
     if node.op == "GlobalAveragePool":
         return "AVERAGE"
     if node.op == "GlobalMaxPool":
         return "MAX"
-    if node.op != "ReduceMean" or not node.integer("keepdims", 1):
+    if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
         return None
     shape = model.shape(node.input(0))
     given = model.constant(node.input(1)) if node.input(1) else node.attributes.get("axes")
     if shape is None or given is None:
         return None
     axes = sorted(int(a) % len(shape) for a in given)
-    return "AVERAGE" if len(shape) > 2 and axes == list(range(2, len(shape))) else None
+    spatial = list(range(2, len(shape)))
+    if node.op == "ReduceMax":
+        return "MAX" if axes and len(spatial) == 2 and set(axes) <= set(spatial) else None
+    return "AVERAGE" if spatial and axes == spatial else None
 
 
 def is_sum(node: Node | None) -> bool:

@@ -72,6 +72,7 @@ RECIPES: dict[str, list[Recipe]] = {
     "ReduceMean": [_with("ReduceMean", {"axes": _ints(2, 3)}, keepdims=1)],
     "Concat": [lambda g, x: [g.concat([x, x], "op")]],
     "Slice": [lambda g, x: [g.slice(x, "op", 0, 4)]],
+    "Tile": [_with("Tile", {"repeats": _ints(1, 1, 1, 2)})],
     "Split": [lambda g, x: g.ops("Split", [x, g.const("op.parts", _ints(4, 4))], "op", 2, axis=1)],
     "Reshape": [_with("Reshape", {"shape": _ints(1, 8, 4, 16)})],
     "Transpose": [_plain("Transpose", perm=[0, 2, 3, 1])],

@@ -279,6 +279,9 @@ class Importer:
                     self._add(LayerKind.SLICE, self._name(node), [x], [self._tensor(output)], node)
             return
         layer = self._simple(node)
+        if node.op == "Tile":
+            layer.strided = True  # it repeats its input, so that it is no view of it
+            return
         steps = self.model.constant(node.input(4)) if node.input(4) else None
         layer.strided = steps is not None and bool((steps != 1).any())
 

@@ -249,6 +249,7 @@ GRAPHS: dict[str, tuple[Build, str]] = {
     ),
     "ReduceToPoolingFusion/global-max": (_behind("GlobalMaxPool"), "trt8.5"),
     "ReduceToPoolingFusion/mean": (lambda g: [g.op("ReduceMean", _image(g), "mean", axes=[2, 3])], "trt8.5"),
+    "ReduceToPoolingFusion/reduce-max": (lambda g: [g.op("ReduceMax", _image(g), "max", axes=[3])], "trt8.5"),
     "RequantizeFusion/conversion": (lambda g: _requantized(g, True), "trt8.5"),
     "RequantizeFusion/into-convolution": (lambda g: _requantized(g, False), "trt8.5"),
     "Slice/q-past-slice": (

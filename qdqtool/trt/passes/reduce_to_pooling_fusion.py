@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import assumed, seen
+from qdqtool.evidence import assumed, documented, seen
 from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Window
 from qdqtool.trt.network import Network
@@ -19,13 +19,17 @@ MEAN = assumed(
     "mean", "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
     "developer guide, Reduce fusion; not seen with Q/DQ",
 )
-_CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM}
+REDUCE_MAX = documented(
+    "reduce-max", "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
+    "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): pfe_ReduceMax_15, over the width",
+)
+_CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM, "ReduceMax": REDUCE_MAX}
 
 
 class ReduceToPoolingFusion(Pass):
-    """Turns a global reduction into a pooling."""
+    """Turns a reduction over height and width into a pooling."""
 
-    cases = (AVERAGE, MAXIMUM, MEAN)
+    cases = (AVERAGE, MAXIMUM, MEAN, REDUCE_MAX)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.REDUCE):

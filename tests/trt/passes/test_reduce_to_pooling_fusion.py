@@ -45,6 +45,23 @@ def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: 
     assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)
 
 
+@pytest.mark.parametrize(
+    ("axes", "keepdims", "pooled"),
+    [([3], 1, True), ([2], 1, True), ([-1, -2], 1, True), ([3], 0, False), ([1], 1, False), ([1, 3], 1, False)],
+)
+def test_reduce_max(axes: list[int], keepdims: int, pooled: bool) -> None:
+    """As in the engine of NVIDIA/TensorRT issue 2627: over the width, a CudnnPooling in float, its Q behind it."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
+    proto = g.model(g.op("Neg", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end"))
+    found = step(proto, ReduceToPoolingFusion)
+    assert bool(found.rows) is pooled
+    assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)
+    prediction = predict(proto)
+    assert prediction.conversion_nodes == ["c.in.Q", "q.Q", "q.DQ"]
+    assert str(prediction.convolutions[0].output) == "FLOAT"
+
+
 def test_quantized_reduce_mean() -> None:
     """DQ -> ReduceMean -> Flatten -> Q -> DQ -> Gemm: nothing but the input's Q stays, as with GlobalAveragePool."""
     g = Graph()

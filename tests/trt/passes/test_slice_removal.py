@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.slice_removal import SliceRemoval
 from tests.trt.builder import Graph
@@ -30,6 +32,20 @@ def test_strided_slice_and_network_input() -> None:
     assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
     g = Graph()
     assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []
+
+
+def test_a_tile_is_a_slice_that_stays() -> None:
+    """NVIDIA/TensorRT issue 2627: Layer(Slice): Tile_28 in float, the Q behind it a conversion."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 1), "c", 16, k=1), "r")
+    tile = g.op("Tile", [x, g.const("repeats", np.array([1, 1, 1, 8], np.int64))], "tile")
+    proto = g.model(g.op("Neg", g.pair(tile, "q"), "end"))
+    assert step(proto, SliceRemoval).rows == []
+    prediction = predict(proto)
+    assert [(layer.type, str(layer.outputs[0].precision)) for layer in prediction.layers if "tile" in layer.nodes] == [
+        ("Slice", "FLOAT")
+    ]
+    assert prediction.conversion_nodes == ["c.in.Q", "q.Q", "q.DQ"]
 
 
 def test_a_view_is_no_layer_of_the_engine() -> None:
