@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import TARGETS, Target
-from qdqtool.types import Json, Precision, Prediction
+from qdqtool.types import EngineLayer, Json, Precision, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.records import ProfileRow
@@ -75,6 +76,7 @@ class TimeEstimate:
         calibration: The correction that went in.
         unknown: Layers whose shapes are not known.
         notes: What the user should know about the figures.
+        load: The work that the time was estimated for; its layers are in the prediction's order where those are named.
     """
 
     gpu: Gpu
@@ -90,6 +92,7 @@ class TimeEstimate:
     calibration: Calibration | None = None
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    load: Workload | None = field(default=None, repr=False)
 
     @property
     def gain(self) -> float | None:
@@ -187,6 +190,7 @@ def estimate(
         calibration=correction,
         unknown=load.unknown,
         notes=notes,
+        load=load,
     )
     _range(result, fitted, len(load.all))
     count = len(load.layers)
@@ -251,18 +255,21 @@ def _calibration(
 
 def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tuple[list[float], list[float]]:
     """Milliseconds of the layers that a profile and a prediction share by name: measured, estimated."""
-    times: dict[str, list[float]] = {}
-    for row in rows:
-        times.setdefault(row.name, []).append(row.median_ms or row.average_ms)
     measured, estimated = [], []
-    for layer, value in zip(prediction.layers, ms.tolist(), strict=False):
-        waiting = times.get(layer.name)
-        if waiting and value > 0:
-            found = waiting.pop(0)
-            if found > 0:
-                measured.append(found)
-                estimated.append(value)
+    for row, value in zip(in_profile(prediction.layers, rows), ms.tolist(), strict=False):
+        found = (row.median_ms or row.average_ms) if row is not None else 0.0
+        if found > 0 and value > 0:
+            measured.append(found)
+            estimated.append(value)
     return measured, estimated
+
+
+def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> list[ProfileRow | None]:
+    """The profile's row of each layer, by name; layers of one name get its rows in order."""
+    waiting: dict[str, deque[ProfileRow]] = {}
+    for row in rows:
+        waiting.setdefault(row.name, deque()).append(row)
+    return [waiting[layer.name].popleft() if waiting.get(layer.name) else None for layer in layers]
 
 
 def _conversions(prediction: Prediction, load: Workload, ms: Array) -> float:

@@ -6,7 +6,7 @@ import statistics
 
 from qdqtool.buildlog.types import Build
 from qdqtool.graph import Model
-from qdqtool.timing.estimate import TimeEstimate, estimate
+from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import gpu_of
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
@@ -60,14 +60,9 @@ def compare_times(
 
 def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:
     """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
-    times: dict[str, list[float]] = {}
-    for row in build.profile_rows:
-        times.setdefault(row.name, []).append(row.average_ms)
-    found = []
-    for layer, value in zip(prediction.layers, time.layers, strict=False):
-        waiting = times.get(layer.name)
-        if waiting and value > 0:
-            taken = waiting.pop(0)
-            if taken > 0:
-                found.append((layer.name, value, taken))
-    return found
+    rows = in_profile(prediction.layers, build.profile_rows)
+    return [
+        (layer.name, value, row.average_ms)
+        for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
+        if row is not None and row.average_ms > 0 and value > 0
+    ]
