@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
+    from qdqtool.reporting.api import Report
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
     from qdqtool.verified import Verification
@@ -31,6 +32,8 @@ _HOMES = {
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
+    "report": "qdqtool.reporting.api",
+    "Report": "qdqtool.reporting.api",
     "verify": "qdqtool.verification.api",
     "ConvOutcome": "qdqtool.types",
     "Finding": "qdqtool.types",
@@ -46,11 +49,13 @@ __all__ = [
     "Insertion",
     "Precision",
     "Prediction",
+    "Report",
     "Verification",
     "__version__",
     "extract",
     "insert",
     "predict",
+    "report",
     "verify",
 ]
 

@@ -55,6 +55,7 @@ SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest 
 DRAWN_LAYERS = 5_000
 DRAWN_POINTS = 12_000  # edges, and the rows that they pass
 DRAWN_ROW = 400  # layers side by side
+REPORT = 48 * MB  # a page that a browser still opens; YOLOv8x takes a fortieth
 
 PIPE_SECONDS = 10.0  # until the first byte of a named pipe
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Hold the prediction against a real TensorRT build.",
+    "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
     "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",

@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("qdqtool", "__main__", "cli"),  # the package itself: names of the public API
     ("commands", "demo"),
     ("testing",),
+    ("reporting",),
     ("render",),
     ("extraction",),
     ("qat", "fixing", "verification"),

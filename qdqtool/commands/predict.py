@@ -65,7 +65,7 @@ def command(
     if calibrate is not None:
         note_read(calibrate)
     time = None
-    choices = _choices(assume)
+    choices = assumptions_of(assume)
     building = way_named(way) if way is not None else None
     if gpu is None and sm is None:
         prediction = predict(model, target or DEFAULT_TARGET, assume=choices, way=way)
@@ -98,7 +98,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise click.BadParameter(f"'{text}' is no regular expression: {error}", param_hint="--require") from None
 
 
-def _choices(given: tuple[str, ...]) -> dict[str, str]:
+def assumptions_of(given: tuple[str, ...]) -> dict[str, str]:
     """``name=value`` of each --assume.
 
     Raises:

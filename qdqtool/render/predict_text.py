@@ -62,8 +62,13 @@ def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
 _MEANS = {"fused": "one layer with the convolution and activation", "apart": "a layer of its own"}
 
 
-def _assumptions(prediction: Prediction, width: int) -> list[str]:
-    """One sentence for each: what decides, what each choice gives, and what is counted."""
+def remarks(prediction: Prediction) -> list[str]:
+    """What has to be known beside the verdict, one paragraph each: what is assumed, and what cannot be counted."""
+    return [*_assumptions(prediction), *_weak(prediction)]
+
+
+def _assumptions(prediction: Prediction) -> list[str]:
+    """One paragraph for each: what decides, what each choice gives, and what is counted."""
     lines = []
     for a in prediction.assumptions:
         places = _count(len(a.places), "residual Add")
@@ -78,9 +83,9 @@ def _assumptions(prediction: Prediction, width: int) -> list[str]:
         other = next(iter(a.alternatives))
         told = f"Counted as {a.value}: {a.why}."
         told += "" if a.given else f" --assume {a.name}={other} tells the other in full."
-        lines += wrap(
+        lines.append(
             f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
-            f"of its kernels may decide. {each} {told}", 2, width,
+            f"of its kernels may decide. {each} {told}"
         )
     return lines
 
@@ -122,7 +127,7 @@ def render(
         from qdqtool.render.time_text import detail_lines, summary_lines
 
         lines += summary_lines(time, width)
-    lines += _assumptions(prediction, width)
+    lines += [line for told in _assumptions(prediction) for line in wrap(told, 2, width)]
     lines += _header(prediction, width)
     if way is not None:
         lines += ["", *_way(way, prediction.target, width)]
@@ -145,14 +150,18 @@ def render(
 def _header(prediction: Prediction, width: int) -> list[str]:
     proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
     lines = wrap(f"target {prediction.target}{proof}", 2, width)
+    return lines + [line for told in _weak(prediction) for line in wrap(told, 2, width)]
+
+
+def _weak(prediction: Prediction) -> list[str]:
+    """What the outcomes rest on where that is an assumption, and what is not counted."""
+    lines = []
     weak = [c for c in prediction.convolutions if c.evidence == "assumed"]
     if weak and len(weak) < len(prediction.convolutions):
-        lines += wrap(
-            f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen "
-            f"({weak[0].name} first)", 2, width,
-        )
+        lines.append(f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen "
+                     f"({weak[0].name} first)")
     if prediction.conversions is None and prediction.convolutions:
-        lines += wrap("this target quantizes inside its kernels: there are no conversion layers to count", 2, width)
+        lines.append("this target quantizes inside its kernels: there are no conversion layers to count")
     return lines
 
 

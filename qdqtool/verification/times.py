@@ -34,8 +34,7 @@ def compare_times(
     measured = performance.get("median", performance.get("mean"))
     if chosen is None or (measured is None and not build.profile_rows):
         return None
-    half = not build.precision_flags or bool(build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"})
-    time = estimate(model, prediction, chosen, target, plain=Precision.FP16 if half else Precision.FP32, compare=False)
+    time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False)
     how = "GPU compute time"
     if measured is None:
         overhead = constants().overhead_us * 1e-3
@@ -56,6 +55,12 @@ def compare_times(
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
+
+
+def plain_in(build: Build) -> Precision:
+    """What the builder was allowed to make of a float: FP16, or FP32 where its flags name nothing narrower."""
+    half = not build.precision_flags or bool(build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"})
+    return Precision.FP16 if half else Precision.FP32
 
 
 def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:

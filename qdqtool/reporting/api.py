@@ -1,0 +1,178 @@
+"""``qdqtool.report``: one HTML page about a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qdqtool import budgets
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import QdqtoolError
+from qdqtool.files import Guard, watch
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource
+from qdqtool.outputs import write_text
+from qdqtool.reporting import data
+from qdqtool.trt.targets import Target
+from qdqtool.types import TOOL_VERSION, Json
+
+REPORT_SCHEMA = "qdqtool/report/1"
+
+
+@dataclass(slots=True)
+class Report:
+    """A finished page.
+
+    Attributes:
+        page: What it shows.
+        html: The page, one file without any reference to another one.
+        output: Where :meth:`save` wrote it; empty before.
+        read: The files that were read, none of which :meth:`save` overwrites.
+    """
+
+    page: data.Page
+    html: str
+    output: str = ""
+    read: Guard | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
+        """
+        if self.read is None:
+            write_text(path, self.html)
+        else:
+            with self.read.active():
+                write_text(path, self.html)
+        self.output = os.fspath(path)
+
+    def as_json(self) -> Json:
+        page = self.page
+        return {
+            "schema": REPORT_SCHEMA, "tool": TOOL_VERSION, "output": self.output,
+            "bytes": len(self.html.encode()), "model": page.model.path,
+            "before": page.before.path if page.before else None, "target": page.model.target,
+            "summary": page.model.counts, "verdict": page.model.verdict,
+            "drawn": {"onnx": len(page.model.onnx.boxes), "engine": len(page.model.engine.boxes)},
+            "histograms": len(page.histograms), "tuning": page.tuning is not None,
+            "agreement": page.agreement.verdict if page.agreement else None,
+            "gpu": page.model.time.gpu if page.model.time else None,
+        }
+
+
+def report(
+    model: ModelSource | Model,
+    *builds: str | os.PathLike[str] | Build,
+    before: ModelSource | Model | None = None,
+    target: str | Target | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    assume: Mapping[str, str] | None = None,
+) -> Report:
+    """Makes one HTML page of what TensorRT makes of a model: the verdict, the network as a graph, tables and plots.
+
+    Args:
+        model: The Q/DQ model (a float one is shown as well).
+        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is held against them, for
+            their version.
+        before: Another model to show beside it: the float model, or an earlier one.
+        target: Which TensorRT to predict for; the build's own where one is given, else ``trt8.5``.
+        gpu: Estimates times for this GPU; the one that the build ran on where that is told.
+        clock: SM clock in MHz.
+        calib_cache: A calibration cache of ``insert``: histograms, and what each method would choose.
+        tuning: What ``qdqtool tune`` wrote as JSON: its Pareto front.
+        assume: As for ``qdqtool.predict``.
+
+    Raises:
+        QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
+    """
+    from qdqtool.reporting.page import render, require
+
+    require()
+    with watch() as guard:
+        page = collect(model, *builds, before=before, target=target, gpu=gpu, clock=clock, calib_cache=calib_cache,
+                       tuning=tuning, assume=assume)
+        html = render(page)
+    size = len(html.encode())
+    budgets.require(size, budgets.REPORT, f"{page.model.path or 'the model'}: its report takes")
+    return Report(page, html, read=guard)
+
+
+def collect(
+    model: ModelSource | Model,
+    *builds: str | os.PathLike[str] | Build,
+    before: ModelSource | Model | None = None,
+    target: str | Target | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    assume: Mapping[str, str] | None = None,
+) -> data.Page:
+    """What the page shows; arguments and errors as for :func:`report`."""
+    from qdqtool.reporting import times
+    from qdqtool.reporting.agreement import agreement_of
+    from qdqtool.reporting.graphs import draw
+    from qdqtool.reporting.nodes import Collector
+    from qdqtool.reporting.subject import gpu_for, look_at
+    from qdqtool.reporting.weights import add_weights
+
+    if clock is not None and gpu is None and not builds:
+        raise QdqtoolError("`clock` needs `gpu`")
+    build = _build(builds)
+    chosen = gpu_for(build, gpu, clock)
+    subject = look_at(model, target, chosen, build, dict(assume or {}))
+    collector = Collector(subject, "after" if before is not None else "model")
+    page = data.Page(TOOL_VERSION, collector.run())
+    page.model.time = times.time_of(subject)
+    draw(collector)
+    add_weights(collector)
+    other = None
+    if before is not None:
+        other = look_at(before, subject.prediction.target, chosen, None, dict(assume or {}))
+        earlier = Collector(other, "before")
+        page.before = earlier.run()
+        page.before.time = times.time_of(other)
+        draw(earlier)
+        _compare(page.model, page.before)
+    page.groups = times.groups_of(collector, other)
+    page.parts = times.parts_of(subject, other)
+    page.roof = times.roof_of(subject)
+    page.agreement = agreement_of(collector)
+    if calib_cache is not None:
+        from qdqtool.reporting.calibrated import histograms_of
+
+        page.histograms, page.calibration = histograms_of(calib_cache, collector)
+    if tuning is not None:
+        from qdqtool.reporting.tuning import tuning_of
+
+        page.tuning = tuning_of(tuning)
+    return page
+
+
+def _build(builds: tuple[str | os.PathLike[str] | Build, ...]) -> Build | None:
+    if not builds:
+        return None
+    if len(builds) == 1 and isinstance(builds[0], Build):
+        return builds[0]
+    from qdqtool.buildlog.read import read_build
+
+    return read_build(*(b for b in builds if not isinstance(b, Build)))
+
+
+def _compare(model: data.Model, before: data.Model) -> None:
+    """Writes into convolutions and layers what they were before, by the ONNX node's name."""
+    convs = {c.name: c for c in before.convs}
+    for conv in model.convs:
+        earlier = convs.get(conv.name)
+        if earlier is None:
+            conv.before = "not there"
+            continue
+        conv.before = f"{earlier.precision} → {earlier.output}"
+        if conv.layer >= 0 and earlier.layer >= 0:
+            model.layers[conv.layer].before_ms = before.layers[earlier.layer].ms

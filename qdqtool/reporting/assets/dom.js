@@ -1,0 +1,45 @@
+// Elements are made with text nodes and attributes only: no name of a model ever becomes markup.
+
+const SVG = 'http://www.w3.org/2000/svg';
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith('on')) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? '' : String(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+const byId = (id) => document.getElementById(id);
+const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+const known = (value) => value !== null && value !== undefined;
+
+function formatMs(value) {
+  if (!known(value)) return '–';
+  const digits = value >= 1000 ? 0 : value >= 100 ? 1 : value >= 1 ? 2 : value >= 0.1 ? 3 : 4;
+  return `${value.toFixed(digits)} ms`;
+}
+
+function formatNumber(value, digits = 4) {
+  return known(value) ? String(Number(value.toPrecision(digits))) : '–';
+}
+
+function formatAmount(value) {
+  if (!known(value)) return '–';
+  for (const [unit, sign] of [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
+    if (Math.abs(value) >= unit) return `${Number((value / unit).toPrecision(3))} ${sign}`;
+  }
+  return formatNumber(value, 3);
+}
+
+const page = JSON.parse(byId('page-data').textContent);
+
+// Node numbers are places in the lists of the model on show; `after` is the model that the report is about.
+const models = { after: page.model, before: page.before };

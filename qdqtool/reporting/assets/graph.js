@@ -1,0 +1,431 @@
+// A drawing of boxes and edges that pans, zooms and is walked through by keyboard. Its layout comes with the page.
+
+const NEAREST = 2.5;
+const READABLE = 0.7;  // below, names cannot be read
+const FAR = 0.34;  // below, text is left out
+
+class GraphView {
+  constructor(host, side, { onSelect }) {
+    this.host = host;
+    this.side = side;
+    this.model = models[side];
+    this.onSelect = onSelect;
+    this.views = {};
+    this.scale = 1;
+    this.x = 0;
+    this.y = 0;
+    this.selected = null;
+    this.canvas = svg('svg', {
+      class: 'graph', role: 'group', tabindex: '0', 'data-side': side,
+      'aria-label': `Graph of ${this.model.path || 'the model'}; arrow keys walk from box to box, Shift and arrow keys`
+        + ' move the picture, plus and minus zoom, 0 shows all',
+    });
+    this.map = svg('svg', { class: 'minimap', 'aria-hidden': 'true' });
+    host.append(this.canvas, this.map);
+    this.listen();
+  }
+
+  show(name) {
+    this.name = name;
+    this.drawing = this.model[name];
+    this.view = this.views[name] ??= this.build(this.drawing);
+    this.canvas.replaceChildren(this.view.world);
+    this.map.replaceChildren(...this.view.map);
+    this.host.classList.toggle('none', Boolean(this.drawing.why));
+    this.home();
+  }
+
+  // Building --------------------------------------------------------------------------------------------------
+
+  build(drawing) {
+    const edges = drawing.edges.map((edge, at) => this.edge(edge, at));
+    const boxes = drawing.boxes.map((box, at) => this.box(box, at));
+    const world = svg('g', { class: 'world' }, svg('g', { class: 'edges' }, edges), svg('g', { class: 'boxes' }, boxes));
+    if (drawing.why) world.append(svg('text', { x: 0, y: 0, class: 'why' }, drawing.why));
+    const frame = svg('rect', { class: 'frame' });
+    const map = [
+      ...drawing.boxes.map((b) => svg('rect', { x: b.x, y: b.y, width: b.w, height: b.h, class: `dot ${b.paint}` })),
+      ...drawing.edges.filter((e) => e.marks.some((m) => m.stays)).map((e) => {
+        const [x, y] = e.points[e.points.length - 1];
+        return svg('rect', { x: x - 70, y: y - 60, width: 140, height: 60, class: 'dot conversion' });
+      }),
+      frame,
+    ];
+    this.map.setAttribute('viewBox', `0 0 ${drawing.width} ${drawing.height}`);
+    const into = drawing.boxes.map(() => []);
+    const outOf = drawing.boxes.map(() => []);
+    drawing.edges.forEach((edge) => {
+      outOf[edge.source].push(edge.target);
+      into[edge.target].push(edge.source);
+    });
+    const place = new Map();
+    drawing.boxes.forEach((box, at) => box.rows.forEach((node) => { if (!place.has(node)) place.set(node, at); }));
+    return { world, map, frame, boxes, edges, into, outOf, place, drawing };
+  }
+
+  box(box, at) {
+    const group = svg('g', {
+      class: `box ${box.role} ${box.paint}`, transform: `translate(${box.x} ${box.y})`, 'data-box': at,
+      role: 'button', tabindex: '-1', 'aria-label': this.describe(box),
+    });
+    group.append(svg('title', {}, this.describe(box)));
+    const round = box.role === 'input' || box.role === 'output' ? box.h / 2 : 7;
+    group.append(svg('rect', { class: 'body', width: box.w, height: box.h, rx: round }));
+    if (box.role === 'input' || box.role === 'output') {
+      group.append(
+        svg('text', { class: 'op', x: box.w / 2, y: 15, 'text-anchor': 'middle' }, `${box.role}  ${box.note}`),
+        svg('text', { class: 'name', x: box.w / 2, y: 27, 'text-anchor': 'middle' }, box.title),
+      );
+    } else if (box.role === 'layer') {
+      this.layerText(group, box);
+    } else {
+      this.rows(group, box);
+    }
+    return group;
+  }
+
+  layerText(group, box) {
+    const layer = this.model.layers[box.layer];
+    const ends = `${layer.inputs.map((t) => t[1]).filter((v, i, all) => all.indexOf(v) === i).join('+') || '–'} → `
+      + `${layer.outputs.map((t) => t[1]).filter((v, i, all) => all.indexOf(v) === i).join('+') || '–'}`;
+    const time = known(layer.measured) ? `${formatMs(layer.measured)} measured` : known(layer.ms) ? formatMs(layer.ms) : '';
+    group.append(
+      svg('rect', { class: 'bar', width: 6, height: box.h, rx: 3 }),
+      svg('text', { class: 'op', x: 14, y: 18 }, layer.type),
+      svg('text', { class: 'badge', x: box.w - 10, y: 18, 'text-anchor': 'end' }, ends),
+      svg('text', { class: 'name', x: 14, y: 36 }, box.title),
+      svg('text', { class: 'small', x: 14, y: 53 }, time || (layer.nodes.length ? `${layer.nodes.length} ONNX nodes` : 'moves data')),
+    );
+    if (layer.findings.length) this.flag(group, box, layer.findings);
+  }
+
+  rows(group, box) {
+    const model = this.model;
+    let y = 0;
+    if (box.role === 'fused') {
+      const layer = model.layers[box.layer];
+      group.append(svg('text', { class: 'small head', x: 10, y: 14 }, `one layer: ${layer.type}${known(layer.ms) ? `, ${formatMs(layer.ms)}` : ''}`));
+      y = 20;
+    }
+    const findings = new Set();
+    box.rows.forEach((number, at) => {
+      const node = model.nodes[number];
+      const height = box.heights[at];
+      const inner = box.role === 'fused' ? 6 : 0;
+      const conv = node.conv >= 0 ? model.convs[node.conv] : null;
+      const paint = conv ? kindOf(conv.precision) : box.paint;
+      const row = svg('g', { class: `row ${paint}${conv ? ' conv' : ''}`, transform: `translate(${inner} ${y})`, 'data-node': number });
+      const width = box.w - 2 * inner;
+      if (box.role === 'fused' || conv) row.append(svg('rect', { class: 'cell', width, height: height - 2, rx: 5 }));
+      if (conv) {
+        row.append(
+          svg('rect', { class: 'bar', width: 6, height: height - 2, rx: 3 }),
+          svg('text', { class: 'op', x: 13, y: 16 }, node.op),
+          svg('text', { class: 'badge', x: width - 8, y: 16, 'text-anchor': 'end' }, `${conv.inputs[0] || conv.precision} → ${conv.output}`),
+          svg('text', { class: 'name', x: 13, y: 32 }, ending(plainName(node), 33 - (inner ? 2 : 0))),
+        );
+      } else if (height > 30) {
+        row.append(
+          svg('text', { class: 'op', x: 13, y: 16 }, node.op),
+          svg('text', { class: 'badge', x: width - 8, y: 16, 'text-anchor': 'end' }, box.layer >= 0 ? box.note : 'no layer of its own'),
+          svg('text', { class: 'name', x: 13, y: 32 }, ending(plainName(node), 33)),
+        );
+      } else {
+        row.append(
+          svg('text', { class: 'op', x: 13, y: 14 }, node.op),
+          svg('text', { class: 'name', x: width - 8, y: 14, 'text-anchor': 'end' }, ending(plainName(node), Math.max(6, 29 - node.op.length))),
+        );
+      }
+      node.findings.forEach((finding) => findings.add(finding));
+      group.append(row);
+      y += height;
+    });
+    if (findings.size) this.flag(group, box, [...findings]);
+  }
+
+  flag(group, box, ids) {
+    const worst = ids.map((id) => this.model.findings[id].severity)
+      .sort((a, b) => SEVERITIES.indexOf(a) - SEVERITIES.indexOf(b))[0];
+    const text = `${SIGNS[worst]} ${ids.length}`;
+    const width = 14 + 7 * text.length;
+    group.append(svg('g', { class: `flag ${worst}`, transform: `translate(${box.w - width + 6} -9)` },
+      svg('rect', { width, height: 18, rx: 9 }),
+      svg('text', { x: width / 2, y: 13, 'text-anchor': 'middle' }, text)));
+  }
+
+  describe(box) {
+    if (box.role === 'input' || box.role === 'output') return `${box.role} ${box.title}, ${box.note}`;
+    if (box.role === 'layer') {
+      const layer = this.model.layers[box.layer];
+      return `${layer.type} layer ${box.title}, ${layer.precision}`;
+    }
+    return box.rows.map((number) => {
+      const node = this.model.nodes[number];
+      const conv = node.conv >= 0 ? this.model.convs[node.conv] : null;
+      return `${node.op} ${node.name}${conv ? `, ${conv.inputs[0] || conv.precision} to ${conv.output}` : ''}`;
+    }).join('; ');
+  }
+
+  edge(edge, at) {
+    const points = edge.points;
+    let path = `M${points[0][0]} ${points[0][1]}`;
+    for (let i = 1; i < points.length; i += 1) {
+      const [x0, y0] = points[i - 1];
+      const [x, y] = points[i];
+      const middle = (y0 + y) / 2;
+      path += x === x0 ? `L${x} ${y}` : `C${x0} ${middle} ${x} ${middle} ${x} ${y}`;
+    }
+    const [x, y] = points[points.length - 1];
+    const group = svg('g', { class: `edge ${edge.paint}`, 'data-edge': at });
+    group.append(svg('title', {}, [edge.tensor, edge.precision, ...edge.marks.map((m) => `${m.op} ${m.name}${m.stays ? ' (conversion)' : ''}`)].join('\n')));
+    group.append(svg('path', { class: 'line', d: path }), svg('path', { class: 'head', d: `M${x - 4} ${y - 7}L${x} ${y}L${x + 4} ${y - 7}Z` }));
+    const stays = edge.marks.filter((m) => m.stays);
+    if (stays.length) {
+      const text = `⇄ ${stays.map((m) => m.op).join('+')}`;
+      const width = 16 + 8 * text.length;
+      group.append(svg('g', { class: 'mark conversion', transform: `translate(${x - width / 2} ${y - 40})` },
+        svg('rect', { width, height: 20, rx: 4 }),
+        svg('text', { x: width / 2, y: 14, 'text-anchor': 'middle' }, text)));
+    } else if (edge.marks.length) {
+      group.append(svg('circle', { class: 'mark', cx: x, cy: y - 18, r: 4 }));
+    }
+    return group;
+  }
+
+  // Moving ----------------------------------------------------------------------------------------------------
+
+  size() {
+    const box = this.canvas.getBoundingClientRect();
+    return [box.width || 600, box.height || 400];
+  }
+
+  apply() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = 0;
+      this.keepInSight();
+      this.view.world.setAttribute('transform', `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(4)})`);
+      this.canvas.classList.toggle('far', this.scale < FAR);
+      const [w, h] = this.size();
+      const frame = this.view.frame;
+      frame.setAttribute('x', -this.x / this.scale);
+      frame.setAttribute('y', -this.y / this.scale);
+      frame.setAttribute('width', w / this.scale);
+      frame.setAttribute('height', h / this.scale);
+    });
+  }
+
+  keepInSight() {  // some of the drawing is always there
+    const [w, h] = this.size();
+    const d = this.drawing;
+    this.x = clamp(this.x, 80 - d.width * this.scale, w - 80);
+    this.y = clamp(this.y, 60 - d.height * this.scale, h - 60);
+  }
+
+  get lowest() {
+    const [w, h] = this.size();
+    return Math.min(1, w / Math.max(1, this.drawing.width), h / Math.max(1, this.drawing.height)) * 0.95;
+  }
+
+  home() {  // the network's beginning, readable
+    const [w] = this.size();
+    const first = this.drawing.boxes[0];
+    this.scale = w < 500 ? 0.85 : 0.95;
+    this.x = first ? w / 2 - (first.x + first.w / 2) * this.scale : 20;
+    this.y = first ? 46 - first.y * this.scale : 40;
+    this.apply();
+  }
+
+  fit() {
+    const [w, h] = this.size();
+    this.scale = this.lowest;
+    this.x = (w - this.drawing.width * this.scale) / 2;
+    this.y = (h - this.drawing.height * this.scale) / 2;
+    this.apply();
+  }
+
+  zoom(factor, cx, cy) {
+    const [w, h] = this.size();
+    const [px, py] = [cx ?? w / 2, cy ?? h / 2];
+    const next = clamp(this.scale * factor, this.lowest, NEAREST);
+    this.x = px - (px - this.x) * (next / this.scale);
+    this.y = py - (py - this.y) * (next / this.scale);
+    this.scale = next;
+    this.apply();
+  }
+
+  pan(dx, dy) {
+    this.x += dx;
+    this.y += dy;
+    this.apply();
+  }
+
+  centre(at) {
+    const box = this.drawing.boxes[at];
+    if (!box) return;
+    const [w, h] = this.size();
+    if (this.scale < READABLE) this.scale = 0.9;
+    this.x = w / 2 - (box.x + box.w / 2) * this.scale;
+    this.y = h / 2 - (box.y + box.h / 2) * this.scale;
+    this.apply();
+  }
+
+  // Choosing --------------------------------------------------------------------------------------------------
+
+  boxOf(node, layer) {
+    const found = this.view.place.get(node);
+    if (found !== undefined) return found;
+    return layer >= 0 ? this.drawing.boxes.findIndex((box) => box.layer === layer) : -1;
+  }
+
+  mark(at, node) {
+    if (this.selected !== null) this.view.boxes[this.selected]?.classList.remove('selected');
+    this.canvas.querySelectorAll('.row.selected, .edge.near').forEach((one) => one.classList.remove('selected', 'near'));
+    this.selected = at >= 0 ? at : null;
+    if (at < 0) return;
+    const group = this.view.boxes[at];
+    group.classList.add('selected');
+    group.querySelector(`[data-node="${node}"]`)?.classList.add('selected');
+    this.drawing.edges.forEach((edge, i) => {
+      if (edge.source === at || edge.target === at) this.view.edges[i].classList.add('near');
+    });
+  }
+
+  highlight(boxes) {
+    const wanted = boxes && new Set(boxes);
+    this.canvas.classList.toggle('searching', Boolean(wanted));
+    this.view.boxes.forEach((group, at) => group.classList.toggle('match', Boolean(wanted && wanted.has(at))));
+  }
+
+  choose(at, node) {
+    const box = this.drawing.boxes[at];
+    if (!box) return;
+    this.onSelect(this.side, node ?? box.rows.find((n) => this.model.nodes[n].conv >= 0) ?? box.rows[box.rows.length - 1] ?? -1, box.layer, at);
+  }
+
+  walk(dx, dy) {
+    const from = this.selected;
+    if (from === null) {
+      const first = this.drawing.boxes.findIndex((box) => box.rows.length || box.layer >= 0);
+      this.choose(first);
+      this.centre(first);
+      return;
+    }
+    const { into, outOf, drawing } = this.view;
+    const here = drawing.boxes[from];
+    let near;
+    if (dy) {
+      near = (dy > 0 ? outOf : into)[from];
+    } else {  // beside: what overlaps in height
+      near = drawing.boxes.map((_, at) => at).filter((at) => {
+        const box = drawing.boxes[at];
+        return (box.x - here.x) * dx > 0 && box.y < here.y + here.h && box.y + box.h > here.y;
+      });
+    }
+    const away = (at) => Math.abs(drawing.boxes[at].x - here.x) + 0.3 * Math.abs(drawing.boxes[at].y - here.y);
+    const best = [...near].sort((a, b) => away(a) - away(b))[0];
+    if (best === undefined) return;
+    this.choose(best);
+    this.centre(best);
+    this.view.boxes[best].focus({ preventScroll: true });
+  }
+
+  listen() {
+    const fingers = new Map();
+    let moved = false;
+    let spread = 0;
+    const at = (event) => {
+      const box = this.canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    this.canvas.addEventListener('pointerdown', (event) => {
+      if (event.button) return;
+      fingers.set(event.pointerId, [event.clientX, event.clientY]);
+      moved = fingers.size > 1;
+      spread = 0;
+    });
+    this.canvas.addEventListener('pointermove', (event) => {
+      const last = fingers.get(event.pointerId);
+      if (!last) return;
+      const [dx, dy] = [event.clientX - last[0], event.clientY - last[1]];
+      if (!moved && Math.hypot(dx, dy) < 4) return;
+      if (!moved) this.canvas.setPointerCapture(event.pointerId);
+      moved = true;
+      fingers.set(event.pointerId, [event.clientX, event.clientY]);
+      if (fingers.size === 2) {
+        const [a, b] = [...fingers.values()];
+        const now = Math.hypot(a[0] - b[0], a[1] - b[1]);
+        const box = this.canvas.getBoundingClientRect();
+        if (spread) this.zoom(now / spread, (a[0] + b[0]) / 2 - box.left, (a[1] + b[1]) / 2 - box.top);
+        spread = now;
+      } else {
+        this.pan(dx, dy);
+      }
+    });
+    const lift = (event) => fingers.delete(event.pointerId);
+    this.canvas.addEventListener('pointerup', lift);
+    this.canvas.addEventListener('pointercancel', lift);
+    this.canvas.addEventListener('click', (event) => {
+      if (moved) { moved = false; return; }
+      const box = event.target.closest('.box');
+      if (!box) return;
+      const row = event.target.closest('.row');
+      this.choose(Number(box.dataset.box), row ? Number(row.dataset.node) : undefined);
+    });
+    this.canvas.addEventListener('wheel', (event) => {
+      if (!event.ctrlKey && !event.metaKey && document.activeElement !== this.canvas && !this.canvas.contains(document.activeElement)) {
+        return;  // the page scrolls, until the picture was clicked
+      }
+      event.preventDefault();
+      const [x, y] = at(event);
+      this.zoom(Math.exp(-clamp(event.deltaY, -200, 200) * 0.0022), x, y);
+    }, { passive: false });
+    this.canvas.addEventListener('keydown', (event) => this.key(event));
+    this.map.addEventListener('pointerdown', (event) => this.jump(event));
+    this.map.addEventListener('pointermove', (event) => { if (event.buttons) this.jump(event); });
+  }
+
+  jump(event) {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.map.getScreenCTM().inverse());
+    const [w, h] = this.size();
+    this.x = w / 2 - point.x * this.scale;
+    this.y = h / 2 - point.y * this.scale;
+    this.apply();
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (way && event.shiftKey) this.pan(-60 * way[0], -60 * way[1]);
+    else if (way) this.walk(...way);
+    else if (event.key === '+' || event.key === '=') this.zoom(1.25);
+    else if (event.key === '-') this.zoom(0.8);
+    else if (event.key === '0') this.fit();
+    else if (event.key === 'Home') this.home();
+    else if (event.key === 'Enter' || event.key === ' ') this.walkInto(event);
+    else return;
+    event.preventDefault();
+  }
+
+  walkInto(event) {
+    const box = event.target.closest?.('.box');
+    if (box) this.choose(Number(box.dataset.box));
+    byId('details').focus({ preventScroll: false });
+  }
+}
+
+const SEVERITIES = ['error', 'warning', 'info'];
+const SIGNS = { error: '■', warning: '▲', info: '●' };
+
+function kindOf(precision) {
+  if (['INT8', 'UINT8', 'FP8', 'INT4'].includes(precision)) return 'int8';
+  return ['FLOAT', 'FP32', 'FP16', 'BF16'].includes(precision) ? 'float' : 'other';
+}
+
+function plainName(node) {
+  const cut = node.name.lastIndexOf('/');
+  const name = cut > 0 && node.name.slice(cut + 1).startsWith(node.op) ? node.name.slice(0, cut) : node.name;
+  return name.replace(/^\//, '');
+}
+
+const ending = (name, width) => (name.length <= width ? name : `…${name.slice(1 - width)}`);

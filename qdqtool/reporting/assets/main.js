@@ -1,0 +1,121 @@
+// Puts the parts together: what is chosen in one of them shows in all.
+
+const panel = byId('details');
+const views = [];
+const details = new Details(panel, { go });
+let search = null;
+let viewName = 'onnx';
+
+function select(side, number, layer, { move = true, from = null } = {}) {
+  const model = models[side];
+  details.show(side, number, layer);
+  for (const view of views) {
+    let [node, ofLayer] = [number, layer];
+    if (view.side !== side) {  // the same node in the other model, by its name
+      const name = model.nodes[number]?.name;
+      node = name === undefined ? -1 : view.model.nodes.findIndex((other) => other.name === name);
+      ofLayer = node >= 0 ? view.model.nodes[node].layer : -1;
+    } else if (node >= 0) {
+      ofLayer = model.nodes[node].layer;
+    }
+    const at = view === from?.view ? from.at : view.boxOf(node, ofLayer ?? -1);
+    view.mark(at, node);
+    if (at >= 0 && move && view !== from?.view) view.centre(at);
+  }
+  const hash = number >= 0 ? `#${side === 'after' ? 'node' : 'before'}-${number}` : ' ';
+  if (number >= 0) history.replaceState(null, '', hash);
+}
+
+// Chosen elsewhere: the network comes into sight.
+function go(side, number, layer = -1) {
+  if (number < 0 && layer < 0) return;
+  select(side, number, layer);
+  if (!isInSight(byId('stages'))) byId('network').scrollIntoView({ block: 'start' });
+}
+
+function isInSight(node) {
+  const box = node.getBoundingClientRect();
+  return box.top > -box.height / 3 && box.bottom < window.innerHeight + box.height / 2;
+}
+
+function follow() {
+  const found = /^#(node|before)-(\d+)$/.exec(location.hash);
+  if (found) {
+    const side = found[1] === 'node' ? 'after' : 'before';
+    if (models[side]?.nodes[Number(found[2])]) go(side, Number(found[2]));
+    return;
+  }
+  const finding = /^#finding-\d+$/.test(location.hash) && document.querySelector(location.hash);
+  if (finding) {
+    const group = finding.closest('details');
+    if (group) group.open = true;
+    finding.scrollIntoView({ block: 'center' });
+    finding.classList.add('flash');
+    setTimeout(() => finding.classList.remove('flash'), 1600);
+  }
+}
+
+function show(name) {
+  viewName = name;
+  document.querySelectorAll('input[name=view]').forEach((radio) => { radio.checked = radio.value === name; });
+  views.forEach((view) => view.show(name));
+  search?.light();
+}
+
+function setUpGraph() {
+  document.querySelectorAll('.stage').forEach((host) => {
+    const view = new GraphView(host, host.dataset.side, {
+      onSelect: (side, number, layer, at) => select(side, number, layer, { from: { view, at } }),
+    });
+    views.push(view);
+  });
+  document.querySelectorAll('input[name=view]').forEach((radio) => radio.addEventListener('change', () => show(radio.value)));
+  const all = (act) => () => views.forEach(act);
+  byId('zoom-in').addEventListener('click', all((view) => view.zoom(1.3)));
+  byId('zoom-out').addEventListener('click', all((view) => view.zoom(1 / 1.3)));
+  byId('zoom-fit').addEventListener('click', all((view) => view.fit()));
+  byId('zoom-home').addEventListener('click', all((view) => view.home()));
+  search = new Search(byId('search'), byId('search-list'), byId('search-count'), { views, go });
+  show(viewName);
+  new ResizeObserver(() => views.forEach((view) => view.apply())).observe(byId('stages'));
+}
+
+function setUpKeys() {
+  document.addEventListener('keydown', (event) => {
+    if (event.key !== '/' || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+    event.preventDefault();
+    byId('search').focus();
+    byId('network').scrollIntoView({ block: 'start' });
+  });
+  window.addEventListener('hashchange', follow);
+  document.addEventListener('click', (event) => {  // a second click on the same link moves as well
+    const link = event.target.closest('a[href^="#"]');
+    if (link && link.getAttribute('href') === location.hash) follow();
+  });
+}
+
+function setUpPrint() {
+  let before = [];
+  window.addEventListener('beforeprint', () => {
+    before = views.map((view) => [view.scale, view.x, view.y]);
+    views.forEach((view) => view.fit());
+    document.querySelectorAll('details.group').forEach((group) => { group.open = true; });
+  });
+  window.addEventListener('afterprint', () => views.forEach((view, i) => {
+    [view.scale, view.x, view.y] = before[i];
+    view.apply();
+  }));
+}
+
+setUpGraph();
+document.querySelectorAll('.table').forEach(setUpTable);
+setUpParts();
+setUpRoofline(go);
+setUpHistograms(go);
+setUpWeights(go);
+setUpTuning();
+setUpMeasured(go);
+setUpKeys();
+setUpPrint();
+follow();
+document.documentElement.classList.add('ready');

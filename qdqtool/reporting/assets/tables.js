@@ -1,0 +1,58 @@
+// Tables that sort by a click on a head and filter by what is typed above them.
+
+const collator = new Intl.Collator(undefined, { numeric: true });
+
+function cellKey(row, column) {
+  const cell = row.cells[column];
+  const value = cell.dataset.v;
+  if (value === undefined) return { text: cell.textContent.trim() };
+  return { number: value === '' ? null : Number(value) };
+}
+
+function compareKeys(a, b) {
+  if ('text' in a) return collator.compare(a.text, b.text);
+  return a.number - b.number;
+}
+
+function sortTable(table, column, direction) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows].map((row) => ({ row, key: cellKey(row, column) }));
+  const unknown = rows.filter(({ key }) => key.number === null);  // stay at the end, whichever way
+  const listed = rows.filter(({ key }) => key.number !== null);
+  listed.sort((a, b) => direction * compareKeys(a.key, b.key));
+  body.append(...listed.map(({ row }) => row), ...unknown.map(({ row }) => row));
+  [...table.tHead.rows[0].cells].forEach((head, at) => {
+    if (at === column) head.setAttribute('aria-sort', direction > 0 ? 'ascending' : 'descending');
+    else head.removeAttribute('aria-sort');
+  });
+}
+
+function filterTable(table, words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  for (const row of table.tBodies[0].rows) {
+    row.searchText ??= row.textContent.toLowerCase();
+    const fits = wanted.every((word) => row.searchText.includes(word));
+    row.hidden = !fits;
+    shown += fits;
+  }
+  return shown;
+}
+
+function setUpTable(wrapper) {
+  const table = wrapper.querySelector('table');
+  const input = wrapper.querySelector('input');
+  const count = wrapper.querySelector('.count');
+  const total = table.tBodies[0].rows.length;
+  const tell = (shown) => { count.textContent = shown === total ? `${total} rows` : `${shown} of ${total} rows`; };
+  tell(total);
+  input.addEventListener('input', () => tell(filterTable(table, input.value)));
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.querySelector('button').addEventListener('click', () => {
+      const first = head.dataset.first === 'down' ? -1 : 1;
+      const now = head.getAttribute('aria-sort');
+      const direction = now === null ? first : now === 'ascending' ? -1 : 1;
+      sortTable(table, column, direction);
+    });
+  });
+}

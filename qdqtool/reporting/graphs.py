@@ -1,0 +1,333 @@
+"""The two drawings of a model: its ONNX graph with fused layers as boxes, and the engine that is predicted.
+
+Q and DQ are no boxes: they are marks on the edges that they lie on, and those that stay in the engine are conversions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from qdqtool import qdq
+from qdqtool.graph import Node as OnnxNode
+from qdqtool.operators import WEIGHTED
+from qdqtool.render import layout
+from qdqtool.reporting import data
+from qdqtool.reporting.names import plain, short, shown
+from qdqtool.reporting.nodes import Collector, paint_of
+from qdqtool.types import Precision
+
+BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
+HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
+NAME_WIDTH = 33  # characters of a name in a box
+
+
+def draw(collector: Collector) -> None:
+    """Writes both drawings into the collector's model."""
+    collector.model.onnx = _laid_out(*_Onnx(collector).run())
+    if collector.model.layers:
+        collector.model.engine = _laid_out(*_engine(collector))
+    else:
+        collector.model.engine.why = (
+            f"{collector.model.target} names no layers of its engine; the ONNX graph shows the outcome of each node."
+        )
+
+
+# Layout -----------------------------------------------------------------------------------------------------------
+
+
+def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
+    """Gives boxes and edges their places; boxes are in an order in which makers come first."""
+    keys = [f"B{i}" for i in range(len(boxes))]
+    ends = [(keys[e.source], keys[e.target]) for e in edges]
+    ranks = layout.ranks_of(keys, ends)
+    why = layout.too_large(ranks, ends)
+    if why:
+        return data.Drawing(why=f"{why}. The tables below hold every node.")
+    placed = layout.place(ranks, ends, BOX_WIDTH, COLUMN_GAP, MARGIN)
+    heights: dict[int, float] = defaultdict(float)
+    for key, box in zip(keys, boxes, strict=True):
+        box.w, box.h = BOX_WIDTH, _height(box)
+        heights[ranks[key]] = max(heights[ranks[key]], box.h)
+    tops: dict[int, float] = {}
+    y = MARGIN
+    for rank in range(max(ranks.values(), default=-1) + 1):
+        tops[rank] = y
+        y += heights[rank] + ROW_GAP
+    for key, box in zip(keys, boxes, strict=True):
+        box.x = round(placed.x[key] - BOX_WIDTH / 2, 1)
+        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
+    for number, edge in enumerate(edges):
+        way = [[round(x, 1), yy] for x, rank in placed.ways[number]
+               for yy in (tops[rank], tops[rank] + heights[rank])]
+        edge.points = way
+    _attach(boxes, edges)
+    width = max((b.x + b.w for b in boxes), default=0.0)
+    width = max([width, *(x for e in edges for x, _ in e.points)]) + MARGIN
+    return data.Drawing(boxes, edges, round(width, 1), round(y - ROW_GAP + MARGIN, 1))
+
+
+def _height(box: data.Box) -> float:
+    if box.role in ("input", "output"):
+        return END_HEIGHT
+    if box.role == "layer":
+        return ENGINE_HEIGHT
+    rows = sum(box.heights)
+    return rows + (HEADER + PADDING if box.role == "fused" else 0.0)
+
+
+def _attach(boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> None:
+    """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
+    leaving: dict[int, list[data.Edge]] = defaultdict(list)
+    entering: dict[int, list[data.Edge]] = defaultdict(list)
+    for edge in edges:
+        leaving[edge.source].append(edge)
+        entering[edge.target].append(edge)
+
+    def port(box: data.Box, place: int, count: int) -> float:
+        return round(box.x + box.w * (place + 1) / (count + 1), 1)
+
+    def middle(box: data.Box) -> float:
+        return box.x + box.w / 2
+
+    starts: dict[int, list[float]] = {}
+    stops: dict[int, list[float]] = {}
+    for source, listed in leaving.items():
+        listed.sort(key=lambda e: e.points[0][0] if e.points else middle(boxes[e.target]))
+        for place, edge in enumerate(listed):
+            starts[id(edge)] = [port(boxes[source], place, len(listed)), boxes[source].y + boxes[source].h]
+    for target, listed in entering.items():
+        listed.sort(key=lambda e: e.points[-1][0] if e.points else middle(boxes[e.source]))
+        for place, edge in enumerate(listed):
+            stops[id(edge)] = [port(boxes[target], place, len(listed)), boxes[target].y]
+    for edge in edges:
+        edge.points = [starts[id(edge)], *edge.points, stops[id(edge)]]
+
+
+# The ONNX graph ---------------------------------------------------------------------------------------------------
+
+
+class _Onnx:
+    """Boxes are fused layers and single nodes; edges are the tensors between them."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.index = collector.subject.model
+        self.nodes = collector.drawn()
+        self.cluster: dict[int, int] = {}  # place of a node to that of the first node of its box
+
+    def run(self) -> tuple[list[data.Box], list[data.Edge]]:
+        self._group()
+        order = self._order()
+        while len(order) < len(set(self.cluster.values())):  # a box that waits for itself is none
+            stuck = set(self.cluster.values()) - set(order)
+            for place, first in list(self.cluster.items()):
+                if first in stuck:
+                    self.cluster[place] = place
+            again = self._order()
+            if len(again) <= len(order) and not any(self.cluster[p] != p for p in stuck):
+                break
+            order = again
+        boxes: list[data.Box] = []
+        number: dict[str, int] = {}
+        members: dict[int, list[int]] = defaultdict(list)
+        for node in self.nodes:
+            place = self.collector.place[node.index]
+            members[self.cluster[place]].append(place)
+        for name in self.index.inputs:
+            if self._reads(name):
+                number[f"in {name}"] = len(boxes)
+                boxes.append(_end("input", name, self._type_of(name)))
+        for first in order:
+            number[f"box {first}"] = len(boxes)
+            boxes.append(self._box(members[first]))
+        edges = self._edges(boxes, number)
+        return boxes, edges
+
+    def _reads(self, name: str) -> bool:
+        return any(n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name))
+
+    def _group(self) -> None:
+        first: dict[int, int] = {}
+        for node in self.nodes:
+            place = self.collector.place[node.index]
+            layer = self.collector.model.nodes[place].layer
+            self.cluster[place] = first.setdefault(layer, place) if layer >= 0 else place
+
+    def _order(self) -> list[int]:
+        """Boxes, makers first; those on a circle are missing."""
+        waiting: dict[int, set[int]] = {first: set() for first in self.cluster.values()}
+        readers: dict[int, list[int]] = defaultdict(list)
+        for node in self.nodes:
+            target = self.cluster[self.collector.place[node.index]]
+            for _, maker, _ in self._sources(node):
+                if maker is not None:
+                    source = self.cluster[self.collector.place[maker.index]]
+                    if source != target and source not in waiting[target]:
+                        waiting[target].add(source)
+                        readers[source].append(target)
+        count = {first: len(makers) for first, makers in waiting.items()}
+        ready = [first for first in waiting if not count[first]]
+        order = []
+        for first in ready:
+            order.append(first)
+            for target in readers[first]:
+                count[target] -= 1
+                if not count[target]:
+                    ready.append(target)
+        return order
+
+    def _sources(self, node: OnnxNode) -> list[tuple[str, OnnxNode | None, list[data.Mark]]]:
+        """What a node reads: the tensor, the drawn node that makes it (None: an input), the Q and DQ between."""
+        found: list[tuple[str, OnnxNode | None, list[data.Mark]]] = []
+        for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
+            tensor = name
+            marks: list[data.Mark] = []
+            maker = self.index.producer(tensor)
+            while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
+                stays = maker.name in self.collector.staying
+                marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
+                tensor = maker.input(0)
+                maker = self.index.producer(tensor)
+            if maker is None and tensor in self.index.inputs:
+                found.append((tensor, None, marks[::-1]))
+            elif maker is not None and maker.index in self.collector.place:
+                found.append((tensor, maker, marks[::-1]))
+        return found
+
+    def _box(self, places: list[int]) -> data.Box:
+        model = self.collector.model
+        nodes = [model.nodes[p] for p in places]
+        main = next((n for n in nodes if n.conv >= 0), nodes[-1])
+        layer = model.layers[main.layer] if main.layer >= 0 else None
+        if main.conv >= 0:
+            paint = paint_of(model.convs[main.conv].precision)
+        elif layer is not None:
+            paint = paint_of(layer.precision)
+        else:
+            paint = data.OTHER
+        role = "fused" if len(places) > 1 else "node"
+        heights = [WEIGHTED_ROW if n.op in WEIGHTED else ROW for n in nodes]
+        if role == "node":
+            heights = [WEIGHTED_ROW]
+        return data.Box(role, short(plain(main.name, main.op), NAME_WIDTH), layer.type if layer else "",
+                        paint, main.layer, places, heights=heights)
+
+    def _type_of(self, tensor: str) -> Precision:
+        return qdq.precision_of(self.index.elem_type(tensor))
+
+    def _edges(self, boxes: list[data.Box], number: dict[str, int]) -> list[data.Edge]:
+        edges: dict[tuple[int, int, str], data.Edge] = {}
+        for node in self.nodes:
+            place = self.collector.place[node.index]
+            target = number.get(f"box {self.cluster[place]}")
+            for tensor, maker, marks in self._sources(node):
+                if maker is None:
+                    source = number.get(f"in {tensor}")
+                else:
+                    source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
+                if source is None or target is None or source >= target:
+                    continue
+                edge = data.Edge(source, target, shown(tensor), "", "", marks)
+                known = edges.setdefault((source, target, tensor), edge)
+                if known is not edge and len(marks) > len(known.marks):
+                    known.marks = marks
+        for name in self.index.outputs:
+            maker = self.index.producer(name)
+            marks = []
+            tensor = name
+            while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
+                stays = maker.name in self.collector.staying
+                marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
+                tensor = maker.input(0)
+                maker = self.index.producer(tensor)
+            if maker is not None and maker.index in self.collector.place:
+                source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
+                if source is not None:
+                    boxes.append(_end("output", name, self._type_of(name)))
+                    edges[source, len(boxes) - 1, name] = data.Edge(source, len(boxes) - 1, shown(tensor), "", "",
+                                                                    marks[::-1])
+        listed = list(edges.values())
+        self._types(boxes, listed)
+        return listed
+
+    def _types(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
+        """What flows along each edge in the engine: what the maker's layer writes; past views, what came in."""
+        model = self.collector.model
+        into: dict[int, list[data.Edge]] = defaultdict(list)
+        for edge in edges:
+            into[edge.target].append(edge)
+        written: dict[int, str] = {}
+        for number, box in enumerate(boxes):
+            for edge in into[number]:
+                edge.precision = written.get(edge.source, "UNKNOWN")
+                edge.paint = paint_of(edge.precision)
+            if box.role == "input":
+                written[number] = str(self._type_of(self.index.inputs[number]) if number < len(self.index.inputs)
+                                      else "UNKNOWN")
+            elif box.layer >= 0 and model.layers[box.layer].outputs:
+                written[number] = model.layers[box.layer].outputs[0][1]
+            else:
+                conv = next((model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0), None)
+                kinds = [self._type_of(t) for p in box.rows[-1:]
+                         for t in self.index.nodes[model.nodes[p].index].outputs[:1]]
+                if conv is not None:
+                    written[number] = conv.output
+                elif kinds and not kinds[0].is_float and kinds[0] != Precision.UNKNOWN:
+                    written[number] = str(kinds[0])
+                else:
+                    sources = [e.precision for e in into[number] if e.precision != "UNKNOWN"]
+                    written[number] = sources[0] if sources else "UNKNOWN"
+                    if box.role == "node" and conv is None and box.paint == data.OTHER and sources:
+                        box.paint = paint_of(written[number])
+
+
+def _end(role: str, tensor: str, precision: Precision) -> data.Box:
+    return data.Box(role, short(tensor, NAME_WIDTH), str(precision), paint_of(precision), -1, [])
+
+
+# The engine -------------------------------------------------------------------------------------------------------
+
+
+def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]]:
+    """Boxes are the layers; a conversion with one reader is a mark on the edge to it."""
+    model, index = collector.model, collector.subject.model
+    layers = collector.subject.prediction.layers
+    boxes: list[data.Box] = []
+    edges: list[data.Edge] = []
+    makers: dict[str, list[tuple[int, list[data.Mark], str]]] = {}
+    ends: dict[str, int] = {}
+    read: set[str] = set()
+
+    def sources(tensor: str, precision: str) -> list[tuple[int, list[data.Mark], str]]:
+        found = makers.get(tensor)
+        if found is None:
+            if tensor not in ends:
+                ends[tensor] = len(boxes)
+                boxes.append(_end("input", tensor, Precision(precision)))
+            return [(ends[tensor], [], precision)]
+        return found
+
+    for number, layer in enumerate(layers):
+        ways = [(t.tensor, way) for t in layer.inputs for way in sources(t.tensor, str(t.precision))]
+        read.update(t.tensor for t in layer.inputs)
+        if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
+            out = layer.outputs[0]
+            mark = data.Mark(shown(layer.name), "Q" if out.precision in (Precision.INT8, Precision.UINT8) else "DQ",
+                             True)
+            for _, (source, marks, _precision) in ways:
+                makers.setdefault(out.tensor, []).append((source, [*marks, mark], str(out.precision)))
+            continue
+        place = len(boxes)
+        row = model.layers[number]
+        boxes.append(data.Box("layer", short(row.title, NAME_WIDTH), row.type, paint_of(row.precision), number,
+                              row.nodes))
+        for tensor, source, passed, precision in dict.fromkeys((t, way[0], tuple(way[1]), way[2]) for t, way in ways):
+            edges.append(data.Edge(source, place, shown(tensor), precision, paint_of(precision), list(passed)))
+        for t in layer.outputs:
+            makers.setdefault(t.tensor, []).append((place, [], str(t.precision)))
+    for name in dict.fromkeys([*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]):
+        boxes.append(_end("output", name, Precision(makers[name][-1][2])))
+        for source, marks, precision in makers[name]:
+            edges.append(data.Edge(source, len(boxes) - 1, shown(name), precision, paint_of(precision), marks))
+    return boxes, edges

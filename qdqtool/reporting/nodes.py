@@ -1,0 +1,295 @@
+"""A model's nodes, layers, convolutions, findings and log lines, each pointing at the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from qdqtool.explain.report import title_of
+from qdqtool.graph import Node as OnnxNode
+from qdqtool.operators import WEIGHTED
+from qdqtool.qdq import is_dq, is_q, is_qdq
+from qdqtool.render.predict_text import remarks, verdict
+from qdqtool.reporting import data
+from qdqtool.reporting.names import Spoken, plain, shown, told
+from qdqtool.reporting.subject import Subject
+from qdqtool.timing.estimate import in_profile
+from qdqtool.trt import trace
+from qdqtool.trt.rules import cases
+from qdqtool.types import EngineLayer, Precision
+from qdqtool.verification.mapping import trt_name
+
+MOST_LINES = 60  # of the optimizer's log, for one node
+
+
+def paint_of(precision: Precision | str) -> str:
+    """How a precision is drawn."""
+    value = Precision(precision)
+    if value.is_float:
+        return data.FLOAT
+    return data.INT8 if value in (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4) else data.OTHER
+
+
+class Collector:
+    """Makes :class:`data.Model` of a subject.
+
+    Attributes:
+        model: What is made.
+        place: Index of a drawn ONNX node to its place in ``model.nodes``.
+    """
+
+    def __init__(self, subject: Subject, label: str) -> None:
+        self.subject = subject
+        prediction = subject.prediction
+        info = prediction.model
+        self.model = data.Model(
+            label=label, path=shown(info.path), sha256=info.sha256, opset=info.opset, node_count=info.nodes,
+            target=prediction.target, proof=prediction.target_evidence, verdict=verdict(prediction),
+            counts=prediction.summary(), remarks=[told(line) for line in remarks(prediction)],
+        )
+        self.place: dict[int, int] = {}
+        self._case_place: dict[str, int] = {}
+        self._by_name = {n.name: n for n in subject.model.nodes}
+        self.staying = frozenset(prediction.conversion_nodes)
+
+    def run(self) -> data.Model:
+        self._nodes()
+        self._layers()
+        self._convolutions()
+        self._findings()
+        self._conversions()
+        self._lines()
+        return self.model
+
+    # Nodes ----------------------------------------------------------------------------------------------------
+
+    def drawn(self) -> list[OnnxNode]:
+        """The nodes that are drawn, in topological order."""
+        constants = self.subject.view.constants
+        return [n for n in self.subject.model.ordered
+                if not is_qdq(n) and n.outputs and not all(not o or o in constants for o in n.outputs)]
+
+    def _nodes(self) -> None:
+        index = self.subject.model
+        for node in self.drawn():
+            self.place[node.index] = len(self.model.nodes)
+            self.model.nodes.append(data.Node(
+                name=shown(node.name), op=shown(node.op, 60), index=node.index, shape=self._shape(node.output),
+                inputs=[shown(t) for t in node.inputs if t and not index.is_constant(t)],
+                outputs=[shown(t) for t in node.outputs if t], scales=self._scales(node),
+            ))  # fmt: skip
+
+    def _shape(self, tensor: str) -> str:
+        shape = self.subject.view.shape(tensor) if tensor else None
+        return "x".join("?" if d is None else str(d) for d in shape) if shape else ""
+
+    def _scales(self, node: OnnxNode) -> list[data.Scale]:
+        view, index = self.subject.view, self.subject.model
+        found = []
+        for position, tensor in enumerate(node.inputs):
+            maker = index.producer(tensor)
+            if node.op in WEIGHTED and position == 1 and tensor in view.constants:
+                quantizer = view.weights(node).first
+                if quantizer is not None:
+                    found.append(self._scale("weights", quantizer))
+                continue
+            if maker is None or not is_dq(maker) or tensor in view.constants:
+                continue
+            q = index.producer(maker.input(0))
+            where = "input" if position == 0 else "weights" if node.op in WEIGHTED and position == 1 else "other input"
+            found.append(self._scale(where, q if q is not None and is_q(q) else maker))
+        readers = (r for t in node.outputs if t for r in dict.fromkeys(index.readers(t)))
+        return [*found, *(self._scale("output", r) for r in readers if is_q(r))]
+
+    def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
+        params = self.subject.view.params(quantizer)
+        scale, zero = params.scale, params.zero_point
+        zeros = "unknown" if zero is None else str(int(zero[0])) if zero.size and (zero == zero[0]).all() else "several"
+        known = scale is not None and scale.size > 0 and bool(np.isfinite(scale).all())
+        return data.Scale(
+            where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision),
+            _number(scale.min()) if known and scale is not None else None,
+            _number(scale.max()) if known and scale is not None else None,
+            int(scale.size) if scale is not None else 0, zeros if zero is None or zero.size else "0",
+            self._stays(quantizer),
+        )  # fmt: skip
+
+    def _stays(self, quantizer: OnnxNode) -> bool:
+        """Whether it, or a DQ that reads it, is a conversion."""
+        index = self.subject.model
+        return quantizer.name in self.staying or any(
+            is_dq(r) and r.name in self.staying for r in index.readers(quantizer.output)
+        )
+
+    def nodes_of(self, names: Iterable[str]) -> list[int]:
+        """Drawn nodes by ONNX name; of a Q or DQ those that it serves."""
+        found: dict[int, None] = {}
+        for name in names:
+            node = self._by_name.get(name)
+            if node is None:
+                continue
+            if node.index in self.place:
+                found[self.place[node.index]] = None
+            elif is_qdq(node):
+                found.update(dict.fromkeys(self._served(node)))
+        return list(found)
+
+    def _served(self, quantizer: OnnxNode) -> list[int]:
+        """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
+        index = self.subject.model
+        waiting, seen, found = [quantizer], {quantizer.index}, []
+        while waiting:
+            for reader in index.readers(waiting.pop().output):
+                if reader.index in self.place:
+                    found.append(self.place[reader.index])
+                elif is_qdq(reader) and reader.index not in seen:
+                    seen.add(reader.index)
+                    waiting.append(reader)
+        maker = index.producer(quantizer.input(0))
+        if not found and maker is not None and maker.index in self.place:
+            found.append(self.place[maker.index])
+        return found
+
+    # Layers and convolutions ----------------------------------------------------------------------------------
+
+    def _layers(self) -> None:
+        subject = self.subject
+        layers = subject.prediction.layers
+        rows = in_profile(layers, subject.build.profile_rows) if subject.build else [None] * len(layers)
+        for number, (layer, row) in enumerate(zip(layers, rows, strict=True)):
+            mine = [self.place[n.index] for n in map(self._by_name.get, layer.nodes)
+                    if n is not None and n.index in self.place]
+            for place in mine:
+                if self.model.nodes[place].layer < 0:
+                    self.model.nodes[place].layer = number
+            work = subject.work[number] if subject.work else None
+            known = work is not None and work.kind not in ("unknown", "nothing")
+            self.model.layers.append(data.Layer(
+                name=shown(layer.name), title=self._title(layer, mine), type=layer.type,
+                kind=kind_of(layer), precision=str(computes(layer)),
+                inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
+                outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs], nodes=mine, findings=[],
+                macs=round(work.macs) if known and work is not None else None,
+                bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
+                measured=round(row.average_ms, 5) if row is not None else None,
+            ))  # fmt: skip
+
+    def _title(self, layer: EngineLayer, mine: list[int]) -> str:
+        nodes = [self.model.nodes[place] for place in mine]
+        weighted = [n for n in nodes if n.op in WEIGHTED]
+        for node in weighted or nodes[-1:]:
+            extra = f" (+{len(weighted) - 1})" if len(weighted) > 1 else ""
+            return plain(node.name, node.op) + extra
+        return shown(layer.name)
+
+    def _convolutions(self) -> None:
+        layer_place: dict[str, int] = {}
+        for number, layer in enumerate(self.subject.prediction.layers):
+            layer_place.setdefault(layer.name, number)
+        for conv in self.subject.prediction.convolutions:
+            node = self.place.get(conv.index, -1)
+            at = layer_place.get(conv.layer or "", -1)
+            if node >= 0:
+                self.model.nodes[node].conv = len(self.model.convs)
+                if at >= 0:
+                    self.model.nodes[node].layer = at
+            self.model.convs.append(data.Conv(
+                node, shown(conv.name), conv.op, conv.weights, str(conv.precision), [str(p) for p in conv.inputs],
+                str(conv.output), str(conv.evidence), at, [shown(n) for n in conv.fused], list(conv.findings),
+                [self._case(name) for name in conv.cases],
+            ))  # fmt: skip
+            if conv.layer:  # a node that its layer lists under another name
+                for place in self.nodes_of(conv.fused):
+                    if self.model.nodes[place].layer < 0:
+                        self.model.nodes[place].layer = at
+
+    def _case(self, name: str) -> int:
+        found = self._case_place.get(name)
+        if found is None:
+            found = self._case_place[name] = len(self.model.cases)
+            case = cases().get(name)
+            self.model.cases.append(data.Case(
+                name, str(case.evidence) if case else "assumed", case.says if case else "",
+                list(case.builds) if case else [], case.source if case else "",
+            ))  # fmt: skip
+        return found
+
+    # Findings, conversions, lines -----------------------------------------------------------------------------
+
+    def _findings(self) -> None:
+        by_conv = {c.name: self.place.get(c.index, -1) for c in self.subject.prediction.convolutions}
+        for finding in self.subject.prediction.findings:
+            at = self.nodes_of([finding.node])
+            concerned = [p for p in (by_conv.get(n, -1) for n in finding.convolutions) if p >= 0]
+            nodes = list(dict.fromkeys([*at, *concerned]))
+            for place in nodes:
+                node = self.model.nodes[place]
+                node.findings.append(finding.id)
+                if node.layer >= 0 and finding.id not in self.model.layers[node.layer].findings:
+                    self.model.layers[node.layer].findings.append(finding.id)
+            self.model.findings.append(data.Finding(
+                finding.id, finding.code, title_of(finding.code), str(finding.severity), shown(finding.node),
+                told(finding.message), told(finding.fix), str(finding.evidence), nodes[0] if nodes else -1, nodes,
+                finding.values, finding.saves_ms, finding.automatic,
+            ))  # fmt: skip
+
+    def _conversions(self) -> None:
+        by_node = {n: i for i, layer in enumerate(self.subject.prediction.layers) if layer.type == "Conversion"
+                   for n in layer.nodes}
+        for name in self.subject.prediction.conversion_nodes:
+            layer = by_node.get(name, -1)
+            served = self.nodes_of([name])
+            known = self.subject.prediction.layers[layer] if layer >= 0 else None
+            row = self.model.layers[layer] if layer >= 0 else None
+            self.model.conversions.append(data.Conversion(
+                shown(name), served[0] if served else -1, layer,
+                str(known.inputs[0].precision) if known and known.inputs else "",
+                str(known.outputs[0].precision) if known and known.outputs else "",
+                shown(known.inputs[0].tensor) if known and known.inputs else "",
+                [f.id for f in self.subject.prediction.findings if f.node == name],
+                row.ms if row else None, row.measured if row else None,
+            ))  # fmt: skip
+
+    def _lines(self) -> None:
+        """Each line of the log belongs to the nodes that it names; of a Q or DQ to those that it serves."""
+        index = self.subject.model
+        by_trt = {trt_name(n): n.name for n in index.nodes}
+        owner: dict[str, list[int]] = {}
+        for node in (n for n in index.nodes if n.op in WEIGHTED and n.index in self.place):
+            source = self.subject.view.weights(node).source
+            owner.setdefault(source, []).append(self.place[node.index])
+        spoken = Spoken([*by_trt, *owner])
+        for event in self.subject.prediction.trace:
+            if event.kind == trace.RUNNING:
+                continue
+            names = dict.fromkeys([*spoken.of(event.subject), *spoken.of(event.object)])
+            places = dict.fromkeys(p for n in names for p in (*owner.get(n, ()), *self.nodes_of([by_trt.get(n, n)])))
+            wanted = [p for p in places if len(self.model.nodes[p].lines) < MOST_LINES]
+            if not wanted:
+                continue
+            for place in wanted:
+                self.model.nodes[place].lines.append(len(self.model.lines))
+            text = trace.render(event)
+            if event.pass_name and not text.startswith(event.pass_name):
+                text = f"{event.pass_name}: {text}"
+            self.model.lines.append(data.Line(shown(text, 700), self._case(event.case) if event.case else -1))
+
+
+def kind_of(layer: EngineLayer) -> str:
+    """``conversion``, ``copy``, ``int8`` or ``float``: how a layer's time is counted."""
+    if layer.type == "Conversion":
+        return "conversion"
+    if layer.type in ("Reformat", "NoOp"):
+        return "copy"
+    return data.INT8 if paint_of(computes(layer)) == data.INT8 else data.FLOAT
+
+
+def computes(layer: EngineLayer) -> Precision:
+    """The data type of the layer's data input; of its output where it has none."""
+    ends = layer.inputs or layer.outputs
+    return ends[0].precision if ends else Precision.UNKNOWN
+
+
+def _number(value: float) -> float:
+    return float(f"{float(value):.6g}")

@@ -1,0 +1,87 @@
+"""The page as HTML: a template, styles and scripts in one file that loads nothing.
+
+Why these libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, kept since 2008) escapes
+by default; fast-sugiyama (0.3 MB, compiled, MIT) lays the graphs out and draws ``qdqtool engine --svg`` already. Plots
+and the viewer are drawn by small scripts of our own: plotly brings 4.8 MB of JavaScript to every page and bokeh 1 MB
+that needs ``unsafe-eval`` or inline styles, matplotlib's pictures know neither a dark scheme nor a click, and a viewer
+(Cytoscape, d3) would have to be copied into this repository.
+
+Safety: names come from other people's files. The template escapes everything, the data stands in a block that cannot
+end early, scripts write text and never markup, and a content security policy allows nothing but the page's own script
+and style, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import importlib.util
+import json
+from importlib import resources
+from typing import Any
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.render import layout
+from qdqtool.reporting import data
+from qdqtool.reporting.format import FILTERS
+from qdqtool.text import visible
+
+SCRIPTS = ("dom.js", "tables.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js", "main.js")
+
+
+def require() -> None:
+    """Looks whether what the report needs is there.
+
+    Raises:
+        QdqtoolError: jinja2 or fast-sugiyama is not installed.
+    """
+    missing = [n for n, there in (("jinja2", importlib.util.find_spec("jinja2") is not None),
+                                  ("fast-sugiyama", layout.installed())) if not there]
+    if missing:
+        raise QdqtoolError(f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'")
+
+
+def render(page: data.Page) -> str:
+    """The page.
+
+    Raises:
+        QdqtoolError: jinja2 is not installed.
+    """
+    require()
+    import jinja2
+
+    style = _asset("style.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(FILTERS)
+    html = environment.get_template("page.html").render(
+        page=page, style=_markup(style), script=_markup(script), data=_markup(embedded(page)),
+        style_hash=_hash(style), script_hash=_hash(script),
+    )
+    return visible(html)
+
+
+def _markup(text: str) -> Any:
+    """Text of ours, or text that cannot end its element: not escaped."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def embedded(page: data.Page) -> str:
+    """The page's data as JSON for a ``<script type="application/json">``: nothing in it can end the element."""
+    text = json.dumps(dataclasses.asdict(page), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _asset(name: str) -> str:
+    return resources.files("qdqtool.reporting").joinpath("assets", name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names what may stand in the page."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,107 @@
+"""Where the time goes, the roofline, and the scale groups: facts of the subjects, put together for plots and tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from qdqtool.insertion.groups import scale_groups
+from qdqtool.qdq import is_qdq
+from qdqtool.reporting import data
+from qdqtool.reporting.names import shown
+from qdqtool.reporting.nodes import Collector, kind_of
+from qdqtool.reporting.subject import Subject
+from qdqtool.types import Precision
+
+PARTS = {
+    "int8": ("INT8 layers", "convolutions and other layers that compute in INT8"),
+    "float": ("Float layers", "layers that compute in a floating-point type"),
+    "conversion": ("Conversions", "Q and DQ that stay: a change of data type at run time"),
+    "copy": ("Copies", "copies that Concats and Splits need: memory only"),
+    "edge": ("Network's edge", "reformats of inputs and outputs, and regions that the simulation does not list"),
+}
+
+
+def time_of(subject: Subject) -> data.Time | None:
+    """The estimate as the page shows it."""
+    time = subject.time
+    if time is None:
+        return None
+    base = time.float_time
+    return data.Time(
+        time.gpu.name, time.gpu.clock, time.total_ms, time.low_ms, time.high_ms, time.conversions_ms,
+        str(base.precision) if base else "", base.total_ms if base else None, time.gain, list(time.notes),
+    )
+
+
+def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
+    """Milliseconds by kind of layer, as a profile would show them."""
+    mine = _sums(subject)
+    if not mine:
+        return []
+    other = _sums(before) if before is not None else {}
+    return [
+        data.Part(name, what, mine.get(key, (0.0, 0))[0], mine.get(key, (0.0, 0))[1],
+                  other.get(key, (0.0, 0))[0] if other else None)
+        for key, (name, what) in PARTS.items() if key in mine or key in other
+    ]
+
+
+def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
+    time = subject.time
+    if time is None or not time.layers:
+        return {}
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for layer, ms in zip(subject.prediction.layers, time.layers, strict=True):
+        sums[kind_of(layer)] += ms
+        counts[kind_of(layer)] += ms > 0
+    rest = sum(k.ms for k in time.kernels) - sum(time.layers)
+    if rest > 1e-9:
+        sums["edge"] = rest
+        counts["edge"] = len(time.kernels) - sum(ms > 0 for ms in time.layers)
+    return {key: (value, counts[key]) for key, value in sums.items()}
+
+
+def roof_of(subject: Subject) -> data.Roof | None:
+    """The GPU's peaks."""
+    if subject.time is None:
+        return None
+    gpu = subject.time.gpu
+    rates = {"FP32": gpu.mac_rate(Precision.FP32), "FP16": gpu.mac_rate(Precision.FP16)}
+    if gpu.has_int8:
+        rates["INT8"] = gpu.mac_rate(Precision.INT8)
+    return data.Roof(gpu.name, gpu.clock, gpu.bandwidth * 1e9, rates)
+
+
+def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGroup]:
+    """Quantized activations by scale: with the float model tied as ``insert`` ties them, else those of equal scales."""
+    view = collector.subject.view
+    quantizers: dict[str, list[str]] = defaultdict(list)
+    for q in view.activation_qs:
+        quantizers[q.input(0)].append(q.name)
+    by_name = {n.name: n for n in view.quantizers}
+    if before is not None and not any(is_qdq(n) for n in before.model.nodes):
+        known = [t for t in quantizers if t in before.model.producers or t in before.model.inputs]
+        sets = [list(g.quantized) for g in scale_groups(before.model, known)]
+        sets += [[t] for t in quantizers if t not in set(known)]
+        tied = True
+    else:
+        same: dict[object, list[str]] = defaultdict(list)
+        for tensor, names in quantizers.items():
+            same[view.params(by_name[names[0]]).key or tensor].append(tensor)
+        sets, tied = list(same.values()), False
+    rows = []
+    for tensors in sets:
+        names = [n for t in tensors for n in quantizers[t]]
+        params = [view.params(by_name[n]) for n in names]
+        one = params[0].scale
+        equal = all(params[0].same_as(p) for p in params[1:])
+        if len(tensors) == 1 or not tied:
+            told = "alone" if len(tensors) == 1 else "equal scales"
+        else:
+            told = "tied, one scale" if equal else "tied, but scales differ"
+        rows.append(data.ScaleGroup(
+            float(one[0]) if one is not None and one.size == 1 and equal else None, [shown(t) for t in tensors],
+            collector.nodes_of(names), len(names), told, int(one.size) if one is not None else 0,
+        ))  # fmt: skip
+    return sorted(rows, key=lambda g: -len(g.tensors))
