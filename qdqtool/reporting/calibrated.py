@@ -57,6 +57,8 @@ def _told(statistics: Statistics, shown_: int, wanted: int) -> str:
 def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None) -> data.Histogram:
     if chosen is not None and not (np.isfinite(chosen) and chosen > 0):
         chosen = None
+    elif chosen is not None and abs(chosen - stats.absmax) < 1e-5 * stats.absmax:
+        chosen = stats.absmax  # a scale is a float32: what it lost is no clipping
     methods = []
     for name in METHODS if stats.count else ():
         amax = amax_of(stats, name)

@@ -69,7 +69,7 @@ class Conv:
 
 @dataclass(slots=True)
 class Layer:
-    """A layer of the predicted engine."""
+    """A layer of the predicted engine; ``at`` is the node that stands for it."""
 
     name: str
     title: str
@@ -80,6 +80,7 @@ class Layer:
     outputs: list[list[str]]
     nodes: list[int]
     findings: list[int]
+    at: int = -1
     macs: float | None = None
     bytes: float | None = None
     ms: float | None = None

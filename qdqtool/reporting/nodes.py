@@ -170,18 +170,22 @@ class Collector:
                 kind=kind_of(layer), precision=str(computes(layer)),
                 inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
                 outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs], nodes=mine, findings=[],
+                at=self._main(mine) if mine else (self.nodes_of(layer.nodes) or [-1])[0],
                 macs=round(work.macs) if known and work is not None else None,
                 bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
                 measured=round(row.average_ms, 5) if row is not None else None,
             ))  # fmt: skip
 
+    def _main(self, mine: list[int]) -> int:
+        """The node that people know a layer by: its convolution, else its last."""
+        return next((p for p in mine if self.model.nodes[p].op in WEIGHTED), mine[-1])
+
     def _title(self, layer: EngineLayer, mine: list[int]) -> str:
-        nodes = [self.model.nodes[place] for place in mine]
-        weighted = [n for n in nodes if n.op in WEIGHTED]
-        for node in weighted or nodes[-1:]:
-            extra = f" (+{len(weighted) - 1})" if len(weighted) > 1 else ""
-            return plain(node.name, node.op) + extra
-        return shown(layer.name)
+        if not mine:
+            return shown(layer.name)
+        node = self.model.nodes[self._main(mine)]
+        weighted = sum(self.model.nodes[p].op in WEIGHTED for p in mine)
+        return plain(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
 
     def _convolutions(self) -> None:
         layer_place: dict[str, int] = {}

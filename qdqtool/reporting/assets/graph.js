@@ -199,6 +199,11 @@ class GraphView {
     return [box.width || 600, box.height || 400];
   }
 
+  get middle() {  // of what the overview beside it leaves free
+    const [w] = this.size();
+    return (w - this.map.getBoundingClientRect().width - 10) / 2;
+  }
+
   apply() {
     if (this.waiting) return;
     this.waiting = requestAnimationFrame(() => {
@@ -231,7 +236,7 @@ class GraphView {
     const [w] = this.size();
     const first = this.drawing.boxes[0];
     this.scale = w < 500 ? 0.85 : 0.95;
-    this.x = first ? w / 2 - (first.x + first.w / 2) * this.scale : 20;
+    this.x = first ? this.middle - (first.x + first.w / 2) * this.scale : 20;
     this.y = first ? 46 - first.y * this.scale : 40;
     this.apply();
   }
@@ -239,7 +244,7 @@ class GraphView {
   fit() {
     const [w, h] = this.size();
     this.scale = this.lowest;
-    this.x = (w - this.drawing.width * this.scale) / 2;
+    this.x = this.middle - (this.drawing.width * this.scale) / 2;
     this.y = (h - this.drawing.height * this.scale) / 2;
     this.apply();
   }
@@ -263,9 +268,9 @@ class GraphView {
   centre(at) {
     const box = this.drawing.boxes[at];
     if (!box) return;
-    const [w, h] = this.size();
+    const [, h] = this.size();
     if (this.scale < READABLE) this.scale = 0.9;
-    this.x = w / 2 - (box.x + box.w / 2) * this.scale;
+    this.x = this.middle - (box.x + box.w / 2) * this.scale;
     this.y = h / 2 - (box.y + box.h / 2) * this.scale;
     this.apply();
   }

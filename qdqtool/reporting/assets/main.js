@@ -18,7 +18,8 @@ function select(side, number, layer, { move = true, from = null } = {}) {
     } else if (node >= 0) {
       ofLayer = model.nodes[node].layer;
     }
-    const at = view === from?.view ? from.at : view.boxOf(node, ofLayer ?? -1);
+    let at = view === from?.view ? from.at : view.boxOf(node, ofLayer ?? -1);
+    if (at < 0 && view.side === side) at = view.boxOf(view.model.layers[ofLayer]?.at ?? -1, -1);
     view.mark(at, node);
     if (at >= 0 && move && view !== from?.view) view.centre(at);
   }
@@ -33,13 +34,25 @@ function go(side, number, layer = -1) {
   if (!isInSight(byId('stages'))) byId('network').scrollIntoView({ block: 'start' });
 }
 
+function goToLayer(number, layer) {
+  const view = views.find((one) => one.side === 'after');
+  if (view.boxOf(-1, number) < 0 && layer.at < 0) show('engine');
+  go('after', layer.type === 'Conversion' ? -1 : layer.at, number);
+}
+
 function isInSight(node) {
   const box = node.getBoundingClientRect();
-  return box.top > -box.height / 3 && box.bottom < window.innerHeight + box.height / 2;
+  return box.top > -60 && box.top < window.innerHeight * 0.35;
 }
 
 function follow() {
-  const found = /^#(node|before)-(\d+)$/.exec(location.hash);
+  const found = /^#(node|before|layer)-(\d+)$/.exec(location.hash);
+  if (found && found[1] === 'layer') {
+    const number = Number(found[2]);
+    const layer = models.after.layers[number];
+    if (layer) goToLayer(number, layer);
+    return;
+  }
   if (found) {
     const side = found[1] === 'node' ? 'after' : 'before';
     if (models[side]?.nodes[Number(found[2])]) go(side, Number(found[2]));

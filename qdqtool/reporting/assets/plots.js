@@ -32,9 +32,11 @@ function logTicks(a, b) {
   return found.length > 1 ? found : [10 ** a, 10 ** b];
 }
 
+const room = (host) => Math.max(260, (host.clientWidth || 600) - 20);  // without the padding
+
 class Plot {
   constructor(host, { x, y, xLabel, yLabel, height = 320, xText, yText, label }) {
-    const width = Math.max(280, host.clientWidth || 600);
+    const width = room(host);
     Object.assign(this, { x, y, width, height });
     this.left = 58;
     this.bottom = 44;

@@ -7,7 +7,7 @@ function setUpParts() {
   const host = byId('parts-plot');
   if (!host) return;
   const draw = () => {
-    const width = Math.max(280, host.clientWidth);
+    const width = room(host);
     const bars = [['after', page.parts.map((p) => p.ms)]];
     if (page.parts.some((p) => known(p.before_ms))) bars.unshift(['before', page.parts.map((p) => p.before_ms || 0)]);
     const most = Math.max(...bars.map(([, values]) => values.reduce((a, b) => a + b, 0))) || 1;
@@ -56,7 +56,7 @@ function setUpRoofline(go) {
     });
     points.forEach(({ layer, at, x, y }) => plot.point(SHAPES[layer.kind] || 'circle', x, y, layer.kind,
       `${layer.title}\n${layer.type}, ${layer.precision}\n${formatNumber(x, 3)} MAC/B, ${formatAmount(y)}MAC/s, ${formatMs(layer.measured || layer.ms)}${layer.measured ? ' measured' : ' estimated'}`,
-      () => go('after', layer.nodes.find((n) => page.model.nodes[n].conv >= 0) ?? layer.nodes[0] ?? -1, at)));
+      () => go('after', layer.at, at)));
   };
   drawn(host, draw);
 }
@@ -104,7 +104,7 @@ function setUpMeasured(go) {
     plot.line([[low, low], [high, high]], 'method');
     layers.forEach(({ layer, at }) => plot.point(SHAPES[layer.kind] || 'circle', layer.ms, layer.measured, layer.kind,
       `${layer.title}\nestimated ${formatMs(layer.ms)}, measured ${formatMs(layer.measured)}`,
-      () => go('after', layer.nodes.find((n) => page.model.nodes[n].conv >= 0) ?? layer.nodes[0] ?? -1, at)));
+      () => go('after', layer.at, at)));
   };
   drawn(host, draw);
 }
