@@ -15,13 +15,16 @@ class GraphView {
     this.x = 0;
     this.y = 0;
     this.selected = null;
-    this.canvas = svg('svg', {
+    this.canvas = el('div', {
       class: 'graph', role: 'group', tabindex: '0', 'data-side': side,
       'aria-label': `Graph of ${this.model.path || 'the model'}; arrow keys walk from box to box, Shift and arrow keys`
         + ' move the picture, plus and minus zoom, 0 shows all',
     });
-    this.map = svg('svg', { class: 'minimap', 'aria-hidden': 'true' });
+    this.map = el('div', { class: 'minimap', 'aria-hidden': 'true' });
+    this.frame = el('div', { class: 'frame' });
+    this.painted = 1;
     host.append(this.canvas, this.map);
+    this.measure();
     this.listen();
   }
 
@@ -30,9 +33,10 @@ class GraphView {
     this.drawing = this.model[name];
     this.view = this.views[name] ??= this.build(this.drawing);
     this.canvas.replaceChildren(this.view.world);
-    this.map.replaceChildren(...this.view.map);
+    this.map.replaceChildren(this.view.map, this.frame);
     this.host.classList.toggle('none', Boolean(this.drawing.why));
     this.home();
+    this.paint();
   }
 
   // Building --------------------------------------------------------------------------------------------------
@@ -40,18 +44,16 @@ class GraphView {
   build(drawing) {
     const edges = drawing.edges.map((edge, at) => this.edge(edge, at));
     const boxes = drawing.boxes.map((box, at) => this.box(box, at));
-    const world = svg('g', { class: 'world' }, svg('g', { class: 'edges' }, edges), svg('g', { class: 'boxes' }, boxes));
+    const world = svg('svg', {
+      class: 'world', viewBox: `0 0 ${drawing.width || 1} ${drawing.height || 1}`,
+    }, svg('g', { class: 'edges' }, edges), svg('g', { class: 'boxes' }, boxes));
     if (drawing.why) world.append(svg('text', { x: 0, y: 0, class: 'why' }, drawing.why));
-    const frame = svg('rect', { class: 'frame' });
-    const map = [
-      ...drawing.boxes.map((b) => svg('rect', { x: b.x, y: b.y, width: b.w, height: b.h, class: `dot ${b.paint}` })),
-      ...drawing.edges.filter((e) => e.marks.some((m) => m.stays)).map((e) => {
+    const map = svg('svg', { viewBox: `0 0 ${drawing.width || 1} ${drawing.height || 1}` },
+      drawing.boxes.map((b) => svg('rect', { x: b.x, y: b.y, width: b.w, height: b.h, class: `dot ${b.paint}` })),
+      drawing.edges.filter((e) => e.marks.some((m) => m.stays)).map((e) => {
         const [x, y] = e.points[e.points.length - 1];
         return svg('rect', { x: x - 70, y: y - 60, width: 140, height: 60, class: 'dot conversion' });
-      }),
-      frame,
-    ];
-    this.map.setAttribute('viewBox', `0 0 ${drawing.width} ${drawing.height}`);
+      }));
     const into = drawing.boxes.map(() => []);
     const outOf = drawing.boxes.map(() => []);
     drawing.edges.forEach((edge) => {
@@ -60,7 +62,7 @@ class GraphView {
     });
     const place = new Map();
     drawing.boxes.forEach((box, at) => box.rows.forEach((node) => { if (!place.has(node)) place.set(node, at); }));
-    return { world, map, frame, boxes, edges, into, outOf, place, drawing };
+    return { world, map, boxes, edges, into, outOf, place, drawing };
   }
 
   box(box, at) {
@@ -193,47 +195,73 @@ class GraphView {
   }
 
   // Moving ----------------------------------------------------------------------------------------------------
+  // The picture is moved by a CSS transform, which the compositor does alone. Zooming scales what is painted and paints
+  // it anew once the wheel rests: laying out a thousand texts takes longer than a frame.
 
-  size() {
+  measure() {
     const box = this.canvas.getBoundingClientRect();
-    return [box.width || 600, box.height || 400];
+    this.extent = [box.width || 600, box.height || 400];
+    this.mapBox = this.map.getBoundingClientRect();
+    this.apply();
   }
 
   get middle() {  // of what the overview beside it leaves free
-    const [w] = this.size();
-    return (w - this.map.getBoundingClientRect().width - 10) / 2;
+    return (this.extent[0] - this.mapBox.width - 10) / 2;
   }
 
   apply() {
-    if (this.waiting) return;
+    if (this.waiting || !this.view) return;
     this.waiting = requestAnimationFrame(() => {
       this.waiting = 0;
       this.keepInSight();
-      this.view.world.setAttribute('transform', `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(4)})`);
-      this.canvas.classList.toggle('far', this.scale < FAR);
-      const [w, h] = this.size();
-      const frame = this.view.frame;
-      frame.setAttribute('x', -this.x / this.scale);
-      frame.setAttribute('y', -this.y / this.scale);
-      frame.setAttribute('width', w / this.scale);
-      frame.setAttribute('height', h / this.scale);
+      const { world } = this.view;
+      if (Math.abs(this.scale / this.painted - 1) > 1e-6) {
+        clearTimeout(this.resting);
+        this.resting = setTimeout(() => this.paint(), 140);
+      }
+      this.place(world);
     });
   }
 
+  place(world) {
+    world.style.transform = `translate(${this.x.toFixed(1)}px, ${this.y.toFixed(1)}px) scale(${(this.scale / this.painted).toFixed(5)})`;
+    const [w, h] = this.extent;
+    const at = this.mapBox;
+    const d = this.drawing;
+    const k = Math.min(at.width / (d.width || 1), at.height / (d.height || 1));
+    const [left, top] = [(at.width - d.width * k) / 2, (at.height - d.height * k) / 2];
+    const [fw, fh] = [(w / this.scale) * k, (h / this.scale) * k];
+    this.frame.style.transform = `translate(${(left - (this.x / this.scale) * k).toFixed(1)}px, ${(top - (this.y / this.scale) * k).toFixed(1)}px)`;
+    if (this.framed !== this.scale) {
+      this.framed = this.scale;
+      this.frame.style.width = `${fw.toFixed(1)}px`;
+      this.frame.style.height = `${fh.toFixed(1)}px`;
+    }
+  }
+
+  paint() {  // at the scale that is on show
+    const { world } = this.view;
+    this.painted = this.scale;
+    world.setAttribute('width', this.drawing.width * this.scale);
+    world.setAttribute('height', this.drawing.height * this.scale);
+    this.canvas.classList.toggle('far', this.scale < FAR);
+    this.place(world);
+  }
+
   keepInSight() {  // some of the drawing is always there
-    const [w, h] = this.size();
+    const [w, h] = this.extent;
     const d = this.drawing;
     this.x = clamp(this.x, 80 - d.width * this.scale, w - 80);
     this.y = clamp(this.y, 60 - d.height * this.scale, h - 60);
   }
 
   get lowest() {
-    const [w, h] = this.size();
+    const [w, h] = this.extent;
     return Math.min(1, w / Math.max(1, this.drawing.width), h / Math.max(1, this.drawing.height)) * 0.95;
   }
 
   home() {  // the network's beginning, readable
-    const [w] = this.size();
+    const [w] = this.extent;
     const first = this.drawing.boxes[0];
     this.scale = w < 500 ? 0.85 : 0.95;
     this.x = first ? this.middle - (first.x + first.w / 2) * this.scale : 20;
@@ -242,7 +270,7 @@ class GraphView {
   }
 
   fit() {
-    const [w, h] = this.size();
+    const [w, h] = this.extent;
     this.scale = this.lowest;
     this.x = this.middle - (this.drawing.width * this.scale) / 2;
     this.y = (h - this.drawing.height * this.scale) / 2;
@@ -250,7 +278,7 @@ class GraphView {
   }
 
   zoom(factor, cx, cy) {
-    const [w, h] = this.size();
+    const [w, h] = this.extent;
     const [px, py] = [cx ?? w / 2, cy ?? h / 2];
     const next = clamp(this.scale * factor, this.lowest, NEAREST);
     this.x = px - (px - this.x) * (next / this.scale);
@@ -268,7 +296,7 @@ class GraphView {
   centre(at) {
     const box = this.drawing.boxes[at];
     if (!box) return;
-    const [, h] = this.size();
+    const [, h] = this.extent;
     if (this.scale < READABLE) this.scale = 0.9;
     this.x = this.middle - (box.x + box.w / 2) * this.scale;
     this.y = h / 2 - (box.y + box.h / 2) * this.scale;
@@ -391,10 +419,12 @@ class GraphView {
   }
 
   jump(event) {
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.map.getScreenCTM().inverse());
-    const [w, h] = this.size();
-    this.x = w / 2 - point.x * this.scale;
-    this.y = h / 2 - point.y * this.scale;
+    const at = this.map.getBoundingClientRect();
+    const d = this.drawing;
+    const k = Math.min(at.width / d.width, at.height / d.height);
+    const [w, h] = this.extent;
+    this.x = w / 2 - ((event.clientX - at.left - (at.width - d.width * k) / 2) / k) * this.scale;
+    this.y = h / 2 - ((event.clientY - at.top - (at.height - d.height * k) / 2) / k) * this.scale;
     this.apply();
   }
 

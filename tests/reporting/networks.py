@@ -1,0 +1,88 @@
+"""A Q/DQ network of the size of YOLOv8x, whose large weights are named and never there."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from qdqtool.demo import model as demo
+from qdqtool.graph import Model
+from qdqtool.qdq import is_dq, is_q
+from qdqtool.timing.twin import best_placement, placeholder
+from qdqtool.trt.targets import TARGETS
+
+CONVOLUTIONS = 104
+_SLIM = 8  # by which the widths are divided while Q/DQ are placed, which needs the weights
+
+
+class _Net(demo._Net):
+    """The demo's blocks; with ``whole`` weights of a known shape without data."""
+
+    whole = False
+
+    def conv2d(self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1, *,
+               gain: float = 0.8, bias: float = 0.0, spread: float = 0.6) -> str:
+        if not self.whole:
+            return super().conv2d(name, tensor, cin, cout, kernel, stride, gain=gain, bias=bias, spread=spread)
+        self.moments.setdefault(tensor, 1.0)
+        made = super().conv2d(name, tensor, 1, 1, kernel, stride)
+        bias_data, weight = self.initializers.pop(), self.initializers.pop()
+        self.initializers += [placeholder(weight.name, (cout, cin, kernel, kernel)),
+                              numpy_helper.from_array(np.zeros(cout, np.float32), bias_data.name)]
+        return made
+
+
+def yolov8x(size: int = 640, slim: int = 1) -> onnx.ModelProto:
+    """Layers, channels and repeats of YOLOv8x (depth 1.0, width 1.25, at most 640 channels), in float."""
+    a, b, c, d = (width // slim for width in (80, 160, 320, 640))
+    net = _Net(0, "silu")
+    net.whole = slim == 1
+    x = net.conv("/model.0", "images", 3, a, 3, 2)
+    x = net.conv("/model.1", x, a, b, 3, 2)
+    x = net.c2f("/model.2", x, b, b, 3, True)
+    x = net.conv("/model.3", x, b, c, 3, 2)
+    p3 = net.c2f("/model.4", x, c, c, 6, True)
+    x = net.conv("/model.5", p3, c, d, 3, 2)
+    p4 = net.c2f("/model.6", x, d, d, 6, True)
+    x = net.conv("/model.7", p4, d, d, 3, 2)
+    x = net.c2f("/model.8", x, d, d, 3, True)
+    p5 = net.sppf("/model.9", x, d)
+    x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
+    n4 = net.c2f("/model.12", x, 2 * d, d, 3, False)
+    x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
+    out3 = net.c2f("/model.15", x, d + c, c, 3, False)
+    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, c, c, 3, 2), n4])
+    out4 = net.c2f("/model.18", x, c + d, d, 3, False)
+    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, d, d, 3, 2), p5])
+    out5 = net.c2f("/model.21", x, 2 * d, d, 3, False)
+    demo._detect(net, [(out3, c), (out4, d), (out5, d)], size, 80)
+    return net.finish(size, 80)
+
+
+@functools.cache
+def yolov8x_qdq(size: int = 640) -> onnx.ModelProto:
+    """The same with Q/DQ where ``insert`` would put it, and a scale for each output channel of the weights."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(best_placement(Model(yolov8x(size, _SLIM)), TARGETS["trt8.5"]).proto)
+    whole = {t.name: t for t in yolov8x(size).graph.initializer}
+    constants = {t.name: t for t in proto.graph.initializer}
+    for name, tensor in constants.items():
+        if name in whole:
+            tensor.CopyFrom(whole[name])
+    index = Model(proto)
+    rng = np.random.default_rng(0)
+    for node in index.nodes:
+        q = index.producer(node.input(0)) if is_dq(node) else node if is_q(node) else None
+        weights = constants.get(q.input(0)) if q is not None else None
+        if weights is None or len(weights.dims) < 4:
+            continue
+        channels = weights.dims[0]
+        for name, values in ((node.input(1), rng.uniform(0.001, 0.02, channels).astype(np.float32)),
+                             (node.input(2), np.zeros(channels, np.int8))):
+            if constants[name].dims != [channels]:
+                constants[name].CopyFrom(numpy_helper.from_array(values, name))
+    del proto.graph.value_info[:]
+    return onnx.shape_inference.infer_shapes(proto)
