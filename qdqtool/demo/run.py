@@ -22,6 +22,7 @@ from qdqtool.runtime import open_session
 from qdqtool.trt.targets import Target
 
 _CHECKED = 8
+_GPU = "RTX 3060"  # that the page estimates times for
 
 
 def run(folder: Path, size: int, images: int, activation: str, target: Target) -> Iterator[str]:
@@ -54,7 +55,8 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     yield f"   and {images} generated images of {size} x {size} pixels to {pictures}"
     yield ""
     yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
-    result = insert(model, pictures, target=target, progress=True)
+    cache = folder / "calibration.npz"
+    result = insert(model, pictures, target=target, progress=True, calib_cache=cache, overwrite_cache=True)
     result.save(quantized)
     commit()
     yield from _indented(render(result, terminal_width() - 3))
@@ -65,6 +67,9 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     yield ""
     yield "3. qdqtool verify: a real compiler's answer"
     yield from _verified(quantized)
+    yield ""
+    yield "4. qdqtool report: one page to look at"
+    yield from _reported(model, quantized, cache, target)
     yield ""
     yield from _next(result, quantized, time.perf_counter() - started)
 
@@ -110,6 +115,23 @@ def _verified(quantized: Path) -> Iterator[str]:
     from qdqtool.verification.built_here import verify_with_builder
 
     yield from _indented(render_verification(verify_with_builder(quantized, "tensorrt-rtx"), terminal_width() - 3))
+
+
+def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
+    from qdqtool.reporting.page import lacking
+
+    missing = lacking()
+    if missing:
+        yield from wrap(missing, 3, terminal_width())
+        yield f"     qdqtool report {quantized} --float {model}"
+        return
+    from qdqtool.reporting.api import report
+
+    page = quantized.with_name("yolov8n-demo_report.html")
+    report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
+    commit()
+    yield f"   wrote {page}: open it in a browser"
+    yield f"   (times are estimates for a {_GPU})"
 
 
 def _next(result: Insertion, quantized: Path, seconds: float) -> Iterator[str]:

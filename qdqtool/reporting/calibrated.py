@@ -25,17 +25,18 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
     """The histograms of the tensors that the model quantizes, in graph order, and a sentence about the data.
 
     Raises:
-        DataError: The cache is missing or damaged, or of another model: it holds none of the quantized tensors.
+        DataError: The cache is missing or damaged, or of another model: most of its tensors are not there.
     """
     statistics = load_statistics(path)
     note_read(path)
     view = collector.subject.view
     wanted = [(q, q.input(0)) for q in view.activation_qs]
     known = [(q, tensor) for q, tensor in wanted if tensor in statistics]
-    if not known:
+    there = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
+    if not known or 2 * there < len(statistics):
         raise DataError(
-            f"{os.fspath(path)}: holds none of the {len(wanted)} tensors that the model quantizes; it is the cache of "
-            "another model ('qdqtool insert --calib-cache' writes it)"
+            f"{os.fspath(path)}: {there} of its {len(statistics)} tensors are in the model, which quantizes "
+            f"{len(known)} of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)"
         )
     found: dict[str, data.Histogram] = {}
     for q, tensor in track(known, "Ranges of each method"):

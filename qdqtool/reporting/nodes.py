@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from qdqtool.buildlog.names import base_name
 from qdqtool.explain.report import title_of
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
@@ -51,7 +52,8 @@ class Collector:
         self.place: dict[int, int] = {}
         self._case_place: dict[str, int] = {}
         self._by_name = {n.name: n for n in subject.model.nodes}
-        self.staying = frozenset(prediction.conversion_nodes)
+        #: Names of the Q and DQ that stay; of a copy that moved (``..._clone_1``) that of the one in the model.
+        self.staying = frozenset(self._own(n) for n in prediction.conversion_nodes)
 
     def run(self) -> data.Model:
         self._nodes()
@@ -115,6 +117,10 @@ class Collector:
             self._stays(quantizer),
         )  # fmt: skip
 
+    def _own(self, name: str) -> str:
+        """The ONNX name behind a name that TensorRT may have given to a copy."""
+        return name if name in self._by_name else base_name(name)
+
     def _stays(self, quantizer: OnnxNode) -> bool:
         """Whether it, or a DQ that reads it, is a conversion."""
         index = self.subject.model
@@ -126,7 +132,7 @@ class Collector:
         """Drawn nodes by ONNX name; of a Q or DQ those that it serves."""
         found: dict[int, None] = {}
         for name in names:
-            node = self._by_name.get(name)
+            node = self._by_name.get(self._own(name))
             if node is None:
                 continue
             if node.index in self.place:
@@ -251,7 +257,7 @@ class Collector:
                 str(known.inputs[0].precision) if known and known.inputs else "",
                 str(known.outputs[0].precision) if known and known.outputs else "",
                 shown(known.inputs[0].tensor) if known and known.inputs else "",
-                [f.id for f in self.subject.prediction.findings if f.node == name],
+                [f.id for f in self.subject.prediction.findings if f.node in (name, self._own(name))],
                 row.ms if row else None, row.measured if row else None,
             ))  # fmt: skip
 

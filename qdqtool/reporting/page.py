@@ -30,16 +30,22 @@ from qdqtool.text import visible
 SCRIPTS = ("dom.js", "tables.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js", "main.js")
 
 
+def lacking() -> str:
+    """What the report needs that is not installed, as a sentence; an empty string where all is there."""
+    missing = [n for n, there in (("jinja2", importlib.util.find_spec("jinja2") is not None),
+                                  ("fast-sugiyama", layout.installed())) if not there]
+    return f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'" if missing else ""
+
+
 def require() -> None:
     """Looks whether what the report needs is there.
 
     Raises:
         QdqtoolError: jinja2 or fast-sugiyama is not installed.
     """
-    missing = [n for n, there in (("jinja2", importlib.util.find_spec("jinja2") is not None),
-                                  ("fast-sugiyama", layout.installed())) if not there]
+    missing = lacking()
     if missing:
-        raise QdqtoolError(f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'")
+        raise QdqtoolError(missing)
 
 
 def render(page: data.Page) -> str:

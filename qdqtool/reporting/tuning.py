@@ -40,6 +40,8 @@ def tuning_of(path: str | os.PathLike[str]) -> data.Tuning:
 def _read(found: dict[str, Any]) -> data.Tuning:
     metric, goal, cost = (_object(found.get(k)) for k in ("metric", "goal", "cost"))
     front = [_object(p) for p in _list(found["front"])][:MOST_POINTS]
+    if not front:
+        raise ValueError("its front is empty")
     others = [_object(p) for p in _list(found.get("others"))][:MOST_POINTS]
     chosen = _object(found.get("chosen"))
     timed = all(_optional(p.get("ms")) is not None for p in front)

@@ -90,7 +90,7 @@ function setUpGraph() {
   byId('zoom-home').addEventListener('click', all((view) => view.home()));
   search = new Search(byId('search'), byId('search-list'), byId('search-count'), { views, go });
   show(viewName);
-  new ResizeObserver(() => views.forEach((view) => view.measure())).observe(byId('stages'));
+  new ResizeObserver(() => requestAnimationFrame(() => views.forEach((view) => view.measure()))).observe(byId('stages'));
 }
 
 function setUpKeys() {

@@ -120,7 +120,7 @@ function drawn(host, draw) {
   const observer = new ResizeObserver(() => {
     if (host.clientWidth && host.clientWidth !== width) {
       width = host.clientWidth;
-      draw();
+      requestAnimationFrame(draw);  // not while the browser still lays out
     }
   });
   observer.observe(host);

@@ -1,0 +1,219 @@
+"""What the page shows is what the other rooms said: held against their results and against a walk over the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from calibration.cache import load_statistics
+from calibration.methods import METHODS, amax_of
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from qdqtool.qdq import is_qdq, read_params
+from qdqtool.reporting import data
+from qdqtool.reporting.api import collect
+from qdqtool.reporting.page import embedded
+from qdqtool.trt.trace import render
+from tests.reporting.conftest import Made
+from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.trt.evidence import CASES, HOME, truth
+
+
+def page_of(case: str) -> data.Page:
+    return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> None:
+    prediction = qdqtool.predict(HOME / case / "model.onnx.gz", truth(case)["target"])
+    model = page_of(case).model
+    assert [(c.name, c.precision, c.inputs, c.output, c.evidence) for c in model.convs] == [
+        (c.name, c.precision, [str(p) for p in c.inputs], c.output, c.evidence) for c in prediction.convolutions
+    ]
+    assert [c.name for c in model.conversions] == prediction.conversion_nodes
+    assert [f.message for f in model.findings] == [f.message for f in prediction.findings]
+    for conv in model.convs:
+        assert model.nodes[conv.node].name == conv.name
+        assert model.layers[conv.layer].name == prediction.convolution(conv.name).layer
+        for number in conv.findings:
+            assert number in model.nodes[conv.node].findings
+    for finding in model.findings:
+        for number in finding.nodes:
+            assert finding.id in model.nodes[number].findings
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
+    page = page_of(case)
+    index = load(HOME / case / "model.onnx.gz")
+    onnx_graph, engine = page.model.onnx, page.model.engine
+    assert sorted(n for box in onnx_graph.boxes for n in box.rows) == list(range(len(page.model.nodes)))
+    assert links_drawn(page.model) == links_of(index, {n.name for n in page.model.nodes})
+    layers = [i for i, layer in enumerate(page.model.layers) if layer.type != "Conversion"]
+    assert [box.layer for box in engine.boxes if box.role == "layer"] == layers
+    marks = {m.name for e in engine.edges for m in e.marks if m.stays}
+    assert marks == {layer.name for layer in page.model.layers if layer.type == "Conversion"}
+    own = {c.name.partition("_clone_")[0] for c in page.model.conversions}
+    assert {m.name for e in onnx_graph.edges for m in e.marks if m.stays} == own
+    assert all(c.node >= 0 for c in page.model.conversions)
+
+
+def links_of(index: Model, drawn: set[str]) -> set[tuple[str, str]]:
+    """Pairs of drawn nodes, the second of which reads the first directly or through Q and DQ."""
+    found = set()
+    for node in index.nodes:
+        if node.name not in drawn:
+            continue
+        for tensor in node.inputs:
+            maker = index.producers.get(tensor)
+            while maker is not None and is_qdq(maker):
+                maker = index.producers.get(maker.inputs[0])
+            if maker is not None and maker.name in drawn:
+                found.add((maker.name, node.name))
+    return found
+
+
+def links_drawn(model: data.Model) -> set[tuple[str, str]]:
+    """The same as the drawing has them: inside a box, and along its edges by the tensor that they carry."""
+    maker = {t: n.name for n in model.nodes for t in n.outputs}
+    found = set()
+    inner = {n: at for at, box in enumerate(model.onnx.boxes) for n in box.rows}
+    index_of = {n.name: i for i, n in enumerate(model.nodes)}
+    wanted = {(e.source, e.target, e.tensor) for e in model.onnx.edges}
+    for source, target, tensor in wanted:
+        if tensor not in maker or model.onnx.boxes[target].role == "output":
+            continue
+        for reader in model.onnx.boxes[target].rows:
+            if reads(model.nodes[reader], tensor):
+                assert inner[index_of[maker[tensor]]] == source
+                found.add((maker[tensor], model.nodes[reader].name))
+    for box in model.onnx.boxes:
+        for reader in box.rows:
+            for writer in box.rows:
+                if any(reads(model.nodes[reader], t) for t in model.nodes[writer].outputs):
+                    found.add((model.nodes[writer].name, model.nodes[reader].name))
+    return found
+
+
+def reads(node: data.Node, tensor: str) -> bool:
+    """Whether a node reads a tensor, directly or through the quantizers in front of it."""
+    return tensor in node.inputs or any(s.tensor == tensor and s.where != "output" for s in node.scales)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
+    for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
+        assert drawing.boxes
+        for a, b in combinations(drawing.boxes, 2):
+            assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+        for box in drawing.boxes:
+            assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
+        for edge in drawing.edges:
+            heights = [y for _, y in edge.points]
+            assert heights == sorted(heights)
+            top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
+            assert edge.points[0][1] == pytest.approx(top.y + top.h) and edge.points[-1][1] == pytest.approx(bottom.y)
+
+
+def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
+    case = "yolo-resnet18-orin-trt8502"
+    prediction = qdqtool.predict(HOME / case / "model.onnx.gz", truth(case)["target"])
+    told = {render(e) for e in prediction.trace} | {f"{e.pass_name}: {render(e)}" for e in prediction.trace}
+    model = page_of(case).model
+    for conv in model.convs:
+        lines = [model.lines[i] for i in model.nodes[conv.node].lines]
+        assert all(line.text in told for line in lines)
+        if conv.precision == "INT8":
+            assert any(conv.name in line.text for line in lines)
+            assert any("QuantizeDoubleInputNodes" in line.text for line in lines)
+            assert all(model.cases[line.case].says for line in lines if line.case >= 0)
+
+
+def test_scales_are_those_of_the_quantizers(made: Made) -> None:
+    index = load(made.model)
+    model = collect(made.model).model
+    by_name = {n.name: n for n in index.nodes}
+    seen = 0
+    for node in model.nodes:
+        for scale in node.scales:
+            params = read_params(index, by_name[scale.quantizer])
+            assert params.scale is not None and scale.channels == params.scale.size
+            assert scale.scale == pytest.approx(params.scale.min(), rel=1e-5)
+            assert scale.highest == pytest.approx(params.scale.max(), rel=1e-5)
+            seen += 1
+    assert {s.where for n in model.nodes for s in n.scales} == {"input", "weights", "output"} and seen >= 8
+
+
+def test_weights_are_measured_in_the_model(made: Made) -> None:
+    float_model = onnx.load(made.float)
+    values = {t.name: onnx.numpy_helper.to_array(t) for t in float_model.graph.initializer}
+    model = collect(made.model).model
+    assert {w.name for w in model.weights} == {"first", "second", "third"}
+    for weights in model.weights:
+        expected = np.abs(values[f"{weights.name}.weight"]).reshape(16, -1).max(axis=1)
+        np.testing.assert_allclose(weights.largest, expected, rtol=1e-3)
+        np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
+
+
+def test_histograms_are_those_of_the_cache(made: Made) -> None:
+    page = collect(made.model, calib_cache=made.cache)
+    statistics = load_statistics(made.cache)
+    assert page.histograms and "8 images" in page.calibration
+    for histogram in page.histograms:
+        stats = statistics[histogram.tensor]
+        assert sum(histogram.counts) == pytest.approx(stats.count, abs=len(histogram.counts))
+        assert histogram.absmax == pytest.approx(stats.absmax, rel=1e-4)
+        assert {m.name for m in histogram.methods} == set(METHODS)
+        for method in histogram.methods:
+            assert method.amax == pytest.approx(amax_of(stats, method.name), rel=1e-4)
+    index = load(made.model)
+    scale = read_params(index, index.node(page.histograms[0].quantizer)).scale
+    assert scale is not None and page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
+
+
+def test_groups_are_tied_by_the_float_model(made: Made) -> None:
+    groups = collect(made.model, before=made.float).groups
+    tied = next(g for g in groups if len(g.tensors) > 1)
+    assert tied.tied == "tied, one scale" and tied.scale is not None
+    assert {g.tied for g in groups} == {"tied, one scale", "alone"}
+    alone = collect(made.model).groups
+    assert {g.tied for g in alone} == {"equal scales", "alone"}
+
+
+def test_times_add_up(made: Made) -> None:
+    page = collect(made.model, gpu="T4", before=made.float)
+    assert page.model.time is not None and page.before is not None and page.before.time is not None
+    layers = sum(layer.ms or 0.0 for layer in page.model.layers)
+    edge = next((p.ms for p in page.parts if p.name == "Network's edge"), 0.0)
+    assert sum(p.ms for p in page.parts) == pytest.approx(layers + edge, rel=1e-3)
+    assert page.model.time.float_total == pytest.approx(page.before.time.total, rel=0.02)
+    assert page.roof is not None and page.roof.rates["INT8"] == pytest.approx(2 * page.roof.rates["FP16"])
+    before = {c.name: c.before for c in page.model.convs}
+    assert before == dict.fromkeys(("first", "second", "third"), "FLOAT → FLOAT")
+
+
+def test_rtx_has_no_layers_and_says_so(made: Made) -> None:
+    model = collect(made.model, target="rtx1.7").model
+    assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
+
+
+def test_an_empty_graph_and_one_without_convolutions(tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor_value_info("x", 1, [1])
+    for nodes, output in (([], "x"), ([onnx.helper.make_node("Relu", ["x"], ["y"])], "y")):
+        graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.helper.make_tensor_value_info(output, 1, [1])])
+        made = qdqtool.report(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+        assert "nothing to run in INT8" in made.html
+
+
+def test_yolov8x_fits_in_5_mb() -> None:
+    made = qdqtool.report(yolov8x_qdq(), gpu="T4", before=yolov8x_qdq())
+    assert len(made.page.model.convs) == CONVOLUTIONS
+    assert len(made.html.encode()) < 5_000_000
+    assert json.loads(embedded(made.page).encode()) == json.loads(json.dumps(dataclasses.asdict(made.page)))
