@@ -97,7 +97,7 @@ def picture(page: Page, path: Path, report: Report) -> None:
         page.open(alone, fragment)
         page.ready_ms()
         if fragment:
-            page.run("document.getElementById('network').scrollIntoView(); window.scrollBy(0, 52)")
+            page.run("document.getElementById('network').scrollIntoView(); window.scrollBy(0, -8)")
         time.sleep(1.0)
         shot = path.with_name("shot.png")
         page.picture(shot)
@@ -106,7 +106,7 @@ def picture(page: Page, path: Path, report: Report) -> None:
     both = Image.new("RGB", (1280, 345 + 860))
     both.paste(head, (0, 0))
     both.paste(parts[1], (0, 345))
-    both.quantize(64, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
+    both.quantize(160, dither=Image.Dither.NONE).save(PICTURE, optimize=True)
     page.size(1280)
     print(f"wrote {PICTURE} ({PICTURE.stat().st_size / 1e3:.0f} KB)")
 

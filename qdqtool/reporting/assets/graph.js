@@ -150,7 +150,7 @@ class GraphView {
       .sort((a, b) => SEVERITIES.indexOf(a) - SEVERITIES.indexOf(b))[0];
     const text = `${SIGNS[worst]} ${ids.length}`;
     const width = 14 + 7 * text.length;
-    group.append(svg('g', { class: `flag ${worst}`, transform: `translate(${box.w - width + 6} -9)` },
+    group.append(svg('g', { class: `flag ${worst}`, transform: `translate(${box.w - width + 6} -13)` },
       svg('rect', { width, height: 18, rx: 9 }),
       svg('text', { x: width / 2, y: 13, 'text-anchor': 'middle' }, text)));
   }
@@ -205,8 +205,8 @@ class GraphView {
     this.apply();
   }
 
-  get middle() {  // of what the overview beside it leaves free
-    return (this.extent[0] - this.mapBox.width - 10) / 2;
+  get middle() {
+    return this.extent[0] / 2;
   }
 
   apply() {
