@@ -224,7 +224,7 @@ class GraphView {
   }
 
   place(world) {
-    world.style.transform = `translate(${this.x.toFixed(1)}px, ${this.y.toFixed(1)}px) scale(${(this.scale / this.painted).toFixed(5)})`;
+    world.style.transform = `translate(${Math.round(this.x)}px, ${Math.round(this.y)}px) scale(${(this.scale / this.painted).toFixed(5)})`;
     const [w, h] = this.extent;
     const at = this.mapBox;
     const d = this.drawing;
