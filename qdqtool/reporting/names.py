@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qdqtool.buildlog.names import parts
-from qdqtool.text import visible
+from qdqtool.text import as_line
 
 LONGEST = 400  # characters of a name; of a longer one both ends, which tell it from others
 LONGEST_TEXT = 4_000
@@ -16,7 +16,7 @@ def shown(name: str, longest: int = LONGEST) -> str:
     if len(name) > longest:
         half = longest // 2 - 20
         name = f"{name[:half]} …{len(name) - 2 * half} characters… {name[-half:]}"
-    return visible(" ".join(name.split("\n")))
+    return as_line(name)
 
 
 def told(text: str) -> str:
