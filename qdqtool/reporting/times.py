@@ -42,7 +42,7 @@ def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
     return [
         data.Part(name, what, mine.get(key, (0.0, 0))[0], mine.get(key, (0.0, 0))[1],
                   other.get(key, (0.0, 0))[0] if other else None)
-        for key, (name, what) in PARTS.items() if key in mine or key in other
+        for key, (name, what) in PARTS.items() if mine.get(key, (0.0, 0))[0] or other.get(key, (0.0, 0))[0]
     ]
 
 

@@ -178,10 +178,10 @@ class GraphView {
       path += x === x0 ? `L${x} ${y}` : `C${x0} ${middle} ${x} ${middle} ${x} ${y}`;
     }
     const [x, y] = points[points.length - 1];
-    const group = svg('g', { class: `edge ${edge.paint}`, 'data-edge': at });
+    const stays = edge.marks.filter((m) => m.stays);
+    const group = svg('g', { class: `edge ${edge.paint}${stays.length ? ' converts' : ''}`, 'data-edge': at });
     group.append(svg('title', {}, [edge.tensor, edge.precision, ...edge.marks.map((m) => `${m.op} ${m.name}${m.stays ? ' (conversion)' : ''}`)].join('\n')));
     group.append(svg('path', { class: 'line', d: path }), svg('path', { class: 'head', d: `M${x - 4} ${y - 7}L${x} ${y}L${x + 4} ${y - 7}Z` }));
-    const stays = edge.marks.filter((m) => m.stays);
     if (stays.length) {
       const text = `⇄ ${stays.map((m) => m.op).join('+')}`;
       const width = 16 + 8 * text.length;

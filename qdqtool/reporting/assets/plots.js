@@ -29,7 +29,10 @@ function logTicks(a, b) {
   const found = [];
   const every = Math.max(1, Math.ceil((b - a) / 7));
   for (let i = Math.ceil(a); i <= b; i += every) found.push(10 ** i);
-  return found.length > 1 ? found : [10 ** a, 10 ** b];
+  if (found.length > 2) return found;
+  const between = [];
+  for (let i = Math.floor(a); i <= b; i += 1) between.push(10 ** i, 2 * 10 ** i, 5 * 10 ** i);
+  return between.filter((v) => v >= 10 ** a && v <= 10 ** b);
 }
 
 const room = (host) => Math.max(260, (host.clientWidth || 600) - 20);  // without the padding
@@ -191,7 +194,8 @@ function setUpWeights(go) {
     const sorted = [...shown].filter((v) => v > 0).sort((a, b) => a - b);
     const spread = sorted.length ? sorted[sorted.length - 1] / sorted[0] : 1;
     byId('weights-facts').replaceChildren(
-      `${found.shape}, ${shown.length} channels; the widest channel is ${formatNumber(spread, 3)} times the narrowest. `,
+      `${found.shape}, ${shown.length} channels; `,
+      sorted.length ? `the widest channel is ${formatNumber(spread, 3)} times the narrowest. ` : 'all weights are zero. ',
       one ? 'One scale serves all channels: narrow ones keep fewer levels. ' : 'The line is what each channel\'s own scale can hold. ',
       found.largest.length ? '' : 'The weights are not at hand; the ranges are those of their scales. ',
       el('button', { type: 'button', class: 'link', onclick: () => go('after', found.node) }, 'Show in the network'),

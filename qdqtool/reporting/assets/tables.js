@@ -44,7 +44,7 @@ function setUpTable(wrapper) {
   const input = wrapper.querySelector('input');
   const count = wrapper.querySelector('.count');
   const total = table.tBodies[0].rows.length;
-  const tell = (shown) => { count.textContent = shown === total ? `${total} rows` : `${shown} of ${total} rows`; };
+  const tell = (shown) => { count.textContent = shown === total ? `${total} ${total === 1 ? 'row' : 'rows'}` : `${shown} of ${total} rows`; };
   tell(total);
   input.addEventListener('input', () => tell(filterTable(table, input.value)));
   [...table.tHead.rows[0].cells].forEach((head, column) => {
