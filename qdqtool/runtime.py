@@ -19,7 +19,8 @@ def cores() -> int:
 
 
 def open_session(
-    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "", arena: bool = True
+    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
+    arena: bool = True, fold_qdq: bool = True,
 ) -> Any:
     """A session on the CPU.
 
@@ -28,6 +29,7 @@ def open_session(
         threads: For one operator.
         optimize: Graph optimizations: ``all``, ``basic`` or ``none``.
         folder: Where external weights lie, for a model given as bytes.
+        fold_qdq: Whether Q/DQ pairs may become integer kernels.
         arena: Whether onnxruntime keeps freed memory for the next run; not where all outputs go to buffers of ours.
 
     Raises:
@@ -46,6 +48,8 @@ def open_session(
         options.graph_optimization_level = {
             "all": levels.ORT_ENABLE_ALL, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL,
         }[optimize]
+        if not fold_qdq:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
         # The fallback is to the same CPU, and printed on stdout.

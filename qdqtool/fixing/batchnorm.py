@@ -75,6 +75,8 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
     factor = gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5)))
     if not np.all(np.isfinite(factor)) or np.any(factor == 0):
         return None
+    if value.ndim < 2 or value.shape[1] != factor.size or params.scale.size not in (1, factor.size):
+        return None
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     signed = factor if weights.q is not None else np.sign(factor)
     along = signed.reshape(1, -1, *(1,) * (value.ndim - 2))

@@ -48,6 +48,8 @@ def _family_site(view: View, q: Node | None, dqs: list[Node], target: Target) ->
     params = view.params(head)
     if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
         return None
+    if not params.scale.size:
+        return None
     nodes = [n for n in (q, *dqs) if n is not None]
     unsigned = params.precision == Precision.UINT8
     shifted = bool(np.any(params.zero_point != 0))

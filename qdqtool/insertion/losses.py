@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from qdqtool import runtime
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
@@ -277,15 +278,14 @@ def _switched(
 
 
 def _session(model: onnx.ModelProto) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # else Q/DQ become integer kernels
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return runtime.open_session(model.SerializeToString(), 0, fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"onnxruntime cannot run the quantized model: {' '.join(str(error).split())[:200]}") from error
+        raise _cannot_run(error) from error
+
+
+def _cannot_run(error: Exception) -> ModelError:
+    return ModelError(f"onnxruntime cannot run the quantized model: {' '.join(str(error).split())[:200]}")
 
 
 def _run(session: Any, sample: _Feeds, switches: Mapping[str, str], on: Mapping[str, bool]) -> _Feeds:
@@ -293,4 +293,7 @@ def _run(session: Any, sample: _Feeds, switches: Mapping[str, str], on: Mapping[
     feeds = {n: v for n, v in sample.items() if n in known}
     feeds.update({switches[t]: np.asarray(on[t]) for t in switches if switches[t] in known})
     names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    try:
+        return dict(zip(names, session.run(names, feeds), strict=True))
+    except Exception as error:
+        raise _cannot_run(error) from error

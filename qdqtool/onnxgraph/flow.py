@@ -66,8 +66,10 @@ def _normalization(view: View, result: Boundary) -> list[Node] | None:
             result.stopped = node
             return None
         return [node]
+    if not operators.is_sum(node):
+        return None
     known = any(t in view.constants for t in node.inputs if t != result.tensor)
-    return [node] if is_bias(view.model, node) or (operators.is_sum(node) and known) else None
+    return [node] if known or is_bias(view.model, node) else None
 
 
 def _activation(view: View, result: Boundary) -> list[Node] | None:

@@ -370,3 +370,12 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(count, axis, paramet
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
     assert fix(proto).applied == []
+
+
+def test_a_scale_of_no_value_is_left_alone():
+    g = Graph()
+    stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
+    none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
+    dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []

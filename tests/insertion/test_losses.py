@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool.demo.model import yolov8n
-from qdqtool.insertion.losses import measure, output_error, without_pair
+from qdqtool.errors import ModelError
+from qdqtool.insertion.losses import _run, _session, measure, output_error, without_pair
 from qdqtool.render.insertion_text import render
 from tests.insertion.nets import Net, check, images, run
 
@@ -76,3 +79,20 @@ def test_price_in_the_engine_and_text() -> None:
     assert "What limits accuracy" in text and made.losses.tensors[0].tensor in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert made.as_json()["losses"]["tensors"][0]["tensor"] == made.losses.tensors[0].tensor
+
+
+def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    session = _session(mismatched())
+    with pytest.raises(ModelError, match="onnxruntime cannot run the quantized model"):
+        _run(session, {"x": np.zeros((1, 3, 8, 8), np.float32)}, {}, {})
+    said = capfd.readouterr()
+    assert said.out == said.err == ""  # nothing of onnxruntime's own
+
+
+def mismatched() -> onnx.ModelProto:
+    """A convolution of four channels on an input that turns out to have three."""
+    weights = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    open_ = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", [open_],
+                              [helper.make_tensor_value_info("y", 1, None)], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
