@@ -172,6 +172,7 @@ def shaped(
     rows = target[0] * positions if kind == work.CONV else math.prod(source) // source[1]
     columns = target[1] * (kernel * kernel if kind == work.DECONV else 1)
     depth = depth if kind == work.CONV else source[1]
+    read -= (math.prod(source) - work.touched(math.prod(source), rows, depth, 1)) * width(low)
     return Work(kind, low, high, rows, columns, depth, source[1], 1, read, depth * columns * width(low), written)
 
 
@@ -206,7 +207,8 @@ def v100(shared: Path) -> Iterator[list[object]]:
             residual = int(row["fused_elementwise"]) * n * out * ho * wo * size
             found = Work(
                 work.DEPTHWISE if deep else work.CONV, precision, precision, n * ho * wo, 1 if deep else out,
-                k * k * (1 if deep else c), 1 if deep else c, c if deep else 1, n * c * h * w * size + residual,
+                k * k * (1 if deep else c), 1 if deep else c, c if deep else 1,
+                work.touched(n * c * h * w, n * ho * wo * k * k, 1 if deep else c, c if deep else 1) * size + residual,
                 k * k * out * (1 if deep else c) * size, n * out * ho * wo * size,
             )  # fmt: skip
             yield row_of(f"convolutions-{row['precision'].lower()}", "Tesla V100", str(number), found, float(row["ms"]))

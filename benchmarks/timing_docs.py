@@ -63,6 +63,11 @@ def page(layers: Rows, networks: Rows) -> str:
         f"fitted to "
         f"{sum(r['layers'] for r in layers)} timed layers and {len(fitted)} times of whole networks "
         "(`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
+        "Bytes are those that a kernel has to touch: a 1x1 convolution of stride 2 reads a quarter of its input. A "
+        "convolution of fewer than 16 input channels in INT8 writes FP32 where it does not write INT8, also in an FP16 "
+        "build: kernels for groups of four channels have no FP16 output (every combination that the logs of three "
+        "builds autotune). Poolings behind it stay FP32, other readers get a reformat. Calls from Python, without a "
+        "CUDA graph, wait for launches: that is fitted beside the model and is in no estimate.",
         "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
         "(0 to 7.5 us "
         f"were seen, {c.overhead_us:g} is assumed). The *total* is one execution without a profiler, copies "
@@ -102,7 +107,7 @@ def page(layers: Rows, networks: Rows) -> str:
         "## The range",
         f"`low_ms` to `high_ms` is the estimate divided and multiplied by {s['total']:.2f}: the factor within "
         f"which 80 % of the "
-        "measured networks lie (each counted by its weight) when their GPU is left out of the fit; "
+        "measured networks lie (by number and by their weights in the fit) when their GPU is left out of the fit; "
         f"{len(inside)} of {len(fitted)} do. Where the architecture was not measured it is "
         f"{s['total_unknown']:.2f}, and wider "
         "still for guessed clocks and unknown shapes. With `--calibrate` and a time of the same network it is 5 "
@@ -180,7 +185,7 @@ def plot(networks: Rows) -> str:
         return f'<line x1="{x(a[0]):.1f}" y1="{y(a[1]):.1f}" x2="{x(b[0]):.1f}" y2="{y(b[1]):.1f}" {style}/>'
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}" viewBox="0 0 {SIZE} {SIZE}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{SIZE}" height="{SIZE}" fill="white"/>',
     ]

@@ -2,7 +2,8 @@
 
 usage: python benchmarks/timing_networks.py SHARED FOLDER   # FOLDER holds exported models, <network>.onnx
 
-Writes benchmarks/timing/networks.tsv.gz (work of each layer at batch 1, float types left open) and latencies.tsv
+Writes benchmarks/timing/networks.tsv.gz (work of each layer at batch 1; float types are left
+open in networks without Q/DQ, FP16 in those with) and latencies.tsv
 (published times in milliseconds a call). Networks: exports of torchvision and Ultralytics; see docs/timing.md.
 """
 
@@ -83,7 +84,9 @@ def of_network(name: str, path: Path) -> list[list[object]]:
             print(f"  {error}")
     rows: list[list[object]] = []
     for variant, chosen in variants:
-        work = workload_of(chosen, predict(chosen, target, advice=False), Precision.FLOAT)
+        # With Q/DQ some tensors of a layer are floats and some are not: their width has to be settled here.
+        plain = Precision.FLOAT if variant == "float" else Precision.FP16
+        work = workload_of(chosen, predict(chosen, target, advice=False), plain)
         if work.unknown:
             print(f"  {variant}: {len(work.unknown)} of {len(work.layers)} layers of unknown shape: {work.unknown[:3]}")
         rows += [[name, variant, *cells(w)] for w in work.all]

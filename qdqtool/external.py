@@ -26,6 +26,13 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from all_tensors(inner)
 
 
+def has_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are there or in a file; not so in copies without large weights."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL or any(
+        f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
+    )
+
+
 def location_of(tensor: onnx.TensorProto) -> str:
     """The file, relative to the model's folder, that holds an external tensor."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

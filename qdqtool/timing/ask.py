@@ -56,7 +56,7 @@ def predict_on(
         QdqtoolError: The GPU is not known, or the calibration cannot be used.
         ModelError: The model cannot be read.
     """
-    chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu else None
+    chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
     if request.save_calibration and not request.calibrate:
         raise QdqtoolError("--save-calibration keeps what --calibrate measures; give both")
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:

@@ -85,10 +85,13 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
         channels = max(1, source[1] // groups)
         depth = channels * math.prod(kernel) if kernel else cost.macs / (target[0] * math.prod(target[2:]) * columns)
         rows = cost.macs / (columns * groups * depth)
+    count = math.prod(source)
+    skipped = (count - work.touched(count, rows, depth, groups)) * width(result.precision)
     kind = work.DEPTHWISE if groups > 1 and columns * channels <= 16 else result.kind
     return Work(
         kind, result.precision, result.written_as, rows, float(columns), depth, float(channels), float(groups),
-        result.read, result.weights or columns * groups * depth * width(result.precision), result.written,
+        max(0.0, result.read - skipped), result.weights or columns * groups * depth * width(result.precision),
+        result.written,
     )  # fmt: skip
 
 

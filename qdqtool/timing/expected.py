@@ -16,6 +16,7 @@ from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.work import Work
 
 _CLOCK = re.compile(r"(\d{1,5}(?:\.\d{1,6})?)\s*(MHz|GHz)?", re.IGNORECASE)
+_L2_PEAK = 64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere and Ada tuning guides)
 _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 
 
@@ -75,11 +76,12 @@ def overhead_of(report: EngineReport, fitted: Constants) -> float:
 def at_best(works: list[Work], gpu: Gpu) -> list[float]:
     """Milliseconds at the peak: every product at the dense rate, every byte at the bandwidth, whichever is more.
 
-    What fits the L2 need not come from memory.
+    What fits the L2 need not come from memory, but passes between it and the SMs.
     """
     result = []
     for w in works:
         compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0
         outside = max(0.0, w.moved - gpu.l2 * 1e6) / (gpu.bandwidth * 1e9)
-        result.append(max(compute * 1e3, outside * 1e3, _FLOOR_MS))
+        inside = w.moved / (_L2_PEAK * gpu.per_second)
+        result.append(max(compute * 1e3, outside * 1e3, inside * 1e3, _FLOOR_MS))
     return result

@@ -9,8 +9,9 @@ For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its 
 
 ``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores),
 products per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs
-by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin), unless a pooling is fused with it; else at a rate
-per SM that is the same on all GPUs measured. Depthwise convolutions run on the CUDA cores. Sources of the constants:
+by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin; they write INT8 or FP32), unless a pooling is
+fused with it; else at a rate per SM that is the same on all GPUs measured. Depthwise convolutions run on the CUDA
+cores. Sources of the constants:
 ``constants.json``, made by ``benchmarks/fit_timing.py``.
 """
 
@@ -35,7 +36,6 @@ Array = npt.NDArray[np.float64]
 TILE = 64.0  # output channels that the smallest tensor core tiles worth choosing compute
 DEPTH_STEP = 32.0  # products to which the depth is padded
 STEP_BYTES = 64.0  # of the depth that a tile takes in one step
-FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
 DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
 DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
@@ -202,7 +202,7 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     known = {cc: factor_of(cc, factors) for cc in set(f.cc)}
     factor = np.asarray([known[cc] for cc in f.cc])
     tensor = f.path <= PATHS.index("tf32")
-    few = f.channels < FEW_CHANNELS
+    few = f.channels < work.FEW_CHANNELS
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     integer = f.path == PATHS.index("int8")
     by_dp4a = few & integer & ~f.pooled
@@ -220,14 +220,13 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     )
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
+    scattered = few & (f.kind == work.CONVERSION)  # few bytes of each position: neither memory nor L2 is used well
     share = np.where(
-        copies,
-        np.where(few & (f.kind == work.CONVERSION), c["few_copy"], c["copy"]),
-        np.where(computing, c["dram"], c["pool"]),
+        copies, np.where(scattered, c["few_copy"], c["copy"]), np.where(computing, c["dram"], c["pool"])
     )
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
-    cached = moved / (c["l2"] * f.clocks * L2_BYTES) * (c["dram"] / share)
+    cached = moved / (c["l2"] * f.clocks * L2_BYTES) * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
     memory = np.maximum(moved * missing / (share * f.bandwidth), cached)
     p = 1.0 + c["overlap"]
     per_step = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])

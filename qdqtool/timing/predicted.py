@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -114,6 +116,7 @@ class _Reader:
         self.plain = plain
         self.batch = batch
         self.made: dict[str, float] = {}  # elements of tensors that only the engine has
+        self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
         self.shapes = Shapes(model)
         self.result = Workload()
 
@@ -121,7 +124,7 @@ class _Reader:
         covered: set[str] = set()
         for layer in self.prediction.layers:
             covered.update(layer.nodes)
-            found = self._layer(layer)
+            found = self._wide(layer, self._layer(layer))
             if found is None:
                 self.result.unknown.append(layer.name)
                 found = Work(work.UNKNOWN, self.plain, self.plain)
@@ -139,9 +142,45 @@ class _Reader:
 
     # Types and sizes ------------------------------------------------------------------------------------------
 
+    def _wide(self, layer: EngineLayer, found: Work | None) -> Work | None:
+        """A layer's work with an output in FP32 where the builder has no kernel that writes FP16.
+
+        Kernels for INT8 in groups of four channels, which a convolution of few channels takes, write INT8 or FP32 and
+        never FP16 (every combination that is autotuned in the logs of yolo-resnet18-orin-trt8502,
+        resnet18-qat-rtx2000-trt8510 and bevfusion-camera-rtx3080ti-trt8600). What only maps or pools values goes on in
+        FP32; other readers of a float get a reformat to FP16 (as in the engine of resnet18-a100-qat).
+        """
+        if self.plain == Precision.FP32 or found is None or not found.written_as.is_float:
+            return found
+        by_fours = found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS and (
+            found.precision == Precision.INT8)
+        if not by_fours and not (self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)):
+            return found
+        for edge in layer.outputs:
+            if all(self._goes_on(reader) or reader.type == "Conversion" for reader in self._readers[edge.tensor]):
+                self.wide.add(edge.tensor)
+            elif count := self._elements(edge.tensor):
+                self._edge(edge.tensor, count, Precision.FP32, Precision.FP16)
+        elements = found.written / width(found.written_as)
+        return replace(found, written_as=Precision.FP32, written=elements * width(Precision.FP32))
+
+    def _goes_on(self, layer: EngineLayer) -> bool:
+        """Whether a layer computes in whatever float it reads."""
+        return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
+
+    @functools.cached_property
+    def _readers(self) -> dict[str, list[EngineLayer]]:
+        found: dict[str, list[EngineLayer]] = defaultdict(list)
+        for layer in self.prediction.layers:
+            for edge in layer.inputs:
+                found[edge.tensor].append(layer)
+        return found
+
     def _type(self, precision: Precision, tensor: str = "") -> Precision:
         if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
             return _ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
+        if tensor in self.wide and precision.is_float:
+            return Precision.FP32
         if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
             return precision if precision == Precision.FP32 and self._strong else self.plain
         return precision
@@ -224,7 +263,7 @@ class _Reader:
         precision = self._computes(weighted[0], low)
         columns = sum(p.columns for p in parts if p is not None)
         written = sum(self._pooled(n, nodes) or p.out for n, p in zip(weighted, parts, strict=True) if p is not None)
-        read = main.source * width(low)
+        read = work.touched(main.source, main.rows, main.depth, main.groups) * width(low)
         if len(layer.inputs) > 1:
             residual = layer.inputs[1]
             read += main.out * width(self._type(residual.precision, residual.tensor))
@@ -240,13 +279,9 @@ class _Reader:
         outcome = self._outcomes.get(node.name)
         return low if outcome is None else self._type(outcome)
 
-    @property
+    @functools.cached_property
     def _outcomes(self) -> dict[str, Precision]:
-        cached: dict[str, Precision] | None = self.__dict__.get("_outcome_table")
-        if cached is None:
-            cached = {c.name: c.precision for c in self.prediction.convolutions}
-            self.__dict__["_outcome_table"] = cached
-        return cached
+        return {c.name: c.precision for c in self.prediction.convolutions}
 
     def _pooled(self, conv: Node, nodes: list[Node]) -> float | None:
         pool = next((n for n in nodes if n.op in ("MaxPool", "AveragePool")), None)
@@ -280,7 +315,8 @@ class _Reader:
                 second = 0.0 if self._fixed_behind(node.input(1)) else (self._elements(node.input(1)) or 0.0)
                 self._extra(node.name, Work(
                     product.kind, kind, self.plain, product.rows, product.columns, product.depth, product.channels,
-                    product.groups, (product.source + second) * width(kind),
+                    product.groups, (work.touched(product.source, product.rows, product.depth, product.groups)
+                                     + second) * width(kind),
                     0.0 if second else product.columns * product.depth * product.groups * width(kind),
                     product.out * width(self.plain),
                 ))  # fmt: skip
@@ -343,7 +379,7 @@ class _Reader:
                 self._edge(tensor, count, Precision.FP32, Precision.FP16)
         for tensor in self.model.outputs:
             count = self._elements(tensor)
-            if count and self.model.elem_type(tensor) == TensorProto.FLOAT:
+            if count and self.model.elem_type(tensor) == TensorProto.FLOAT and tensor not in self.wide:
                 self._edge(tensor, count, Precision.FP16, Precision.FP32)
 
     def _edge(self, tensor: str, count: float, read: Precision, written: Precision) -> None:

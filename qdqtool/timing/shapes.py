@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.external import has_data
 from qdqtool.graph import Model, Node
 
 Array = npt.NDArray[Any]
@@ -65,6 +66,9 @@ class Shapes:
             return values[tensor]
         shape = self._model.constant_shape(tensor)
         if shape is None or int(np.prod(shape, dtype=np.float64)) > _SMALL:
+            return None
+        stored = self._model.constant_proto(tensor)
+        if stored is not None and not has_data(stored):
             return None
         return self._model.constant(tensor)
 

@@ -11,6 +11,7 @@ POOL, REDUCE, RESIZE, SOFTMAX, POINTWISE = "pool", "reduce", "resize", "softmax"
 COPY, CONVERSION, REFORMAT, SHUFFLE = "copy", "conversion", "reformat", "shuffle"
 MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
+FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
 
 WIDTH = {
     Precision.INT8: 1.0,
@@ -68,6 +69,11 @@ class Work:
     def moved(self) -> float:
         """Bytes read and written, weights included."""
         return self.read + self.weights + self.written
+
+
+def touched(source: float, rows: float, depth: float, groups: float) -> float:
+    """Elements of a convolution's input that it reads: a 1x1 kernel of stride 2 skips three positions of four."""
+    return min(source, rows * depth * groups)
 
 
 def width(precision: Precision) -> float:
