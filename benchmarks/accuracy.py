@@ -46,7 +46,9 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from detection import Detections, Matches, load_samples, match, precision, run_model
+from detectors import load_samples, run_model
+
+from qdqtool.tuning.detection import Detections, Matches, match, precision
 
 RESAMPLES = 500
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names

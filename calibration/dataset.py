@@ -252,6 +252,22 @@ class Dataset:
             self.looks.merge(looks)
             self.skipped.extend(skipped)
 
+    def load(self, number: int) -> Sample | None:
+        """Sample ``number`` of a source that has a length; None when all of its images are broken."""
+        loaded = self._load(self.group(number))
+        return None if loaded is None else loaded[0]
+
+    def name(self, number: int) -> str:
+        """What the (first) image of a sample is called."""
+        return self.source.name(self.group(number)[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
             for start in range(0, len(self.indices), self.batch):

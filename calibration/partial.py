@@ -78,7 +78,9 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
             raise ModelError(f"{_name(model)}: there is no tensor '{name}'{hint}")
 
 
-def partial_model(model: Model, tensors: Sequence[str]) -> onnx.ModelProto:
+def partial_model(
+    model: Model, tensors: Sequence[str], given: Sequence[onnx.ValueInfoProto] = ()
+) -> onnx.ModelProto:
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
     External data stays external.
@@ -86,11 +88,13 @@ def partial_model(model: Model, tensors: Sequence[str]) -> onnx.ModelProto:
     Args:
         model: The model; it is not changed.
         tensors: Outputs of nodes.
+        given: Tensors that will be fed instead of computed; those that are not needed are left out.
     """
     needed = set(tensors)
+    fed = {v.name for v in given}
     nodes = []
     for node in reversed(model.ordered):
-        if needed.intersection(node.outputs):
+        if (needed - fed).intersection(node.outputs):
             nodes.append(node)
             needed.update(t for t in (*node.inputs, *node.captured) if t)
     result = onnx.ModelProto()
@@ -106,7 +110,8 @@ def partial_model(model: Model, tensors: Sequence[str]) -> onnx.ModelProto:
     # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
     listed = model.initializers if source.ir_version < 4 else {}
     allowed = {*model.inputs, *listed}
-    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed)
+    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed and v.name not in fed)
+    graph.input.extend(v for v in given if v.name in needed)
     graph.output.extend(onnx.ValueInfoProto(name=t) for t in tensors)
     return result
 

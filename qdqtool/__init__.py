@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
     from qdqtool.reporting.api import Report
+    from qdqtool.tuning.api import tune
+    from qdqtool.tuning.result import Tuning
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
     from qdqtool.verified import Verification
@@ -34,6 +36,8 @@ _HOMES = {
     "predict": "qdqtool.prediction",
     "report": "qdqtool.reporting.api",
     "Report": "qdqtool.reporting.api",
+    "tune": "qdqtool.tuning.api",
+    "Tuning": "qdqtool.tuning.result",
     "verify": "qdqtool.verification.api",
     "ConvOutcome": "qdqtool.types",
     "Finding": "qdqtool.types",
@@ -50,12 +54,14 @@ __all__ = [
     "Precision",
     "Prediction",
     "Report",
+    "Tuning",
     "Verification",
     "__version__",
     "extract",
     "insert",
     "predict",
     "report",
+    "tune",
     "verify",
 ]
 

@@ -51,6 +51,11 @@ SESSION_SECONDS = 4.0  # of a run, and a second more for each so many bytes of t
 SESSION_BYTES_PER_SECOND = 10 * MB
 SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest that one may take
 
+# Tuning.
+TUNING_CUTS = 512 * MB  # activations at cuts, of all samples that are measured at the same time
+TUNING_STATE = 256 * MB  # a file of what was measured
+TUNING_SAMPLES = 4096  # in one set
+
 # Drawings.
 DRAWN_LAYERS = 5_000
 DRAWN_POINTS = 12_000  # edges, and the rows that they pass

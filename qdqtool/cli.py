@@ -19,6 +19,7 @@ from qdqtool.types import TOOL_VERSION
 # Module and one-line help are kept here so that `qdqtool --help` imports none of them.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
+    "tune": "Find the fastest placement of Q/DQ that is accurate enough.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Hold the prediction against a real TensorRT build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",

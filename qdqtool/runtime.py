@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,9 +57,17 @@ def open_session(
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
+_descriptors = threading.RLock()  # two threads would each keep what the other one put there
+
+
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams."""
+    """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams. One thread at a time."""
+    with _descriptors:
+        yield from _pointed_away()
+
+
+def _pointed_away() -> Iterator[None]:
     saved: list[tuple[int, int]] = []
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("reporting",),
     ("render",),
     ("extraction",),
-    ("qat", "fixing", "verification"),
+    ("qat", "fixing", "tuning", "verification"),
     ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),
     ("prediction",),

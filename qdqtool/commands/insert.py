@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-_TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
+from qdqtool.commands import inputs
 
 
 @click.command("insert")
@@ -15,19 +14,9 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
-@click.option("--target", default=None, help=f"{_TARGETS}. [default: trt8.5]")
-@click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus",
-              show_default=True, help="How an activation's range is chosen; focus is mse where objects are.")
-@click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors.")
-@click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile.")
-@click.option("--max-images", type=click.IntRange(1), default=512, show_default=True, help="Spread over the whole set.")
-@click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True)
-@click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open.")
-@click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red.")
-@click.option("--scale", type=float, default=None,
-              help="Factor for pixel values. [default: 1/255; 1 for an integer input]")
-@click.option("--mean", default=None, metavar="M[,M,M]", help="Subtracted after --scale; by channel, after --bgr.")
-@click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean.")
+@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt8.5]")
+@inputs.method
+@inputs.preprocessing
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
               help="Keep statistics there; resume and reuse them.")
 @click.option("--overwrite-cache", is_flag=True, help="Replace a cache of another model or of other images.")
@@ -38,16 +27,7 @@ _TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
               help="Write a TensorRT calibration table as well.")
-@click.option("--head", type=click.Choice(["box", "float", "none"]), default="box", show_default=True,
-              help="Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing.")
-@click.option("--residual", type=click.Choice(["auto", "skip", "both", "none"]), default="auto", show_default=True,
-              help="Inputs of a residual Add to quantize.")
-@click.option("--no-unify", is_flag=True, help="Let tensors tied by Concat and the like have scales of their own.")
-@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float.")
-@click.option("--include", multiple=True, metavar="REGEX", help="Quantize these although a preset would not.")
-@click.option("--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float.")
-@click.option("--weights", type=click.Choice(["float", "int8"]), default="float", show_default=True,
-              help="Store weights as float with Q and DQ, or as int8 with DQ alone.")
+@inputs.placement
 @click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
               help="Type of what stays float.")
 @click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
@@ -77,15 +57,14 @@ def command(
         raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
     if cluster is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
-    path = output or _default_output(model)
+    path = output or inputs.default_output(model)
     from qdqtool.files import claim
 
     for written, option in ((path, "-o"), (write_table, "--write-table"), (calib_cache, "--calib-cache")):
         claim(written, option)
-    methods = [_method(text) for text in method_for]
-    sizes = _size(size)
-    means, stds = _channels(mean, "--mean"), _channels(std, "--std")
-    from calibration.images import Preprocess
+    methods = [inputs.method_of(text) for text in method_for]
+    sizes = inputs.size_of(size)
+    preprocess = inputs.preprocess_of(resize, bgr, scale, mean, std)
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.calibrate import write_table as save_table
     from qdqtool.render.insertion_text import render
@@ -99,13 +78,7 @@ def command(
         method_for=methods,
         percentile=percentile,
         max_images=max_images,
-        preprocess=Preprocess(
-            resize=resize,
-            bgr=bgr,
-            scale=1.0 / 255.0 if scale is None else scale,
-            mean=means or (0.0, 0.0, 0.0),
-            std=stds or (1.0, 1.0, 1.0),
-        ),
+        preprocess=preprocess,
         size=sizes,
         calib_cache=calib_cache,
         overwrite_cache=overwrite_cache,
@@ -142,38 +115,3 @@ def _worded(answer: dict[str, Any]) -> dict[str, Any]:
     from qdqtool.render.parameters import all_as_options
 
     return {**answer, **{k: all_as_options(answer[k]) for k in ("skipped", "notes", "warnings")}}
-
-
-def _default_output(model: str) -> str:
-    name = Path(model).name
-    for ending in (".gz", ".onnx"):
-        name = name.removesuffix(ending)
-    return str(Path(model).with_name(f"{name}_qdq.onnx"))
-
-
-def _method(text: str) -> tuple[str, str]:
-    pattern, equals, method = text.rpartition("=")
-    if not equals or not pattern or not method:
-        raise click.BadParameter(f"'{text}' is not REGEX=METHOD", param_hint="--method-for")
-    return pattern, method
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.lower().replace(",", "x").split("x")
-    if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
-        raise click.BadParameter(f"'{text}' is neither a number nor HEIGHTxWIDTH", param_hint="--size")
-    return int(parts[0]), int(parts[-1])
-
-
-def _channels(text: str | None, option: str) -> tuple[float, float, float] | None:
-    if text is None:
-        return None
-    try:
-        values = [float(v) for v in text.split(",")]
-    except ValueError:
-        values = []
-    if len(values) not in (1, 3):
-        raise click.BadParameter(f"'{text}' is neither a number nor three with commas between", param_hint=option)
-    return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])

@@ -124,8 +124,8 @@ def insert(
     check_input_type(input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
-    proto, notes, warnings = _float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
-                                          weights, high_precision)
+    proto, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
+                                         weights, high_precision)
     work = index_of(proto, source)
     rules = Rules(head, residual, "both", exclude, include, exclude_op, not chosen.is_rtx,
                   chosen.transposed_per_channel)
@@ -186,7 +186,7 @@ def _scaling(preprocess: Preprocess | None) -> Scaling:
     return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
 
 
-def _float_model(
+def float_model(
     loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
 ) -> tuple[onnx.ModelProto, list[str], list[str]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""

@@ -182,6 +182,13 @@ def output_error(wanted: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt
     return float(np.mean(errors)) if errors else 0.0
 
 
+def compared_tensors(model: Model) -> list[str]:
+    """Where the error is measured: the last convolutions in front of any decoding, else the network's outputs."""
+    head = find_head(model)
+    finals = [n for n in model.ordered if n.index in head.finals | head.boxes]
+    return list(dict.fromkeys(n.output for n in finals if n.op == "Conv")) or list(model.outputs)
+
+
 def without_pair(proto: onnx.ModelProto, entry: QuantizedTensor) -> onnx.ModelProto:
     """A copy of a Q/DQ model in which one activation is float."""
     copy = onnx.ModelProto()
@@ -270,10 +277,7 @@ def _switched(
     del graph.node[:]
     graph.node.extend(kept)
     graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
-    head = find_head(model)
-    finals = [n for n in model.ordered if n.index in head.finals | head.boxes]
-    maps = [n.output for n in finals if n.op == "Conv"]
-    outputs = list(dict.fromkeys(maps)) or list(model.outputs)
+    outputs = compared_tensors(model)
     return switches, outputs, partial_model(Model(copy, sha256="edited"), outputs)
 
 

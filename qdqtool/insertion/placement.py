@@ -11,7 +11,7 @@ Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +50,8 @@ class Rules:
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
         transposed_per_channel: Whether its ConvTranspose takes a weight scale for each output channel.
+        floats: Names of nodes to leave float, with the reason; other than a pattern, a name may fit no node.
+        quantized: Names of nodes to quantize as ``include`` does.
     """
 
     head: str = "box"
@@ -60,6 +62,8 @@ class Rules:
     exclude_ops: Sequence[str] = ()
     transposed: bool = True
     transposed_per_channel: bool = False
+    floats: Mapping[str, str] = field(default_factory=dict)
+    quantized: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,11 @@ class _Choice:
             return f"excluded by `exclude` {self.excluded[node.index]}"
         if node.op.lower() in self.excluded_ops:
             return f"excluded by `exclude_op` {node.op}"
-        return ""
+        return self.rules.floats.get(node.name, "")
+
+    def is_included(self, node: Node) -> bool:
+        """Whether no preset is to leave a node float."""
+        return node.index in self.included or node.name in self.rules.quantized
 
 
 def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dict[int, str]:
@@ -174,7 +182,7 @@ def _place_weighted(
     model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, str]
 ) -> None:
     reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
-    if not reason and node.index not in chosen.included:
+    if not reason and not chosen.is_included(node):
         reason = preset.get(node.index, "") or _small(model, node)
     if reason:
         placement.skipped.append(SkippedNode(node.name, reason))

@@ -5,9 +5,8 @@ All boxes are x1, y1, x2, y2 in input pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +80,20 @@ class Matches:
     classes: npt.NDArray[np.int64]
     truth: npt.NDArray[np.int64]
 
+    def as_json(self) -> dict[str, list[Any]]:
+        """As plain numbers: the hits of one detection are the bits of one number."""
+        bits = self.hits @ (1 << np.arange(len(IOUS)))
+        return {"scores": self.scores.tolist(), "hits": bits.tolist(), "classes": self.classes.tolist(),
+                "truth": self.truth.tolist()}  # fmt: skip
+
+    @staticmethod
+    def from_json(data: dict[str, list[Any]]) -> Matches:
+        bits = np.asarray(data["hits"], np.int64).reshape(-1, 1)
+        return Matches(
+            np.asarray(data["scores"], np.float64), (bits >> np.arange(len(IOUS))) & 1 == 1,
+            np.asarray(data["classes"], np.int64), np.asarray(data["truth"], np.int64),
+        )
+
 
 def match(reference: Detections, found: Detections) -> Matches:
     """Gives each detection, best first, the free reference box of its class that it overlaps most."""
@@ -132,36 +145,3 @@ def _curve(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
         at = np.searchsorted(recall[:, k], RECALLS, side="left")
         result[k] = np.where(at < len(exact), exact[np.minimum(at, len(exact) - 1), k], 0.0).mean()
     return result
-
-
-def run_model(
-    model: bytes | str, samples: Iterable[npt.NDArray[np.float32]], threads: int = 0
-) -> list[Detections]:
-    """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, graph optimizations off.
-
-    Optimizations are off because onnxruntime would replace Q/DQ patterns by integer kernels of its own.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
-
-
-def load_samples(model: str | Path, data: str | Path) -> npt.NDArray[np.float32]:
-    """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
-    from calibration.images import open_data
-    from calibration.partial import input_specs, metadata_size
-    from qdqtool.modelfile import load
-
-    if Path(data).suffix == ".npy":
-        array: npt.NDArray[np.float32] = np.load(data, mmap_mode="r", allow_pickle=False)
-        return array
-    loaded = load(model)
-    specs = input_specs(loaded)
-    found = open_data(str(data), specs, max_images=10_000, size=metadata_size(loaded))
-    return np.concatenate([sample[specs[0].name] for sample in found])

@@ -1,0 +1,115 @@
+"""Options of commands that read images and write a Q/DQ model, and what their texts mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from calibration.images import Preprocess
+
+TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
+_PREPROCESSING = (
+    click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True),
+    click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open."),
+    click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red."),
+    click.option("--scale", type=float, default=None,
+                 help="Factor for pixel values. [default: 1/255; 1 for an integer input]"),
+    click.option("--mean", default=None, metavar="M[,M,M]", help="Subtracted after --scale; by channel, after --bgr."),
+    click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean."),
+)
+_PLACEMENT = (
+    click.option("--head", type=click.Choice(["box", "float", "none"]), default="box", show_default=True,
+                 help="Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing."),
+    click.option("--residual", type=click.Choice(["auto", "skip", "both", "none"]), default="auto", show_default=True,
+                 help="Inputs of a residual Add to quantize."),
+    click.option("--no-unify", is_flag=True, help="Let tensors tied by Concat and the like have scales of their own."),
+    click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
+    click.option("--include", multiple=True, metavar="REGEX", help="Quantize these although a preset would not."),
+    click.option("--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float."),
+    click.option("--weights", type=click.Choice(["float", "int8"]), default="float", show_default=True,
+                 help="Store weights as float with Q and DQ, or as int8 with DQ alone."),
+)
+_METHOD = (
+    click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus",
+                 show_default=True, help="How an activation's range is chosen; focus is mse where objects are."),
+    click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors."),
+    click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile."),
+    click.option("--max-images", type=click.IntRange(1), default=512, show_default=True,
+                 help="Spread over the whole set."),
+)
+_Decorator = Callable[[Callable[..., int]], Callable[..., int]]
+
+
+def _all(options: tuple[Any, ...]) -> _Decorator:
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+preprocessing, placement, method = _all(_PREPROCESSING), _all(_PLACEMENT), _all(_METHOD)
+
+
+def preprocess_of(resize: str, bgr: bool, scale: float | None, mean: str | None, std: str | None) -> Preprocess:
+    """What the options of :data:`preprocessing` say.
+
+    Raises:
+        click.BadParameter: A text is no number or three.
+    """
+    means, stds = _channels(mean, "--mean"), _channels(std, "--std")
+    from calibration.images import Preprocess
+
+    return Preprocess(resize=resize, bgr=bgr, scale=1.0 / 255.0 if scale is None else scale,
+                      mean=means or (0.0, 0.0, 0.0), std=stds or (1.0, 1.0, 1.0))  # fmt: skip
+
+
+def default_output(model: str) -> str:
+    """``model_qdq.onnx`` beside ``model.onnx``."""
+    name = Path(model).name
+    for ending in (".gz", ".onnx"):
+        name = name.removesuffix(ending)
+    return str(Path(model).with_name(f"{name}_qdq.onnx"))
+
+
+def method_of(text: str) -> tuple[str, str]:
+    """Pattern and method of a --method-for.
+
+    Raises:
+        click.BadParameter: It is not REGEX=METHOD.
+    """
+    pattern, equals, method = text.rpartition("=")
+    if not equals or not pattern or not method:
+        raise click.BadParameter(f"'{text}' is not REGEX=METHOD", param_hint="--method-for")
+    return pattern, method
+
+
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Height and width of a --size.
+
+    Raises:
+        click.BadParameter: It is neither a number nor HEIGHTxWIDTH.
+    """
+    if text is None:
+        return None
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
+        raise click.BadParameter(f"'{text}' is neither a number nor HEIGHTxWIDTH", param_hint="--size")
+    return int(parts[0]), int(parts[-1])
+
+
+def _channels(text: str | None, option: str) -> tuple[float, float, float] | None:
+    if text is None:
+        return None
+    try:
+        values = [float(v) for v in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise click.BadParameter(f"'{text}' is neither a number nor three with commas between", param_hint=option)
+    return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])

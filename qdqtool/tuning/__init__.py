@@ -1,0 +1,1 @@
+"""Which sites of a network to leave float: the fastest placement that is accurate enough."""

@@ -1,0 +1,357 @@
+"""``qdqtool.tune``: the fastest placement that is accurate enough."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from google.protobuf.message import EncodeError
+
+from qdqtool import prediction
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.files import watch
+from qdqtool.graph import Model
+from qdqtool.insertion import presets, residuals
+from qdqtool.insertion.api import float_model
+from qdqtool.insertion.attention import class_outputs
+from qdqtool.insertion.calibrate import collect_for
+from qdqtool.insertion.placement import RESIDUALS, Rules
+from qdqtool.insertion.prepare import index_of
+from qdqtool.insertion.rewrite import WEIGHT_FORMS
+from qdqtool.insertion.scales import METHODS as ALL_METHODS
+from qdqtool.insertion.scales import MethodChoice
+from qdqtool.modelfile import ModelSource, load_full
+from qdqtool.timing import gpus
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.tuning.candidates import FREE
+from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
+from qdqtool.tuning.estimate import Estimate
+from qdqtool.tuning.images import CHOSEN_ON, JUDGED_ON, Sets, open_sets
+from qdqtool.tuning.mapper import default_workers, local
+from qdqtool.tuning.measure import Job, Mapper
+from qdqtool.tuning.measurements import Measurements, OutOfTime
+from qdqtool.tuning.metrics import Outputs, compared, metric_for
+from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
+from qdqtool.tuning.search import Goal, Search
+from qdqtool.tuning.sites import INT8
+from qdqtool.tuning.store import Store
+from qdqtool.types import Json, Precision
+
+if TYPE_CHECKING:
+    from calibration import Preprocess
+
+P = ParamSpec("P")
+KEEP = 0.97
+_JUDGED_POINTS = 10
+
+
+def _watched(function: Callable[P, Tuning]) -> Callable[P, Tuning]:
+    """Notes what is read, for :meth:`Tuning.save`."""
+    @functools.wraps(function)
+    def watching(*args: P.args, **kwargs: P.kwargs) -> Tuning:
+        with watch() as guard:
+            result = function(*args, **kwargs)
+        result.read = guard
+        return result
+
+    return watching
+
+
+@_watched
+def tune(
+    model: ModelSource | Model,
+    data: object,
+    *,
+    evaluation: object = None,
+    keep: float | None = None,
+    budget_ms: float | None = None,
+    metric: str | Callable[[Outputs, Outputs, str], float] | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    power: str | None = None,
+    target: str | Target = DEFAULT_TARGET,
+    method: str = "focus",
+    method_for: Sequence[tuple[str, str]] = (),
+    percentile: float = 99.99,
+    max_images: int = 512,
+    chosen_on: int = CHOSEN_ON,
+    judged_on: int = JUDGED_ON,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
+    head: str = "box",
+    residual: str = "auto",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_op: Sequence[str] = (),
+    weights: str = "float",
+    whole_front: bool = False,
+    time_limit: float | None = None,
+    state: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    mapper: Mapper | None = None,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Tuning:
+    """Finds the placement of Q/DQ with the least predicted time whose measured accuracy is at least what is to be kept.
+
+    Args:
+        model: A float ONNX model; it is not changed.
+        data: Calibration data, see :func:`qdqtool.insert`; no iterator.
+        evaluation: Data like that of the deployment: choices are made on one half of it and judged on the other.
+            Without it, two quarters of ``data`` are held out for that.
+        keep: Part of the float model's metric that has to be kept, above 0 to 1; 0.97 without a budget.
+        budget_ms: Milliseconds that it may take on ``gpu``; the most accurate placement that fits is taken.
+        metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``, called once for
+            each sample with the float model's outputs and the quantized one's (dicts of name to array) and the
+            image's name; higher is better, the mean over the samples counts. By default agreement mAP for
+            YOLOv8-style outputs, a relative output error for other models.
+        gpu: Where it will run, see ``qdqtool gpus``; without it, float convolutions and conversions are counted.
+        clock: SM clock in MHz.
+        power: Power mode of a Jetson.
+        target: Which TensorRT to place for.
+        method: As for :func:`qdqtool.insert`, as are ``method_for``, ``percentile``, ``max_images``, ``preprocess``,
+            ``size``, ``head``, ``residual``, ``unify``, ``exclude``, ``include``, ``exclude_op`` and ``weights``.
+        chosen_on: At most so many images to choose on.
+        judged_on: At most so many images to judge on.
+        whole_front: Whether to measure the front even where everything INT8 is accurate enough.
+        time_limit: Seconds after which the best that was found is taken.
+        state: A file that keeps what was measured, so that another run goes on from there.
+        workers: Threads that measure; by default one for each core. The result does not depend on it.
+        mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
+        progress: Whether to draw progress on stderr (only when that is a terminal).
+        say: Called with lines on what is done and how long it will take.
+
+    Raises:
+        ModelError: The model cannot be read or run, is quantized already, or has nothing to quantize.
+        DataError: The data or the state cannot be used.
+        QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
+    """
+    began, cpu = time.monotonic(), _cpu_seconds()
+    _check(keep, budget_ms, gpu, head, residual, weights, method, time_limit, workers, chosen_on, judged_on)
+    goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
+    chosen = target_named(target)
+    machine = _gpu(gpu, clock, power)
+    loaded = load_full(model)
+    proto, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen, weights,
+                                         "fp32")
+    work = index_of(proto, loaded.path)
+    rules = Rules(head, residual, "both", exclude, include, exclude_op,
+                  transposed=not chosen.is_rtx, transposed_per_channel=chosen.transposed_per_channel)
+    rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
+    measure = metric_for(work, metric)
+    sets = open_sets(work, data, evaluation, preprocess=preprocess, size=size, max_images=max_images,
+                     chosen_on=chosen_on, judged_on=judged_on)
+    planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine,
+                      _plain(machine))
+    settings = _settings(locals(), chosen, measure.name)
+    calibration = _calibrate(planner, sets, progress)
+    scores = class_outputs(work)
+    base = planner.plan(Configuration())
+    job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
+              scores if set(scores) <= set(compared(work)) else (), measure)
+    store = Store(state, {"model": hashlib.sha256(job.model).hexdigest()[:20], "images": sets.fingerprint,
+                          "settings": settings})
+    count = workers or default_workers()
+    bench = Measurements(job, sets, mapper or local(count), store, count,
+                         None if time_limit is None else began + time_limit, progress)
+    search = Search(planner, bench, goal, whole_front, say or (lambda line: None))
+    _run(search, say)
+    point, reached = search.choose()
+    shown = _thinned(search.front(), point)
+    search.judge_points([point] if search.stopped else shown)
+    bought = [] if search.stopped else search.bought(point)
+    plan = planner.plan(point.configuration)
+    made, quantized = plan.recipe.build(work, weights)
+    result = Tuning(
+        made, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought, shown,
+        [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point, shown),
+        planner.cost(search.start),
+        {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
+        _cost_words(machine), _images(sets, data, evaluation, calibration),
+        _effort(search, bench, began, cpu),
+        {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)},
+        chosen.name, None if machine is None else machine.name, [*notes, *search.notes],
+        [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
+        builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0],
+    )  # fmt: skip
+    return result
+
+
+def _run(search: Search, say: Callable[[str], None] | None) -> None:
+    bench = search.bench
+    try:
+        for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # is there anything to agree with at all?
+            own = search.float_value(samples)
+            if search.goal.keep is not None and own <= 0.0:
+                raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
+                                   "`keep` is a part of that, which has to be above 0 (higher is better)")
+        search.prepare()
+        bench.job = replace(bench.job, base=search.recipe(search.start))
+        if say is not None:
+            say(Estimate.of(search, bench).sentence)
+        search.measure([("everything INT8", search.start)])
+    except OutOfTime:
+        raise QdqtoolError(
+            "`time_limit`: over before everything INT8 was measured once; give more time or fewer images") from None
+    search.run()
+    search.bench.deadline = None  # what is left is needed to tell the truth about what was found
+
+
+def _serialized(model: Model) -> bytes:
+    try:
+        data: bytes = model.proto.SerializeToString()
+        return data
+    except (ValueError, EncodeError):
+        raise ModelError(f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned") from None
+
+
+def _unread(sets: Sets) -> list[str]:
+    skipped = sorted(set(sets.measured.skipped))
+    if not skipped:
+        return []
+    name, reason = skipped[0]
+    return [f"{len(skipped)} of the images to choose and judge on could not be read and were left out; the first, "
+            f"{name}: {reason}"]
+
+
+def _check(
+    keep: float | None, budget_ms: float | None, gpu: str | None, head: str, residual: str, weights: str, method: str,
+    time_limit: float | None, workers: int | None, chosen_on: int, judged_on: int,
+) -> None:
+    for value, choices, parameter in (
+        (head, presets.HEADS, "head"), (residual, RESIDUALS, "residual"), (weights, WEIGHT_FORMS, "weights"),
+        (method, ALL_METHODS, "method"),
+    ):  # fmt: skip
+        if value not in choices:
+            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
+    if keep is not None and budget_ms is not None:
+        raise QdqtoolError("`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small")
+    if keep is not None and not 0.0 < keep <= 1.0:
+        raise QdqtoolError(f"`keep` {keep:g}: is a part of the float model's metric, above 0 and at most 1")
+    if budget_ms is not None and (gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)):
+        raise QdqtoolError(f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`")
+    for number, parameter in ((time_limit, "time_limit"), (workers, "workers"), (chosen_on, "chosen_on"),
+                              (judged_on, "judged_on")):
+        if number is not None and not number > 0:
+            raise QdqtoolError(f"`{parameter}` {number:g}: has to be above 0")
+
+
+def _gpu(name: str | None, clock: float | None, power: str | None) -> gpus.Gpu | None:
+    if name is None:
+        return None
+    found = gpus.chosen(name, clock, power)
+    if not found.has_int8:
+        raise QdqtoolError(f"`gpu` {name}: {found.name} has no INT8, so that every placement is slower than the float "
+                           "model; deploy that, or name another GPU")
+    return found
+
+
+def _plain(gpu: gpus.Gpu | None) -> Precision:
+    return Precision.FP32 if gpu is not None and gpu.rates.fp16 < gpu.rates.fp32_pipe else Precision.FP16
+
+
+def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
+    """What measurements depend on beside model and images."""
+    names = ("method", "method_for", "percentile", "head", "residual", "unify", "exclude", "include", "exclude_op",
+             "size", "preprocess")  # fmt: skip
+    told = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
+
+
+def _calibrate(planner: Planner, sets: Sets, progress: bool) -> Json:
+    """One pass for every method, and for every tensor that any placement could quantize."""
+    base = planner.placement(Configuration())
+    if not base.readers:
+        first = base.skipped[0].reason if base.skipped else ""
+        raise ModelError(f"{planner.model.path or 'model'}: nothing to quantize{'; ' * bool(first)}{first}")
+    planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
+    statistics, report = collect_for(
+        planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration), preprocess=None,
+        size=None, cache=None, progress=progress,
+    )  # fmt: skip
+    planner.statistics = statistics.tensors
+    return report
+
+
+def _thinned(front: list[Point], chosen: Point) -> list[Point]:
+    """At most so many points of the front, evenly spread, its ends and the chosen one among them."""
+    if not any(p is chosen for p in front):
+        front = sorted([*front, chosen], key=lambda p: p.cost.value)
+    if len(front) <= _JUDGED_POINTS:
+        return front
+    step = (len(front) - 1) / (_JUDGED_POINTS - 1)
+    kept = {round(i * step) for i in range(_JUDGED_POINTS)} | {next(i for i, p in enumerate(front) if p is chosen)}
+    return [front[i] for i in sorted(kept)]
+
+
+def _sites(search: Search, chosen: Point, shown: Sequence[Point]) -> list[SiteResult]:
+    """Every site, in the order of the network."""
+    before = search.error(search.start)
+    taken = {s.name for s in search.parts(chosen.configuration)}
+    by_site: dict[str, list[Choice]] = {}
+    for judged in search.judged:
+        error = None if judged.why_not else search.error(search.start.joined(judged.candidate.configuration))
+        by_site.setdefault(judged.candidate.site.name + judged.candidate.site.kind, []).append(
+            Choice(judged.candidate.choice, judged.cost, error, judged.why_not))
+    for candidate in search.scales:
+        error = search.error(search.start.joined(candidate.configuration))
+        cost = search.planner.cost(search.start.joined(candidate.configuration))
+        by_site.setdefault(candidate.site.name + candidate.site.kind, []).append(
+            Choice(candidate.choice, cost, error))
+    methods = dict(chosen.configuration.methods)
+    found = []
+    for site in search.sites:
+        choices = by_site.get(site.name + site.kind, [])
+        first = choices[0] if choices else None
+        loss = None
+        if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
+            loss = before - first.error
+        choice, why = site.default, "accurate enough in INT8" if site.default == INT8 else "the head preset"
+        if set(site.nodes) <= search.start.floats:
+            choice, why = FLOAT, FREE
+        elif site.name in taken or set(site.nodes) <= chosen.configuration.floats:
+            choice, why = FLOAT, "most accuracy for its time"
+        elif site.default == FLOAT and set(site.nodes) <= chosen.configuration.quantized:
+            choice, why = INT8, "accurate enough in INT8"
+        elif changed := next((methods[t] for t in site.tensors if t in methods), None):
+            choice, why = changed, "a smaller output error on every kind of image that it was chosen on"
+        elif first is not None and first.why:
+            why = first.why
+        found.append(SiteResult(site.name, site.kind, site.nodes, site.tensors, choice, why, loss, choices))
+    return found
+
+
+def _cost_words(gpu: gpus.Gpu | None) -> Json:
+    if gpu is None:
+        return {"unit": "operations", "sentence": "float convolutions and conversions, counted together (no `gpu`)"}
+    return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
+
+
+def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
+    def told(source: object) -> str:
+        return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+
+    return {
+        "calibration": calibration["images"], "chosen_on": len(sets.chosen_on), "judged_on": len(sets.judged_on),
+        "calibration_data": told(data), "evaluation_data": told(evaluation), "fingerprint": sets.fingerprint,
+    }  # fmt: skip
+
+
+def _effort(search: Search, bench: Measurements, began: float, cpu: float) -> Json:
+    judged = search.judged
+    return {
+        "candidates": len(judged) + len(search.scales), "never_measured": sum(bool(j.why_not) for j in judged),
+        "runs": bench.runs, "combinations": len(search.pool), "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(_cpu_seconds() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
+    }  # fmt: skip
+
+
+def _cpu_seconds() -> float:
+    return time.process_time()

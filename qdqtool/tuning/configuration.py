@@ -1,0 +1,257 @@
+"""From a choice of sites to a placement with scales, and to what TensorRT is predicted to make of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import onnx
+
+from qdqtool import prediction
+from qdqtool.graph import Model
+from qdqtool.insertion import presets
+from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
+from qdqtool.insertion.prepare import index_of
+from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
+from qdqtool.insertion.structure import FLOATS
+from qdqtool.operators import WEIGHTED
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.twin import placeholder
+from qdqtool.trt.targets import Target
+from qdqtool.tuning.recipe import Pair, Recipe
+from qdqtool.types import Precision, Prediction
+
+if TYPE_CHECKING:
+    from calibration.statistics import TensorStatistics
+
+_KEEP = 4096  # bytes of weights; larger ones keep their dimensions only where a placement is just simulated
+FLOAT = "float"
+CHOSEN = "left float for accuracy"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What differs from everything INT8.
+
+    Attributes:
+        floats: Names of nodes that are float.
+        quantized: Names of nodes that are INT8 although the head preset leaves them float.
+        methods: Calibration methods by quantized tensor; they go for its whole scale group.
+        apart: Quantized tensors that have a scale of their own although they are tied to others.
+        method: The calibration method of all others; empty for the user's.
+    """
+
+    floats: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
+    methods: frozenset[tuple[str, str]] = frozenset()
+    apart: frozenset[str] = frozenset()
+    method: str = ""
+
+    def joined(self, other: Configuration) -> Configuration:
+        """Both; ``other``'s methods count where both name a tensor."""
+        named = {t for t, _ in other.methods}
+        return Configuration(
+            self.floats | other.floats, (self.quantized | other.quantized) - self.floats - other.floats,
+            frozenset(m for m in self.methods if m[0] not in named) | other.methods, self.apart | other.apart,
+            other.method or self.method,
+        )
+
+    def contains(self, other: Configuration) -> bool:
+        """Whether everything that ``other`` changes is changed so here."""
+        return (
+            other.floats <= self.floats and other.quantized <= self.quantized and other.methods <= self.methods
+            and other.apart <= self.apart and other.method in ("", self.method)
+        )  # fmt: skip
+
+    @property
+    def is_base(self) -> bool:
+        return self == Configuration()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a placement costs.
+
+    Attributes:
+        convolutions: Convolutions and products in all.
+        int8: Those of them that run in INT8.
+        conversions: Conversions; 0 where the target names none.
+        ms: Predicted milliseconds; None without a GPU.
+    """
+
+    convolutions: int
+    int8: int
+    conversions: int
+    ms: float | None = None
+
+    @property
+    def value(self) -> float:
+        """What is made small: milliseconds, or float convolutions and conversions together."""
+        return self.ms if self.ms is not None else float(self.convolutions - self.int8 + self.conversions)
+
+
+@dataclass
+class Plan:
+    """A configuration worked out."""
+
+    configuration: Configuration
+    placement: Placement
+    scales: list[GroupScale]
+    recipe: Recipe
+    warnings: list[str] = field(default_factory=list)
+
+
+class Planner:
+    """Works configurations out for one network.
+
+    Args:
+        model: The prepared float network.
+        rules: The user's placement rules.
+        target: Which TensorRT.
+        methods: The user's calibration methods.
+        unify: Whether tied tensors share a scale.
+        gpu: Where it will run; None counts float convolutions and conversions.
+        plain: What floats are on it.
+    """
+
+    def __init__(
+        self, model: Model, rules: Rules, target: Target, methods: MethodChoice, unify: bool = True,
+        gpu: Gpu | None = None, plain: Precision = Precision.FP16,
+    ) -> None:
+        self.model = model
+        self.rules = rules
+        self.target = target
+        self.methods = methods
+        self.unify = unify
+        self.gpu = gpu
+        self.plain = plain
+        self.statistics: Mapping[str, TensorStatistics] = {}
+        self._scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = {}
+        self._plans: dict[Configuration, Plan] = {}
+        self._costs: dict[object, Cost] = {}
+
+    def placement(self, configuration: Configuration) -> Placement:
+        floats = dict.fromkeys(sorted(configuration.floats), CHOSEN)
+        return place(self.model, replace(self.rules, floats=floats, quantized=configuration.quantized))
+
+    def groups(self, placement: Placement, apart: Iterable[str] = ()) -> list[ScaleGroup]:
+        """The scale groups, with those tensors apart that are to have a scale of their own."""
+        own = set(apart)
+        found: list[ScaleGroup] = []
+        for group in scale_groups(self.model, placement.readers, self.unify):
+            rest = tuple(t for t in group.quantized if t not in own)
+            if rest:
+                found.append(replace(group, quantized=rest) if len(rest) < len(group.quantized) else group)
+            found.extend(ScaleGroup((t,), (t,), (t,)) for t in group.quantized if t in own)
+        return found
+
+    def possible_groups(self) -> list[ScaleGroup]:
+        """Groups of everything that any placement quantizes: a float can move a Q to a residual's other input."""
+        model = self.model
+        preset = frozenset(model.nodes[i].name for i in presets.float_nodes(model, self.rules.head))
+        wide = Placement(dict(self.placement(Configuration(quantized=preset)).readers))
+        for tensor in self.placement(Configuration()).readers:
+            wide.readers.setdefault(tensor, [])
+        for node in model.ordered:
+            if can_be_quantized(model, node) and node.op not in WEIGHTED:
+                for tensor in node.inputs:
+                    if tensor and not model.is_constant(tensor) and model.elem_type(tensor) in (*FLOATS, 0):
+                        wide.readers.setdefault(tensor, [])
+        return [*self.groups(wide), *self.groups(wide, wide.readers)]
+
+    def method_of(self, group: ScaleGroup, configuration: Configuration) -> str:
+        chosen = dict(configuration.methods)
+        for tensor in group.quantized:
+            if tensor in chosen:
+                return chosen[tensor]
+        return replace(self.methods, default=configuration.method or self.methods.default).of(group)
+
+    def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[str]]:
+        key = (group.quantized, group.sources, method)
+        if key not in self._scales:
+            choice = MethodChoice(method, (), self.methods.percentile)
+            self._scales[key] = choose_scale(group, self.statistics, choice)
+        return self._scales[key]
+
+    def plan(self, configuration: Configuration) -> Plan:
+        """The placement with its scales; needs :attr:`statistics`."""
+        if configuration not in self._plans:
+            placement = self.placement(configuration)
+            scales: list[GroupScale] = []
+            warnings: list[str] = []
+            for group in self.groups(placement, configuration.apart):
+                scale, said = self.scale(group, self.method_of(group, configuration))
+                scales.append(scale)
+                warnings += said
+            self._plans[configuration] = Plan(configuration, placement, scales, _recipe(placement, scales), warnings)
+        return self._plans[configuration]
+
+    def cost(self, configuration: Configuration) -> Cost:
+        """What TensorRT makes of it; methods do not matter, only who shares a scale."""
+        placement = self.placement(configuration)
+        groups = self.groups(placement, configuration.apart)
+        scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
+        recipe = _recipe(placement, scales)
+        key = (recipe.key,)
+        if key not in self._costs:
+            self._costs[key] = self._cost(recipe)
+        return self._costs[key]
+
+    def _cost(self, recipe: Recipe) -> Cost:
+        if not recipe.pairs:
+            proto = self._slim.proto
+        else:
+            proto, _ = recipe.build(self._slim, "sketch")
+        index = index_of(proto, self.model.path)
+        predicted = prediction.predict(index, self.target, advice=False)
+        ms = None
+        if self.gpu is not None:
+            ms = estimate(index, predicted, self.gpu, self.target, plain=self.plain, compare=False).total_ms
+        return cost_of(predicted, ms)
+
+    @functools.cached_property
+    def _slim(self) -> Model:
+        """The network without its large weights; all other constants stay, shapes may depend on them."""
+        weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
+        slim = onnx.ModelProto()
+        for name in ("ir_version", "opset_import", "functions", "metadata_props"):
+            if name == "ir_version":
+                slim.ir_version = self.model.proto.ir_version
+            else:
+                getattr(slim, name).extend(getattr(self.model.proto, name))
+        graph, source = slim.graph, self.model.proto.graph
+        graph.name = source.name
+        graph.node.extend(source.node)
+        graph.input.extend(source.input)
+        graph.output.extend(source.output)
+        graph.value_info.extend(source.value_info)
+        for tensor in source.initializer:
+            large = tensor.name in weights and tensor.ByteSize() > _KEEP
+            graph.initializer.append(placeholder(tensor.name, tensor.dims, tensor.data_type) if large else tensor)
+        return index_of(slim, self.model.path)
+
+
+def cost_of(predicted: Prediction, ms: float | None) -> Cost:
+    """The cost of what was predicted."""
+    summary = predicted.summary()
+    return Cost(summary["convolutions"], summary["int8"], summary["conversions"] or 0, ms)
+
+
+def _recipe(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
+    numbers: dict[int, int] = {}
+    by_tensor: dict[str, tuple[float, str, int | None]] = {}
+    for scale in scales:
+        number = numbers.setdefault(id(scale), len(numbers)) if scale.group.tied else None
+        for tensor in scale.group.quantized:
+            by_tensor[tensor] = (scale.scale, scale.method, number)
+    return Recipe(
+        tuple(
+            Pair(t, tuple((r.node.index, r.position, r.role) for r in readers), *by_tensor[t])
+            for t, readers in placement.readers.items()
+        ),
+        tuple((w.node.index, w.tensor, w.axis) for w in placement.weights),
+    )

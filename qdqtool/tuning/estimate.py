@@ -1,0 +1,80 @@
+"""How long a tuning will take, from one measured run and the parts of the network that will run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from qdqtool.graph import Model
+from qdqtool.operators import WEIGHTED
+from qdqtool.timing.products import product_of
+from qdqtool.timing.shapes import Shapes
+from qdqtool.tuning.measurements import Measurements
+from qdqtool.tuning.recipe import first_change
+from qdqtool.tuning.search import FLOAT_RECIPE, Search
+
+_WHOLE = 30  # combinations that a search usually measures
+_FEW = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to come.
+
+    Attributes:
+        choices: Choices that are swept.
+        never: Choices that are not.
+        images: Samples that they are swept on.
+        seconds: Of all of it, at worst.
+        workers: At the same time.
+    """
+
+    choices: int
+    never: int
+    images: int
+    seconds: float
+    workers: int
+
+    @staticmethod
+    def of(search: Search, bench: Measurements) -> Estimate:
+        """Runs the float model and everything INT8 on a few samples, and multiplies."""
+        samples = bench.sets.chosen_on[:_FEW]
+        known = bench.runs
+        began = time.monotonic()
+        bench.whole([FLOAT_RECIPE, search.recipe(search.start)], samples, "How long a run takes")
+        seconds = (time.monotonic() - began) / max(1, bench.runs - known) if bench.runs > known else 0.0
+        behind = share_behind(search.planner.model)
+        base = search.recipe(search.start)
+        sweep = 0.0
+        for judged in search.swept():
+            recipe = search.recipe(search.start.joined(judged.candidate.configuration))
+            sweep += behind[first_change(search.planner.model, base, recipe)]
+        whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
+        total = seconds * (sweep * len(bench.sets.chosen_on) + whole)
+        return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.chosen_on),
+                        total, bench.workers)  # fmt: skip
+
+    @property
+    def sentence(self) -> str:
+        never = f" ({self.never} more cannot pay and are not measured)" if self.never else ""
+        long = "a minute" if self.seconds < 90 else f"{self.seconds / 60:.0f} minutes"
+        many = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        return (
+            f"{self.choices} choices to measure on {self.images} images{never}, then combinations: "
+            f"at most about {long} with {many}"
+        )
+
+
+def share_behind(model: Model) -> list[float]:
+    """For each cut the part of all multiplications that lies behind it, from 1 at the inputs to 0 at the end."""
+    shapes = Shapes(model)
+    work = []
+    for node in model.ordered:
+        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
+        work.append(1.0 if product is None else product.rows * product.columns * product.depth * product.groups)
+    total = sum(work) or 1.0
+    behind, left = [], total
+    for amount in work:
+        behind.append(left / total)
+        left -= amount
+    return [*behind, 0.0]

@@ -1,0 +1,150 @@
+"""Three sets of samples: to make ranges from, to choose on, and to judge on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calibration.dataset import Dataset, Source, spread
+from calibration.images import Preprocess, open_data
+from calibration.part import Part
+from calibration.partial import input_specs, metadata_size
+from qdqtool import budgets
+from qdqtool.errors import DataError
+
+if TYPE_CHECKING:
+    from qdqtool.graph import Model
+
+CHOSEN_ON = 32
+JUDGED_ON = 64
+_BLOCKS = 4
+_FEWEST = 4
+
+
+@dataclass
+class Sets:
+    """The samples of a tuning.
+
+    Attributes:
+        calibration: To make ranges from.
+        measured: All others; numbers count in it.
+        chosen_on: Numbers of those that choices are made on.
+        judged_on: Numbers of those that the result is judged on, and nothing is chosen by.
+    """
+
+    calibration: Dataset
+    measured: Dataset
+    chosen_on: tuple[int, ...]
+    judged_on: tuple[int, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the measured samples, as far as they can be told."""
+        told = self.measured.fingerprint + self.calibration.fingerprint
+        return hashlib.sha256(f"{told} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[:20]
+
+
+def open_sets(
+    model: Model, data: object, evaluation: object = None, *, preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None, max_images: int = 512, chosen_on: int = CHOSEN_ON, judged_on: int = JUDGED_ON,
+) -> Sets:
+    """Divides the data.
+
+    With evaluation data the ranges are made from all of the calibration data, choices on one half of the evaluation
+    data and the judgement on the other. Without, up to a quarter of the calibration data goes to each of both. Always
+    in blocks: pictures that lie side by side (of one video, one document) fall on one side.
+
+    Raises:
+        DataError: There is nothing usable, too little, or it can be read once only.
+    """
+    chosen_on, judged_on = (min(n, budgets.TUNING_SAMPLES) for n in (chosen_on, judged_on))
+    whole = _open(model, data, preprocess, size, max_images, "data")
+    assert whole.indices is not None
+    if evaluation is None:
+        if len(whole.indices) < _FEWEST * whole.batch:
+            raise DataError(
+                f"`data`: {len(whole.indices)} images are too few to calibrate, choose and judge with; give "
+                f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
+            )
+        parts = _three(whole.indices, whole.batch, chosen_on, judged_on)
+        rest, chosen, judged = ([i for b in part for i in b] for part in parts)
+        source = whole.source
+        calibration = _part(source, rest, whole)
+        return Sets(calibration, _part(source, [*chosen, *judged], whole), *_numbers(chosen, judged, whole.batch))
+    other = _open(model, evaluation, preprocess, size, max(max_images, chosen_on + judged_on), "evaluation")
+    assert other.indices is not None
+    if len(other.indices) < 2 * other.batch:
+        raise DataError(f"`evaluation`: {len(other.indices)} images are too few to choose on one half and judge on the "
+                        f"other; give {2 * other.batch} or more")
+    chosen, judged = _halves(other.indices, other.batch, chosen_on, judged_on)
+    return Sets(whole, _part(other.source, [*chosen, *judged], other), *_numbers(chosen, judged, other.batch))
+
+
+def _open(
+    model: Model, data: object, preprocess: Preprocess | None, size: tuple[int, int] | None, limit: int, what: str
+) -> Dataset:
+    if data is None:
+        raise DataError(f"`{what}`: no images; give a folder of images")
+    if isinstance(data, Iterator):
+        raise DataError(f"`{what}`: an iterator can be gone through once only; give a list")
+    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), limit, size or metadata_size(model))
+    if dataset.indices is None:
+        raise DataError(f"`{what}`: its length is not known; give a folder or a list")
+    return dataset
+
+
+def _part(source: Source, indices: Sequence[int], like: Dataset) -> Dataset:
+    return Dataset(Part(source, indices), like.inputs, max(1, len(indices)))
+
+
+def _numbers(chosen: Sequence[int], judged: Sequence[int], batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    first = len(chosen) // batch
+    return tuple(range(first)), tuple(range(first, first + len(judged) // batch))
+
+
+def _blocks(items: Sequence[int]) -> list[list[int]]:
+    count = min(_BLOCKS, max(1, len(items) // _FEWEST))
+    bounds = [len(items) * k // count for k in range(count + 1)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def _whole(items: Sequence[int], batch: int) -> list[int]:
+    return list(items[: len(items) // batch * batch])
+
+
+def _share(wanted: int, blocks: int, k: int) -> int:
+    return wanted * (k + 1) // blocks - wanted * k // blocks
+
+
+def _three(
+    items: Sequence[int], batch: int, chosen_on: int, judged_on: int
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """What is left for ranges, and what is chosen and judged on; of each block the end."""
+    quarter = len(items) // _FEWEST // batch * batch
+    chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
+    blocks = _blocks(items)
+    rest: list[list[int]] = []
+    chosen: list[int] = []
+    judged: list[int] = []
+    for k, block in enumerate(blocks):
+        c, j = _share(chosen_on, len(blocks), k), _share(judged_on, len(blocks), k)
+        keep = max(0, len(block) - c - j)
+        rest.append(block[:keep])
+        chosen += block[keep : keep + c]
+        judged += block[keep + c : keep + c + j]
+    return rest, [_whole(chosen, batch)], [_whole(judged, batch)]
+
+
+def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) -> tuple[list[int], list[int]]:
+    chosen: list[int] = []
+    judged: list[int] = []
+    blocks = _blocks(items)
+    for k, block in enumerate(blocks):
+        middle = (len(block) + 1) // 2
+        for part, into, wanted in ((block[:middle], chosen, chosen_on), (block[middle:], judged, judged_on)):
+            share = max(1, _share(wanted * batch, len(blocks), k))
+            into += [part[i] for i in spread(len(part), share)] if part else []
+    return _whole(chosen, batch), _whole(judged, batch)

@@ -1,0 +1,258 @@
+"""Measuring placements on samples: a pure function of a job and a task, for threads here and workers elsewhere.
+
+A sweep changes one site at a time. The network with everything as in the base recipe is rolled forward over the samples
+of a task, from cut to cut; only the tensors that cross one cut are held. Each candidate then runs from the last cut in
+front of its first change to the end. Kernels are onnxruntime's, without graph optimizations and on one thread each, so
+that a candidate computes the same bits behind a cut as in the whole network, on any number of workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from calibration import Focus
+from calibration.dataset import Dataset
+from calibration.partial import partial_model
+from qdqtool import budgets, runtime
+from qdqtool.errors import ModelError
+from qdqtool.insertion.losses import output_error
+from qdqtool.insertion.prepare import index_of
+from qdqtool.tuning.cuts import Cuts
+from qdqtool.tuning.metrics import Evidence, Metric
+from qdqtool.tuning.recipe import Recipe, first_change
+
+_Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate on one sample.
+
+    Attributes:
+        error: Of the compared tensors, as a part of their spread (:func:`qdqtool.insertion.losses.output_error`).
+        evidence: What the metric saw; None in a sweep.
+    """
+
+    error: float
+    evidence: Evidence = None
+
+    def as_json(self) -> list[Any]:
+        return [self.error, self.evidence]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a tuning share.
+
+    Attributes:
+        model: The prepared float network, serialized.
+        images: The samples, by number.
+        base: The recipe that a sweep changes one site of.
+        compared: Tensors whose error is measured.
+        scores: Class outputs that tell where the network looks; may be empty.
+        metric: The metric.
+    """
+
+    model: bytes
+    images: Dataset
+    base: Recipe
+    compared: tuple[str, ...]
+    scores: tuple[str, ...]
+    metric: Metric
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
+
+    @property
+    def network(self) -> Network:
+        """The parsed model, kept for the tasks of one process."""
+        with _parsing:
+            if "network" not in self._kept:
+                self._kept["network"] = Network(self)
+            found: Network = self._kept["network"]
+            return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which candidates to measure on which samples.
+
+    Attributes:
+        key: Names the task.
+        images: Numbers of samples.
+        candidates: What to measure.
+        whole: Whether the metric is asked too; else only the error is measured, from cuts.
+    """
+
+    key: str
+    images: tuple[int, ...]
+    candidates: tuple[Recipe, ...]
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows of one task, or of a part of one: by candidate's key and sample; None for a sample that cannot be read."""
+
+    key: str
+    rows: dict[str, dict[int, Row | None]]
+
+
+class Mapper(Protocol):
+    """Runs tasks somewhere; what it yields may come in any order and in parts, each candidate and sample once."""
+
+    def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]: ...
+
+
+def run_task(job: Job, task: Task) -> Result:
+    """All rows of a task. The same job and task give the same bits, wherever and in whatever order they run.
+
+    Raises:
+        ModelError: onnxruntime cannot run a candidate.
+        DataError: A sample of arrays is damaged.
+        QdqtoolError: The user's metric failed.
+    """
+    rows: dict[str, dict[int, Row | None]] = {}
+    for part in iterate(job, task):
+        rows.update(part.rows)
+    return Result(task.key, rows)
+
+
+def iterate(job: Job, task: Task) -> Iterator[Result]:
+    """The same, candidate by candidate as they are measured."""
+    network = job.network
+    samples = {}
+    for number in task.images:
+        loaded = job.images.load(number)
+        if loaded is not None:
+            samples[number] = loaded
+    broken: dict[int, Row | None] = {n: None for n in task.images if n not in samples}
+    reference = network.reference(samples, task.whole)
+    measured = network.whole(samples, reference, task) if task.whole else network.sweep(samples, reference, task)
+    for key, rows in measured:
+        yield Result(task.key, {key: {**rows, **broken}})
+
+
+_parsing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What the float network does on a sample."""
+
+    outputs: _Arrays
+    looked_at: Any
+
+
+class Network:
+    """A network that can be run in parts, with any recipe."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.model = index_of(onnx.ModelProto.FromString(job.model))
+        self.cuts = Cuts(self.model, job.compared)
+        self.focus = Focus(job.scores) if job.scores else None
+
+    @functools.cached_property
+    def _everything(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.job.compared, *self.job.metric.tensors)))
+
+    def reference(self, samples: Mapping[int, _Arrays], whole: bool) -> dict[int, _Reference]:
+        names = tuple(dict.fromkeys((*(self._everything if whole else self.job.compared), *self.job.scores)))
+        session = _open(partial_model(self.model, [n for n in names if n not in self.model.inputs]))
+        found = {}
+        for number, sample in samples.items():
+            outputs = _run(session, sample)
+            found[number] = _Reference(outputs, self.focus.find(outputs) if self.focus else None)
+        return found
+
+    def whole(
+        self, samples: Mapping[int, _Arrays], reference: Mapping[int, _Reference], task: Task
+    ) -> Iterator[tuple[str, dict[int, Row | None]]]:
+        """Every candidate from the network's inputs to its outputs."""
+        for recipe in task.candidates:
+            session = self._session(recipe, 0, self._everything)
+            rows: dict[int, Row | None] = {}
+            for number, sample in samples.items():
+                outputs = _run(session, sample)
+                before = reference[number]
+                wanted = {t: before.outputs[t] for t in self.job.metric.tensors}
+                seen = self.job.metric.look(
+                    wanted, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
+                )
+                rows[number] = Row(self._error(before, outputs), seen)
+            yield recipe.key, rows
+
+    def sweep(
+        self, samples: Mapping[int, _Arrays], reference: Mapping[int, _Reference], task: Task
+    ) -> Iterator[tuple[str, dict[int, Row | None]]]:
+        """Every candidate from its cut, the base recipe in front of it."""
+        base = self.job.base
+        end = len(self.model.ordered)
+        starts = [(min(first_change(self.model, base, r), end), i) for i, r in enumerate(task.candidates)]
+        here = 0
+        state = {number: dict(sample) for number, sample in samples.items()}
+        for position, index in sorted(starts):
+            at = self.cuts.usable(position)
+            if at > here:
+                self._roll(state, here, at)
+                here = at
+            recipe = task.candidates[index]
+            behind = [t for t in self.job.compared if t not in self.cuts.crossing(here)]
+            session = self._session(recipe, here, behind) if behind else None
+            rows: dict[int, Row | None] = {}
+            for number, tensors in state.items():
+                outputs = {t: tensors[t] for t in self.job.compared if t in tensors}
+                if session is not None:
+                    outputs.update(_run(session, tensors))
+                rows[number] = Row(self._error(reference[number], outputs))
+            yield recipe.key, rows
+
+    def _roll(self, state: dict[int, _Arrays], here: int, there: int) -> None:
+        """Takes every sample from one cut to the next."""
+        wanted = self.cuts.crossing(there)
+        missing = [t for t in wanted if t not in self.cuts.crossing(here)]
+        session = self._session(self.job.base, here, missing) if missing else None
+        for number, tensors in state.items():
+            made = _run(session, tensors) if session is not None else {}
+            state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
+
+    def _error(self, reference: _Reference, outputs: _Arrays) -> float:
+        wanted = {t: reference.outputs[t] for t in self.job.compared}
+        return output_error(wanted, {t: outputs[t] for t in self.job.compared}, reference.looked_at)
+
+    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Any:
+        proto, _ = recipe.build(self.model)
+        return _open(self.cuts.behind(proto, position, outputs))
+
+    def images_at_once(self, candidates: Iterable[Recipe], workers: int) -> int:
+        """Samples whose cut tensors fit the budget, for one task of each worker at a time."""
+        base = self.job.base
+        positions = {self.cuts.usable(first_change(self.model, base, r)) for r in candidates}
+        largest = max((self.cuts.bytes_at(p) for p in positions), default=1)
+        return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
+
+
+def _open(proto: onnx.ModelProto) -> Any:
+    try:
+        return runtime.open_session(proto.SerializeToString(), 1, optimize="none")
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"onnxruntime cannot run the network: {' '.join(str(error).split())[:300]}") from error
+
+
+def _run(session: Any, feeds: Mapping[str, npt.NDArray[Any]]) -> _Arrays:
+    names = [o.name for o in session.get_outputs()]
+    try:
+        values = session.run(names, {i.name: np.ascontiguousarray(feeds[i.name]) for i in session.get_inputs()})
+    except Exception as error:
+        raise ModelError(f"onnxruntime failed on a sample: {' '.join(str(error).split())[:300]}") from error
+    return dict(zip(names, values, strict=True))

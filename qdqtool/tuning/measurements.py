@@ -1,0 +1,176 @@
+"""Asks for measurements, keeps them, and puts them together in an order that does not depend on who made them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.errors import DataError
+from qdqtool.progress import track
+from qdqtool.tuning.images import Sets
+from qdqtool.tuning.measure import Job, Mapper, Result, Task
+from qdqtool.tuning.metrics import Evidence, resampled
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.store import SWEEP, WHOLE, Store
+
+_AT_ONCE = 8  # samples of one task: enough to pay for its sessions
+RESAMPLES = 300
+
+
+class OutOfTime(Exception):
+    """The time limit was reached; what was measured so far is kept."""
+
+
+@dataclass
+class Measurements:
+    """All measurements of a tuning.
+
+    Attributes:
+        job: What is measured.
+        sets: On which samples.
+        mapper: Who measures.
+        store: Where it is kept.
+        workers: How many tasks run at the same time.
+        deadline: Of ``time.monotonic()``; None without a limit.
+        progress: Whether to draw a bar.
+        runs: Candidates times samples measured in this process.
+    """
+
+    job: Job
+    sets: Sets
+    mapper: Mapper
+    store: Store
+    workers: int
+    deadline: float | None = None
+    progress: bool = False
+    runs: int = 0
+    _values: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
+    _resampled: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    # Sweeps: one site at a time --------------------------------------------------------------------------------
+
+    def sweep(self, recipes: Sequence[Recipe], what: str, samples: Sequence[int] | None = None) -> bool:
+        """Measures the error of each recipe on the samples to choose on.
+
+        Returns:
+            Whether all was measured; False where the time limit came first.
+        """
+        images = self.sets.chosen_on if samples is None else tuple(samples)
+        unique = {r.key: r for r in recipes}
+        room = self.job.network.images_at_once(unique.values(), self.workers)
+        size = max(1, min(room, _AT_ONCE, -(-len(images) // self.workers)))
+        tasks = []
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
+            left = [r for r in unique.values() if any(n not in self.store.known(SWEEP, r.key) for n in chunk)]
+            if left:
+                tasks.append(Task(f"sweep {start}", chunk, tuple(left)))
+        try:
+            self._run(SWEEP, tasks, what)
+        except OutOfTime:
+            return False
+        return True
+
+    def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
+        """Errors of a swept recipe on the samples that were measured, NaN for the others."""
+        rows = self.store.known(SWEEP, recipe.key)
+        found = [rows.get(n) for n in self.sets.chosen_on]
+        return np.asarray([math.nan if r is None else r.error for r in found], np.float64)
+
+    # Whole runs: the metric ------------------------------------------------------------------------------------
+
+    def whole(self, recipes: Iterable[Recipe], samples: Sequence[int], what: str) -> None:
+        """Measures the metric of recipes.
+
+        Raises:
+            OutOfTime: The time limit came first.
+        """
+        size = max(1, min(_AT_ONCE, -(-len(samples) // self.workers)))
+        tasks = []
+        for recipe in {r.key: r for r in recipes}.values():
+            left = [n for n in samples if n not in self.store.known(WHOLE, recipe.key)]
+            for start in range(0, len(left), size):
+                tasks.append(Task(f"{recipe.key} {start}", tuple(left[start : start + size]), (recipe,), True))
+        self._run(WHOLE, tasks, what)
+
+    def evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
+        """What the metric saw, in the order of the samples; broken samples left out."""
+        rows = self.store.known(WHOLE, recipe.key)
+        return [row.evidence for n in samples if (row := rows.get(n)) is not None]
+
+    def value(self, recipe: Recipe, samples: Sequence[int]) -> float:
+        """The metric's value.
+
+        Raises:
+            DataError: No sample could be read, or the kept file is damaged.
+        """
+        key = (recipe.key, tuple(samples))
+        if key not in self._values:
+            self._values[key] = self._asked(self.evidence(recipe, samples))
+        return self._values[key]
+
+    def _asked(self, evidence: list[Evidence]) -> float:
+        if not evidence:
+            raise DataError("none of the images to measure on could be read")
+        try:
+            value = float(self.job.metric.value(evidence))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            if self.store.resumed:
+                raise DataError(f"{self.store.path}: is damaged; remove it") from error
+            raise
+        if math.isnan(value):
+            raise DataError(
+                "the float model finds nothing on these images, so that there is nothing to agree with; give images "
+                "that show what it was made for, or your own `metric`"
+            )
+        return value
+
+    def resampled(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Values over resamples of the samples, the same resamples for every recipe."""
+        key = (recipe.key, tuple(samples))
+        if key not in self._resampled:
+            self._resampled[key] = resampled(self.job.metric, self.evidence(recipe, samples), RESAMPLES)
+        return self._resampled[key]
+
+    # Running ---------------------------------------------------------------------------------------------------
+
+    def _run(self, kind: str, tasks: Sequence[Task], what: str) -> None:
+        if not tasks:
+            return
+        total = sum(len(t.candidates) * len(t.images) for t in tasks)
+        results = self._until_deadline(self.mapper(self.job, tasks))
+        try:
+            for result in track(_single(results), what, total) if self.progress else _single(results):
+                if isinstance(result, Result):
+                    self.store.add(kind, result.rows)
+                    self.runs += sum(len(rows) for rows in result.rows.values())
+        finally:
+            self.store.save()
+
+    def _until_deadline(self, results: Iterator[Result]) -> Iterator[Result]:
+        try:
+            for result in results:
+                yield result
+                if self.deadline is not None and time.monotonic() > self.deadline:
+                    raise OutOfTime
+        finally:
+            close = getattr(results, "close", None)
+            if close is not None:
+                close()
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+
+def _single(results: Iterator[Result]) -> Iterator[Result | None]:
+    """A result, and None for each further row of it: one step of the bar for each sample."""
+    for result in results:
+        yield result
+        for _ in range(sum(len(rows) for rows in result.rows.values()) - 1):
+            yield None

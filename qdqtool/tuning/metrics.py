@@ -1,0 +1,250 @@
+"""How well a quantized network does what the float network does: higher is better, the float network has the most.
+
+A metric looks at one sample at a time and keeps what it saw as plain numbers (*evidence*), from which its value over
+any samples follows: so that samples can be resampled, and measured on different machines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion.attention import class_outputs
+from qdqtool.insertion.losses import compared_tensors, output_error
+from qdqtool.onnxgraph.heads import find_head
+from qdqtool.tuning import detection
+
+Outputs = Mapping[str, npt.NDArray[Any]]
+Evidence = Any  # of JSON's types
+_SORTS = ("TopK", "NonMaxSuppression", "ArgMax")
+_SCORE = 0.25  # of the float network's detections that count as there
+
+
+class Metric(Protocol):
+    """What :func:`qdqtool.tune` asks of a metric; picklable."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sentence(self) -> str: ...
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What it looks at."""
+        ...
+
+    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
+        """What one sample shows: the float network's outputs and the quantized one's, by name."""
+        ...
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        """The value over samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class AgreementMap:
+    """Average precision of the detections, those of the float network taken as the truth.
+
+    Attributes:
+        output: An output [n, 4 + classes + others, anchors]: centre, size, scores; or with the last two dimensions
+            exchanged.
+        classes: Number of classes.
+        transposed: Whether they are exchanged.
+    """
+
+    output: str
+    classes: int
+    transposed: bool = False
+    name: str = "agreement-map"
+    sentence: str = (
+        "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the INT8 detections, with "
+        f"the float model's own detections of score {_SCORE:g} and more taken as the truth; 1 is the same detections"
+    )
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def _detections(self, outputs: Outputs) -> list[detection.Detections]:
+        array = outputs[self.output]
+        if self.transposed:
+            array = array.swapaxes(1, 2)
+        return [detection.decode(row[None, : 4 + self.classes]) for row in array]
+
+    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
+        rows = []
+        for wanted, made in zip(self._detections(reference), self._detections(found), strict=True):
+            rows.append(detection.match(wanted.above(_SCORE), made).as_json())
+        return rows
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        matches = [detection.Matches.from_json(row) for rows in evidence for row in rows]
+        return float(detection.precision(matches, pooled=True).mean())
+
+
+@dataclass(frozen=True)
+class OutputAgreement:
+    """One minus the relative error of the outputs."""
+
+    tensors: tuple[str, ...]
+    name: str = "output-agreement"
+    sentence: str = (
+        "output agreement: one minus the root mean square difference between the INT8 and the float model's outputs, "
+        "as a part of the float outputs' own spread; 1 is the same outputs"
+    )
+
+    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
+        wanted = {t: reference[t] for t in self.tensors}
+        return 1.0 - output_error(wanted, {t: found[t] for t in self.tensors}, None)
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        return _mean(evidence)
+
+
+@dataclass(frozen=True)
+class UserMetric:
+    """A user's function ``(reference, outputs, image) -> float``, called once for each sample; its mean counts.
+
+    Attributes:
+        name: ``package.module:function``, imported where it is called.
+        tensors: The network's outputs.
+        function: The function itself, where it was given as one.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    function: Callable[[Outputs, Outputs, str], float] | None = None
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name}: the mean of this function over the images, as a part of what it gives for the float model"
+
+    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
+        function = self.function or imported(self.name)
+        try:
+            value = float(function(reference, found, image))
+        except Exception as error:  # whatever a user's function raises
+            reason = " ".join(str(error).split())[:200]
+            raise QdqtoolError(
+                f"`metric` {self.name}: raised {type(error).__name__} on {image}{': ' if reason else ''}{reason}"
+            ) from error
+        if not math.isfinite(value):
+            raise QdqtoolError(f"`metric` {self.name}: gave {value} on {image}; it has to be a finite number")
+        return value
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        return _mean(evidence)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
+    """The function ``package.module:function``.
+
+    Raises:
+        QdqtoolError: There is none.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise QdqtoolError(f"`metric` {name}: is not package.module:function")
+    try:
+        found: Any = _module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the user's module
+        reason = " ".join(str(error).split())[:200]
+        raise QdqtoolError(f"`metric` {name}: cannot be imported: {type(error).__name__}: {reason}") from error
+    if not callable(found):
+        raise QdqtoolError(f"`metric` {name}: is no function")
+    function: Callable[[Outputs, Outputs, str], float] = found
+    return function
+
+
+def _module(name: str) -> Any:
+    """A module, also one of the current folder, which is no place to import from where a script was installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != name.partition(".")[0] or here in sys.path:
+            raise
+        sys.path.append(here)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+
+def metric_for(model: Model, wanted: str | Callable[[Outputs, Outputs, str], float] | None) -> Metric:
+    """The user's metric, or the one that fits the outputs.
+
+    Raises:
+        QdqtoolError: The user's cannot be imported.
+    """
+    if isinstance(wanted, str):
+        imported(wanted)
+        return UserMetric(wanted, tuple(model.outputs))
+    if wanted is not None:
+        name = f"{getattr(wanted, '__module__', '')}:{getattr(wanted, '__qualname__', type(wanted).__name__)}"
+        return UserMetric(name, tuple(model.outputs), wanted)
+    found = _detector(model)
+    if found is not None:
+        return found
+    if any(n.op in _SORTS for n in model.nodes):
+        return OutputAgreement(tuple(compared(model)))
+    floats = [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
+    return OutputAgreement(tuple(floats or compared(model)))
+
+
+def compared(model: Model) -> list[str]:
+    """Where the output error is measured; of a network that sorts its results, what is not sorted yet."""
+    found = compared_tensors(model)
+    if found == list(model.outputs) and any(n.op in _SORTS for n in model.nodes):
+        last = find_head(model).finals
+        found = [n.output for n in model.ordered if n.index in last] or found
+    return found
+
+
+def _detector(model: Model) -> AgreementMap | None:
+    """A YOLOv8-style output: the head has a DFL or class outputs, and one output of rank 3 holds boxes and scores."""
+    scores = class_outputs(model)
+    if not scores or not (find_head(model).dfl or _predicts_boxes(model)):
+        return None
+    channels = {(model.shape(t) or (0, None))[1] for t in scores}
+    if len(channels) != 1 or (classes := channels.pop()) is None:
+        return None
+    for output in model.outputs:
+        shape = model.shape(output)
+        if shape is None or len(shape) != 3 or None in shape[1:] or any(n.op in _SORTS for n in model.nodes):
+            continue
+        rows, columns = (int(d or 0) for d in shape[1:])
+        if 4 + classes <= rows < columns:
+            return AgreementMap(output, classes)
+        if 4 + classes <= columns < rows:
+            return AgreementMap(output, classes, True)
+    return None
+
+
+def _predicts_boxes(model: Model) -> bool:
+    task = model.metadata.get("task", "")
+    return task in ("detect", "segment", "pose")
+
+
+def resampled(
+    metric: Metric, evidence: Sequence[Evidence], resamples: int = 300, seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """Values of a metric over bootstrap resamples of the samples: the same samples for every call of that length."""
+    rng = np.random.default_rng(seed)
+    count = len(evidence)
+    drawn = rng.integers(0, count, (resamples, count)) if count else np.zeros((0, 0), np.int64)
+    return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])

@@ -1,0 +1,224 @@
+"""What :func:`qdqtool.tune` gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx
+
+from qdqtool.files import Guard
+from qdqtool.modelfile import save
+from qdqtool.outputs import write_visible
+from qdqtool.tuning.configuration import Configuration, Cost
+from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
+
+SCHEMA = "qdqtool/tuning/1"
+
+
+@dataclass
+class Choice:
+    """One choice at a site: what was predicted and measured of it.
+
+    Attributes:
+        choice: ``float``, ``int8``, a calibration method, or ``own-scale``.
+        cost: Of the network with this choice alone.
+        error: Output error with this choice alone; None where it was not measured.
+        why: Why it was not measured, or empty.
+    """
+
+    choice: str
+    cost: Cost
+    error: float | None = None
+    why: str = ""
+
+
+@dataclass
+class SiteResult:
+    """A site and what became of it.
+
+    Attributes:
+        site: Its name.
+        kind: ``convolution``, ``group``, ``residual`` or ``head``.
+        nodes: Nodes that are float where it is.
+        tensors: Activations that are not quantized any more then.
+        choice: What was chosen.
+        why: In one sentence.
+        loss: By how much the output error falls when it is float; None where that was not measured.
+        choices: All that were looked at.
+    """
+
+    site: str
+    kind: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    choice: str
+    why: str
+    loss: float | None
+    choices: list[Choice]
+
+    def as_json(self, base: Cost) -> Json:
+        first = self.choices[0] if self.choices else None
+        return {
+            "site": self.site, "kind": self.kind, "nodes": list(self.nodes), "tensors": list(self.tensors),
+            "choice": self.choice, "why": self.why, "loss": _rounded(self.loss),
+            **({"ms": None, "int8": 0, "conversions": 0} if first is None else _change(first.cost, base)),
+            "choices": [
+                {"choice": c.choice, "measured": c.error is not None, "error": _rounded(c.error),
+                 **_change(c.cost, base), "cost": _rounded(c.cost.value - base.value), "why": c.why}
+                for c in self.choices
+            ],
+        }  # fmt: skip
+
+
+def _change(cost: Cost, base: Cost) -> Json:
+    ms = None if cost.ms is None or base.ms is None else _rounded(cost.ms - base.ms)
+    return {"ms": ms, "int8": cost.int8 - base.int8, "conversions": cost.conversions - base.conversions}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+@dataclass
+class Point:
+    """A placement with what it costs and how well it does.
+
+    Attributes:
+        name: In a few words.
+        configuration: What is chosen.
+        sites: Sites that are float, by name.
+        changed: Other choices by site.
+        cost: Predicted.
+        chosen_on: The metric on the samples that choices were made on.
+        metric: On those that it is judged on; None where that was not measured.
+        low: With ``high`` its 95 % interval, by bootstrap over the samples.
+        high: See ``low``.
+    """
+
+    name: str
+    configuration: Configuration
+    sites: list[str]
+    changed: dict[str, str]
+    cost: Cost
+    chosen_on: float
+    metric: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def as_json(self) -> Json:
+        return {
+            "name": self.name, "float": list(self.sites), "changed": dict(self.changed),
+            "nodes": sorted(self.configuration.floats), "convolutions": self.cost.convolutions,
+            "int8": self.cost.int8, "conversions": self.cost.conversions, "ms": _rounded(self.cost.ms),
+            "cost": _rounded(self.cost.value), "metric": _rounded(self.metric), "low": _rounded(self.low),
+            "high": _rounded(self.high), "chosen_on": _rounded(self.chosen_on),
+        }  # fmt: skip
+
+
+@dataclass
+class Bought:
+    """What one choice of the chosen placement bought, seen from it: everything else as chosen, this site in INT8."""
+
+    site: str
+    choice: str
+    metric: float | None
+    int8: int
+    conversions: int
+    ms: float | None
+
+    def as_json(self) -> Json:
+        return {"site": self.site, "choice": self.choice, "metric": _rounded(self.metric), "int8": self.int8,
+                "conversions": self.conversions, "ms": _rounded(self.ms)}  # fmt: skip
+
+
+@dataclass
+class Tuning:
+    """The chosen Q/DQ model, and everything that was looked at on the way.
+
+    Attributes:
+        model: The Q/DQ model.
+        quantized: What got a Q/DQ pair.
+        prediction: What TensorRT makes of it.
+        reached: Whether the goal was reached on the images that nothing was chosen by.
+        keep: The part of the float model's metric that was to be kept; None with a budget.
+        budget_ms: Milliseconds that it may take; None without.
+        chosen: The chosen placement.
+        bought: What each of its choices bought.
+        front: Placements of which none is both cheaper and better (on the samples that choices were made on).
+        others: The others that were measured.
+        sites: All sites.
+        base: What everything INT8 costs.
+        metric: Name, sentence, and the float model's own value.
+        cost: Unit and sentence of what is made small.
+        images: Numbers of images of each set, and where they are from.
+        effort: How much was measured.
+        info: Path, hash, opset and number of nodes of the float model.
+        target: Which TensorRT.
+        gpu: Which GPU; None without.
+    """
+
+    model: onnx.ModelProto
+    quantized: list[QuantizedTensor]
+    prediction: Prediction
+    reached: bool
+    keep: float | None
+    budget_ms: float | None
+    chosen: Point
+    bought: list[Bought]
+    front: list[Point]
+    others: list[Point]
+    sites: list[SiteResult]
+    base: Cost
+    metric: Json
+    cost: Json
+    images: Json
+    effort: Json
+    info: Json
+    target: str
+    gpu: str | None = None
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    source: str = ""
+    output: str = ""
+    builder: Callable[[Configuration], onnx.ModelProto] | None = field(default=None, repr=False, compare=False)
+    read: Guard | None = field(default=None, repr=False, compare=False)
+
+    def model_of(self, point: Point) -> onnx.ModelProto:
+        """The Q/DQ model of another point of :attr:`front` or :attr:`others`."""
+        assert self.builder is not None
+        return self.builder(point.configuration)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the Q/DQ model, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` is a file that was read, or cannot be written.
+        """
+        with self.read.active() if self.read is not None else contextlib.nullcontext():
+            save(self.model, path, source=self.source)
+        self.output = os.fspath(path)
+
+    def save_result(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`as_json` to a file, for ``qdqtool report``.
+
+        Raises:
+            QdqtoolError: It cannot be written.
+        """
+        write_visible(path, json.dumps(self.as_json(), indent=1) + "\n")
+
+    def as_json(self) -> Json:
+        front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]
+        index = next((i for i, p in enumerate(self.front) if p is self.chosen), None)
+        return {
+            "schema": SCHEMA, "tool": TOOL_VERSION, "model": self.info, "output": self.output, "target": self.target,
+            "gpu": self.gpu, "goal": {"keep": self.keep, "budget_ms": self.budget_ms, "reached": self.reached},
+            "metric": self.metric, "cost": self.cost, "images": self.images,
+            "sites": [s.as_json(self.base) for s in self.sites], "front": front,
+            "others": [p.as_json() for p in self.others],
+            "chosen": {**self.chosen.as_json(), "index": index, "choices": [b.as_json() for b in self.bought]},
+            "effort": self.effort, "notes": list(self.notes), "warnings": list(self.warnings),
+        }  # fmt: skip

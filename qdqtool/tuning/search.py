@@ -1,0 +1,358 @@
+"""The search: which choices together, each combination measured as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qdqtool.tuning.candidates import Judged, judge
+from qdqtool.tuning.chain import Gain, chain, neighbours
+from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
+from qdqtool.tuning.measurements import Measurements, OutOfTime
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.result import Bought, Point
+from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, METHODS, Candidate, Site, candidates, find_sites, other_scales
+
+_LOOKED_AT = 8  # sites whose scales are looked at, the worst
+_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
+_REMOVED = 12  # choices that are taken back one by one in the end
+_LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
+_SURE = 2.0  # standard errors by which another scale has to be better
+FLOAT_RECIPE = Recipe((), ())
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """``keep`` is a part of the float model's value; ``budget`` is in milliseconds. One of them is None."""
+
+    keep: float | None
+    budget: float | None
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Attributes:
+        planner: Works configurations out.
+        bench: Measures them.
+        goal: What is to be reached.
+        whole_front: Whether to measure the front even where everything INT8 is enough.
+        say: Told what comes next.
+        tick: Called after each prediction.
+    """
+
+    planner: Planner
+    bench: Measurements
+    goal: Goal
+    whole_front: bool
+    say: Say
+    sites: list[Site] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
+    scales: list[Candidate] = field(default_factory=list)
+    start: Configuration = field(default_factory=Configuration)
+    pool: dict[str, Point] = field(default_factory=dict)
+    stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+    enough: bool = False  # whether everything INT8 is
+
+    # Before anything is measured --------------------------------------------------------------------------------
+
+    def prepare(self, tick: Callable[[], object] = lambda: None) -> None:
+        """Finds the sites and predicts every choice."""
+        self.sites = find_sites(self.planner)
+        self.start, self.judged = judge(candidates(self.planner, self.sites), self.planner.cost, tick)
+
+    def swept(self) -> list[Judged]:
+        """The candidates that a sweep measures."""
+        return [j for j in self.judged if not j.why_not]
+
+    def recipe(self, configuration: Configuration) -> Recipe:
+        return self.planner.plan(configuration).recipe
+
+    # The search -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Fills the pool; a time limit ends it early."""
+        try:
+            self._everything_int8()
+            if self._is_enough(self.start) and not self.whole_front:
+                self.enough = True
+                return
+            self._sweep()
+            ranges = self._ranges()
+            self._combinations(ranges)
+        except OutOfTime:
+            self.stopped = "time limit"
+
+    def _everything_int8(self) -> None:
+        self.measure([("everything INT8", self.start)])
+        more = [
+            (f"INT8 too: {j.candidate.site.name}" if len(j.candidate.site.nodes) == 1 else "INT8 too: the whole head",
+             self.start.joined(j.candidate.configuration))
+            for j in self.judged if j.candidate.choice == INT8 and not j.why_not
+        ]
+        if self.goal.budget is not None or self._is_enough(self.start):
+            self.measure(more)
+
+    def _is_enough(self, configuration: Configuration) -> bool:
+        if self.goal.keep is None or self.bench.is_late:
+            return False
+        recipe = self.recipe(configuration)
+        if not self._reaches(recipe, self.bench.sets.chosen_on):
+            return False
+        self._judge([configuration])
+        return self._reaches(recipe, self.bench.sets.judged_on)
+
+    def _sweep(self) -> None:
+        recipes = [self.recipe(self.start), *(self.recipe(self._with(j.candidate)) for j in self.swept())]
+        if not self.bench.sweep(recipes, "Sensitivity"):
+            raise OutOfTime
+
+    def _with(self, candidate: Candidate) -> Configuration:
+        return self.start.joined(candidate.configuration)
+
+    def error(self, configuration: Configuration) -> float | None:
+        """Root of the mean squared output error over the samples; None where it was not measured."""
+        errors = self.bench.errors(self.recipe(configuration))
+        return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
+
+    def _ranges(self) -> Configuration:
+        """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
+        before = self.bench.errors(self.recipe(self.start))
+        worst = sorted((j for j in self.swept() if j.candidate.choice == FLOAT and j.candidate.site.tensors),
+                       key=lambda j: self.error(self._with(j.candidate)) or math.inf)  # fmt: skip
+        self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
+        price = self.planner.cost(self.start).value
+        self.scales = [c for c in self.scales
+                       if not c.configuration.apart or self.planner.cost(self._with(c)).value <= price]  # fmt: skip
+        if not self.bench.sweep([self.recipe(self._with(c)) for c in self.scales], "Other ranges"):
+            raise OutOfTime
+        better: list[tuple[float, Candidate]] = []
+        for candidate in self.scales:
+            gain = before**2 - self.bench.errors(self.recipe(self._with(candidate))) ** 2
+            gain = gain[~np.isnan(gain)]
+            if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
+                better.append((float(gain.mean()), candidate))
+        ranges = self.start
+        taken: set[str] = set()
+        for _, candidate in sorted(better, key=lambda b: -b[0]):
+            tensors = {t for t, _ in candidate.configuration.methods} | candidate.configuration.apart
+            if not tensors & taken:
+                taken |= tensors
+                ranges = ranges.joined(candidate.configuration)
+        if ranges == self.start:
+            return self.start
+        self.measure([("other ranges", ranges)])
+        one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
+        if float(np.nanmean(one - other)) <= 0.0:
+            self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
+            return self.start
+        return ranges
+
+    def _combinations(self, ranges: Configuration) -> None:
+        self.say("putting choices together")
+        self.measure(self.obvious())
+        self._along(chain(ranges, self.gains(), self.planner.cost, neighbours(self.planner.model)))
+        self._take_back()
+
+    def _along(self, steps: Iterator[Configuration]) -> None:
+        """Measures steps of the chain, ever farther apart, past the first good one, and closes in on that."""
+        named: list[tuple[str, Configuration]] = []
+        good: int | None = None
+        bad = -1
+        for configuration in steps:
+            if not self.planner.cost(configuration).int8:
+                break
+            named.append((f"{len(named) + 1} choices", configuration))
+            index = len(named) - 1
+            if index + 1 not in _STEPS:
+                continue
+            self.measure([named[index]])
+            if good is None and self._is_good(configuration):
+                good = index
+            elif good is None:
+                bad = index
+            elif index > good + good // 2:
+                break
+        if good is None and named:
+            self.measure([named[-1]])
+            good = len(named) - 1 if self._is_good(named[-1][1]) else None
+            if good is None and self.goal.keep is not None:
+                self.notes.append("the choices that were tried together do not reach the goal with anything in INT8")
+        while good is not None and good - bad > 1:
+            middle = (good + bad) // 2
+            self.measure([named[middle]])
+            good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
+
+    def gains(self) -> list[Gain]:
+        """Measured floats; those that do not make the output error smaller come last."""
+        before = self.error(self.start)
+        price = self.planner.cost(self.start).value
+        found = []
+        for judged in self.swept():
+            after = self.error(self._with(judged.candidate))
+            if judged.candidate.choice == FLOAT and before is not None and after is not None:
+                gain = max(before**2 - after**2, _LEAST * before**2)
+                found.append(Gain(judged.candidate.configuration, gain, judged.cost.value - price))
+        return found
+
+    def obvious(self) -> list[tuple[str, Configuration]]:
+        """What one would try without a search: the head float, and the worst convolutions."""
+        found = []
+        heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
+        last = next((s for s in heads if s.name == "last convolutions"), None)
+        if last is not None:
+            found.append(("last convolutions float", self.start.joined(last.as_float())))
+        branches = frozenset(n for s in heads for n in s.nodes)
+        if branches and (last is None or branches != frozenset(last.nodes)):
+            found.append(("whole head float", self.start.joined(Configuration(floats=branches))))
+        single = [(self.error(self._with(j.candidate)), j.candidate) for j in self.swept()
+                  if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
+        ranked = [c for e, c in sorted(((e, c) for e, c in single if e is not None), key=lambda x: x[0])]
+        for k in (1, 2, 4, 8, 16):
+            if k <= len(ranked):
+                floats = frozenset(n for c in ranked[:k] for n in c.configuration.floats)
+                found.append((f"{k} worst by sensitivity", self.start.joined(Configuration(floats=floats))))
+        return found
+
+    def _take_back(self) -> None:
+        """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good."""
+        best = self.cheapest_good()
+        if best is None or self.goal.keep is None:
+            return
+        here = best.configuration
+        parts = self.parts(here)
+        price = self.planner.cost(here).value
+        saved = [(price - self.planner.cost(self.without(here, s)).value, s) for s in parts]
+        for saving, site in sorted(saved, key=lambda x: -x[0])[:_REMOVED]:
+            less = self.without(here, site)
+            if saving <= 0.0 or self.planner.cost(less).value >= self.planner.cost(here).value:
+                continue
+            self.measure([("fewer choices", less)])
+            if self._is_good(less):
+                here = less
+
+    # Parts of a configuration -----------------------------------------------------------------------------------
+
+    def parts(self, configuration: Configuration) -> list[Site]:
+        """The sites that are float in it, the largest first, no node twice; those float from the start left out."""
+        left = set(configuration.floats - self.start.floats)
+        found = []
+        for site in sorted((s for s in self.sites if s.default == INT8), key=lambda s: (-len(s.nodes), s.name)):
+            if set(site.nodes) <= left:
+                left -= set(site.nodes)
+                found.append(site)
+        return found
+
+    def without(self, configuration: Configuration, site: Site) -> Configuration:
+        nodes = frozenset(site.nodes) - self.start.floats
+        return Configuration(configuration.floats - nodes, configuration.quantized, configuration.methods,
+                             configuration.apart, configuration.method)  # fmt: skip
+
+    # Measuring --------------------------------------------------------------------------------------------------
+
+    def measure(self, named: Sequence[tuple[str, Configuration]]) -> None:
+        """Measures combinations as a whole, on the samples to choose on; the float network is none."""
+        new = [(n, c) for n, c in named if self.recipe(c).key not in self.pool and self.planner.cost(c).int8]
+        self.bench.whole([self.recipe(c) for _, c in new], self.bench.sets.chosen_on, "Combinations")
+        for name, configuration in new:
+            recipe = self.recipe(configuration)
+            value = self.bench.value(recipe, self.bench.sets.chosen_on)
+            self.pool.setdefault(recipe.key, Point(
+                name, configuration, [s.name for s in self.parts(configuration)], self._changed(configuration),
+                self.planner.cost(configuration), value,
+            ))  # fmt: skip
+
+    def _changed(self, configuration: Configuration) -> dict[str, str]:
+        changed = dict(sorted(configuration.methods))
+        changed.update(dict.fromkeys(sorted(configuration.apart), "own-scale"))
+        changed.update(dict.fromkeys(sorted(configuration.quantized), INT8))
+        return changed
+
+    def _judge(self, configurations: Iterable[Configuration]) -> None:
+        recipes = [self.recipe(c) for c in configurations]
+        self.bench.whole([FLOAT_RECIPE, *recipes], self.bench.sets.judged_on, "Judging")
+
+    def float_value(self, samples: Sequence[int]) -> float:
+        """What the metric gives for the float model itself."""
+        self.bench.whole([FLOAT_RECIPE], samples, "Float")
+        return self.bench.value(FLOAT_RECIPE, samples)
+
+    def _reaches(self, recipe: Recipe, samples: Sequence[int]) -> bool:
+        assert self.goal.keep is not None
+        return self.bench.value(recipe, samples) >= self.goal.keep * self.float_value(samples)
+
+    def _is_good(self, configuration: Configuration) -> bool:
+        if self.goal.keep is not None:
+            return self._reaches(self.recipe(configuration), self.bench.sets.chosen_on)
+        assert self.goal.budget is not None
+        return self.planner.cost(configuration).value > self.goal.budget
+
+    # The end ----------------------------------------------------------------------------------------------------
+
+    def points(self) -> list[Point]:
+        """The pool, cheapest first, the better first among equals."""
+        return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
+
+    def front(self) -> list[Point]:
+        """Points of which no other one is as cheap and as good, on the samples to choose on."""
+        found: list[Point] = []
+        for point in self.points():
+            if not found or point.chosen_on > found[-1].chosen_on:
+                found.append(point)
+        return found
+
+    def cheapest_good(self) -> Point | None:
+        if self.goal.keep is None:
+            return None
+        level = self.goal.keep * self.float_value(self.bench.sets.chosen_on)
+        return next((p for p in self.points() if p.chosen_on >= level), None)
+
+    def choose(self) -> tuple[Point, bool]:
+        """The placement to take, and whether the goal is reached on the samples that nothing was chosen by."""
+        front = self.front()
+        if self.goal.budget is not None:
+            fits = [p for p in front if p.cost.value <= self.goal.budget]
+            return (fits[-1], True) if fits else (front[0], False)
+        assert self.goal.keep is not None
+        level = self.goal.keep * self.float_value(self.bench.sets.chosen_on)
+        for point in front:
+            if point.chosen_on >= level:
+                self._judge([point.configuration])
+                if self._reaches(self.recipe(point.configuration), self.bench.sets.judged_on):
+                    return point, True
+        return front[-1], False
+
+    def judge_points(self, points: Sequence[Point]) -> None:
+        """Fills in what the points are worth on the samples to judge on, with intervals."""
+        samples = self.bench.sets.judged_on
+        self._judge(p.configuration for p in points)
+        for point in points:
+            recipe = self.recipe(point.configuration)
+            point.metric = self.bench.value(recipe, samples)
+            values = self.bench.resampled(recipe, samples)
+            point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
+
+    def bought(self, point: Point) -> list[Bought]:
+        """What each choice of a placement bought: measured again without it."""
+        parts = self.parts(point.configuration)[:_REMOVED]
+        less = [self.without(point.configuration, s) for s in parts]
+        self.bench.whole([self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought")
+        found = []
+        for site, configuration in zip(parts, less, strict=True):
+            cost = self.planner.cost(configuration)
+            value = self.bench.value(self.recipe(configuration), self.bench.sets.chosen_on)
+            ms = None if cost.ms is None or point.cost.ms is None else point.cost.ms - cost.ms
+            found.append(Bought(site.name, FLOAT, point.chosen_on - value, point.cost.int8 - cost.int8,
+                                point.cost.conversions - cost.conversions, ms))  # fmt: skip
+        return sorted(found, key=lambda b: -(b.metric or 0.0))
+
+    def try_methods(self) -> list[tuple[str, Configuration]]:
+        """Everything INT8 with another method for all ranges."""
+        own = self.planner.methods.default
+        return [(f"everything INT8, {m}", self.start.joined(Configuration(method=m))) for m in METHODS if m != own]

@@ -1,0 +1,98 @@
+"""Small networks to tune: a branchy one, a classifier and a segmentation network as torchvision builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from calibration.dataset import Dataset
+from calibration.images import open_data
+from calibration.partial import input_specs
+from qdqtool.graph import Model
+from qdqtool.insertion.losses import compared_tensors
+from qdqtool.insertion.placement import Rules
+from qdqtool.insertion.prepare import index_of, prepare
+from qdqtool.insertion.scales import MethodChoice
+from qdqtool.trt.targets import target_named
+from qdqtool.tuning.configuration import Configuration, Planner
+from qdqtool.tuning.measure import Job
+from qdqtool.tuning.metrics import metric_for
+from tests.insertion.nets import Net, images
+
+Array = npt.NDArray[Any]
+
+
+def branchy(seed: int = 0) -> onnx.ModelProto:
+    """Seven convolutions: a residual behind SiLU, two branches of one tensor, a Concat, and a bare last one."""
+    net = Net(16, 16, seed=seed)
+    x = net.silu("a0", net.conv("c0", "x"))
+    y = net.silu("a1", net.conv("c1", x))
+    y = net.silu("a2", net.conv("c2", y))
+    x = net.op("Add", "add", x, y)
+    left, right = net.silu("a3", net.conv("c3", x)), net.silu("a4", net.conv("c4", x))
+    joined = net.op("Concat", "cat", left, right, axis=1)
+    net.output(net.conv("c6", net.silu("a5", net.conv("c5", joined, 32, 16)), 16, 8))
+    return net.model()
+
+
+def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
+    """Two basic blocks (one with a downsample), global average pooling and a fully connected layer."""
+    net = Net(3, 16, seed=seed)
+    x = net.op("Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False)))
+    x = _block(net, "layer1", x, 16, 16, 1)
+    x = _block(net, "layer2", x, 16, 32, 2)
+    x = net.op("Flatten", "flatten", net.op("GlobalAveragePool", "avgpool", x), axis=1)
+    weight = net.const("fc.weight", net.rng.standard_normal((classes, 32)) * 0.3)
+    net.output(net.op("Gemm", "fc", x, weight, net.const("fc.bias", np.zeros(classes)), transB=1))
+    return net.model()
+
+
+def _block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
+    y = net.norm(f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout)
+    y = net.op("Relu", f"{name}/relu", y)
+    y = net.norm(f"{name}/bn2", net.conv(f"{name}/conv2", y, cout, cout, bias=False), cout)
+    if stride > 1:
+        x = net.norm(f"{name}/down/bn", net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2), cout)
+    return str(net.op("Relu", f"{name}/relu_1", net.op("Add", f"{name}/add", y, x)))
+
+
+def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
+    """A small FCN: stride 2, two convolutions, and a Resize back to the size of the input."""
+    net = Net(3, 16, seed=seed)
+    x = net.op("Relu", "r0", net.conv("c0", "x", 3, 16, stride=2))
+    x = net.op("Relu", "r1", net.conv("c1", x))
+    x = net.conv("c2", x, 16, classes, 1)
+    scales = net.const("scales", [1.0, 1.0, 2.0, 2.0])
+    net.output(net.op("Resize", "up", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel"))
+    return net.model()
+
+
+def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip") -> Planner:
+    """A planner with ranges from all of the data."""
+    from qdqtool.insertion.calibrate import collect_for
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    prepare(copy)
+    model = index_of(copy)
+    planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
+    found, _ = collect_for(model, data, planner.possible_groups(), max_images=99, preprocess=None, size=None,
+                           cache=None, progress=False)
+    planner.statistics = found.tensors
+    return planner
+
+
+def dataset_of(model: Model, data: list[dict[str, Array]]) -> Dataset:
+    return open_data(data, input_specs(model), max_images=99)
+
+
+def job_of(planner: Planner, data: list[dict[str, Array]]) -> Job:
+    model = planner.model
+    return Job(model.proto.SerializeToString(), dataset_of(model, data), planner.plan(Configuration()).recipe,
+               tuple(compared_tensors(model)), (), metric_for(model, None))  # fmt: skip
+
+
+__all__ = ["branchy", "dataset_of", "images", "job_of", "planner_of", "resnet", "segmentation"]

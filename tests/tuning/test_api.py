@@ -1,0 +1,284 @@
+"""``qdqtool.tune`` as a whole, on networks small enough to try everything."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.tuning import measurements
+from qdqtool.tuning.mapper import local
+from qdqtool.tuning.measure import Job, Result, Task
+from qdqtool.tuning.result import Tuning
+from tests.insertion.nets import check, images, run
+from tests.tuning.nets import branchy, resnet, segmentation
+
+DATA = images(16, 16, 16)
+KEEP = 0.984
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuning:
+    return qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse")
+
+
+def told(tuning: Tuning) -> dict[str, Any]:
+    """The JSON without what depends on the clock."""
+    return {k: v for k, v in tuning.as_json().items() if k != "effort"}
+
+
+def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> float:
+    """One minus the relative error of the output, by onnxruntime and numpy alone."""
+    values = []
+    for sample in samples:
+        wanted, found = (run(m, sample)[0].astype(np.float64) for m in (branchy(), model))
+        values.append(1.0 - np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
+    return float(np.mean(values))
+
+
+def test_the_model_does_what_is_said_of_it(tuned: Tuning) -> None:
+    check(tuned.model)
+    assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
+    # Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
+    judged, chosen = DATA[3::4], DATA[2::4]
+    assert agreement(tuned.model, judged) == pytest.approx(tuned.chosen.metric, abs=1e-9)
+    assert agreement(tuned.model, chosen) == pytest.approx(tuned.chosen.chosen_on, abs=1e-9)
+    prediction = qdqtool.predict(tuned.model).summary()
+    assert (prediction["int8"], prediction["conversions"]) == (tuned.chosen.cost.int8, tuned.chosen.cost.conversions)
+
+
+def test_no_set_of_convolutions_is_cheaper_and_good(tuned: Tuning) -> None:
+    """All 64 sets of at most three float convolutions, placed by ``insert``: none that is good costs less."""
+    calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
+    names = [f"c{i}" for i in range(7)]
+    best = None
+    for count in range(4):
+        for floats in itertools.combinations(names, count):
+            inserted = qdqtool.insert(branchy(), calibration, method="mse", exclude=[f"^{n}$" for n in floats])
+            assert inserted.prediction is not None
+            summary = inserted.prediction.summary()
+            cost = summary["float"] + summary["conversions"]
+            if (best is None or cost < best) and agreement(inserted.model, DATA[2::4]) >= KEEP:
+                best = cost
+    assert best is not None and tuned.chosen.cost.value <= best
+
+
+def test_the_front_rises(tuned: Tuning) -> None:
+    for low, high in itertools.pairwise(tuned.front):
+        assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
+    for other in tuned.others:
+        assert any(p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front)
+    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {p.name for p in [*tuned.front, *tuned.others]}
+
+
+def test_what_a_choice_bought_is_measured_without_it(tuned: Tuning) -> None:
+    assert tuned.bought
+    for one in tuned.bought:
+        site = next(s for s in tuned.sites if s.site == one.site)
+        rest = tuned.chosen.configuration.floats - set(site.nodes)
+        calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
+        inserted = qdqtool.insert(branchy(), calibration, method="mse", exclude=[f"^{n}$" for n in rest])
+        assert inserted.prediction is not None
+        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(inserted.model, DATA[2::4]), abs=1e-9)
+        assert one.int8 == tuned.chosen.cost.int8 - inserted.prediction.summary()["int8"]
+
+
+def test_what_cannot_pay_is_never_measured() -> None:
+    asked: set[str] = set()
+
+    def watching(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        asked.update(c.key for t in tasks if not t.whole for c in t.candidates)
+        return local(1)(job, tasks)
+
+    tuning = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", mapper=watching)
+    never = [c for s in tuning.sites for c in s.choices if c.why]
+    assert never and all(c.error is None for c in never)
+    measured = [c for s in tuning.sites for c in s.choices if not c.why]
+    assert len(asked) <= len(measured) + 1  # and everything INT8
+    assert tuning.effort["never_measured"] == len(never)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int) -> None:
+    again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", workers=workers)
+    assert told(again) == told(tuned)
+    assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(deterministic=True)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 9, 40])
+def test_it_goes_on_where_it_was_killed(tuned: Tuning, tmp_path: Path, after: int) -> None:
+    state = tmp_path / "t.tuning"
+    seen: list[int] = []
+
+    def until_killed(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        for result in local(1)(job, tasks):
+            yield result
+            seen.append(1)
+            if len(seen) == after:
+                raise Killed
+
+    with pytest.raises(Killed):
+        qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", state=state, mapper=until_killed)
+    again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", state=state)
+    assert told(again) == told(tuned)
+    assert again.effort["resumed"] >= after
+    third = qdqtool.tune(branchy(), DATA, keep=0.979, method="mse", state=state)
+    assert third.effort["runs"] < tuned.effort["runs"] / 2
+    with pytest.raises(DataError, match="another setting"):
+        qdqtool.tune(branchy(), DATA, keep=KEEP, method="max", state=state)
+    with pytest.raises(DataError, match="another set of images"):
+        qdqtool.tune(branchy(), DATA[1:], keep=KEEP, method="mse", state=state)
+    with pytest.raises(DataError, match="another model"):
+        qdqtool.tune(branchy(1), DATA, keep=KEEP, method="mse", state=state)
+
+
+# Goals ------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_int8_may_be_enough() -> None:
+    tuning = qdqtool.tune(branchy(), DATA, keep=0.9)
+    assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
+    assert all(s.loss is None for s in tuning.sites)
+    assert len(qdqtool.tune(branchy(), DATA, keep=0.9, whole_front=True).front) > 2
+
+
+def test_a_goal_that_cannot_be_reached_is_said_so() -> None:
+    tuning = qdqtool.tune(branchy(), DATA, keep=1.0, method="mse", metric=always_worse)
+    assert not tuning.reached
+    best = max(p.chosen_on for p in tuning.front)
+    assert tuning.chosen.chosen_on == best < 1.0
+    assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
+
+
+def always_worse(reference: Any, outputs: Any, image: str) -> float:
+    (wanted,), (found,) = reference.values(), outputs.values()
+    return 1.0 if np.array_equal(wanted, found) else 0.5 - float(np.abs(wanted - found).mean())
+
+
+def test_a_budget_takes_the_most_accurate_that_fits() -> None:
+    whole = qdqtool.tune(branchy(), DATA, keep=0.995, gpu="RTX 3060", method="mse")
+    times = [p.cost.ms for p in whole.front]
+    assert all(t is not None for t in times) and whole.gpu is not None
+    middle = whole.front[len(whole.front) // 2]
+    assert middle.cost.ms is not None
+    tuning = qdqtool.tune(branchy(), DATA, budget_ms=middle.cost.ms + 1e-9, gpu="RTX 3060", method="mse")
+    assert tuning.reached and tuning.chosen.cost.ms is not None
+    assert tuning.chosen.cost.ms <= middle.cost.ms + 1e-9 and tuning.chosen.chosen_on >= middle.chosen_on
+    none = qdqtool.tune(branchy(), DATA, budget_ms=1e-4, gpu="RTX 3060", method="mse", time_limit=60)
+    assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
+
+
+@pytest.mark.parametrize("after", [8, 20, 30])
+def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    seen: list[int] = []
+    clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
+    monkeypatch.setattr(measurements, "time", clock)
+
+    def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        for result in local(1)(job, tasks):
+            seen.append(1)
+            yield result
+
+    tuning = qdqtool.tune(branchy(), DATA, keep=0.99, method="mse", mapper=counting, time_limit=600)
+    assert tuning.effort["stopped"] == "time limit"
+    assert tuning.front and tuning.chosen.metric is not None
+    assert agreement(tuning.model, DATA[3::4]) == pytest.approx(tuning.chosen.metric, abs=1e-9)
+    with pytest.raises(QdqtoolError, match=r"`time_limit`: over before"):
+        qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 1.5}, "above 0 and at most 1"), ({"keep": 0.9, "budget_ms": 1.0, "gpu": "T4"}, "exclude each other"),
+        ({"budget_ms": 1.0}, "name it with `gpu`"), ({"gpu": "no such gpu"}, "no such gpu"),
+        ({"gpu": "Jetson Nano"}, "has no INT8"), ({"head": "x"}, "choose one of"), ({"method": "kl"}, "choose one of"),
+        ({"metric": "nowhere:f"}, "cannot be imported"), ({"workers": 0}, "above 0"), ({"time_limit": -1.0}, "above 0"),
+        ({"exclude": ["("]}, "not a regular expression"), ({"method_for": [("nothing", "max")]}, "matches no"),
+    ],
+)  # fmt: skip
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(QdqtoolError, match=message):
+        qdqtool.tune(branchy(), DATA, **options)
+
+
+def test_a_quantized_model_is_refused() -> None:
+    made = qdqtool.insert(branchy(), DATA, predict=False).model
+    with pytest.raises(ModelError, match="is quantized already"):
+        qdqtool.tune(made, DATA)
+
+
+def test_nothing_to_quantize_is_said() -> None:
+    with pytest.raises((ModelError, QdqtoolError), match="nothing to quantize"):
+        qdqtool.tune(branchy(), DATA, exclude_op=["Conv"])
+
+
+# Other networks ---------------------------------------------------------------------------------------------------
+
+
+def top1(reference: Any, outputs: Any, image: str) -> float:
+    (wanted,), (found,) = reference.values(), outputs.values()
+    return float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean())
+
+
+@pytest.mark.parametrize("make", [resnet, segmentation])
+@pytest.mark.parametrize("metric", [None, top1])
+def test_classifiers_and_segmentation(make: Any, metric: Any) -> None:
+    tuning = qdqtool.tune(make(), images(12, 3, 16), keep=0.98, metric=metric)
+    assert tuning.reached and tuning.chosen.metric is not None and tuning.chosen.metric >= 0.98
+    assert tuning.metric["name"] == ("output-agreement" if metric is None else f"{__name__}:top1")
+    check(tuning.model)
+
+
+def test_json_has_what_was_promised(tuned: Tuning) -> None:
+    data = tuned.as_json()
+    assert data["schema"] == "qdqtool/tuning/1"
+    assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
+    assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
+    for site in data["sites"]:
+        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= set(site)
+    for point in data["front"]:
+        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
+        assert point["low"] <= point["metric"] <= point["high"]
+    assert data["images"]["calibration"] == 8 and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
+
+
+def test_other_points_can_be_built(tuned: Tuning) -> None:
+    for point in tuned.front:
+        assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
+
+
+def below_zero(reference: Any, outputs: Any, image: str) -> float:
+    (wanted,), (found,) = reference.values(), outputs.values()
+    return -float(np.abs(wanted - found).mean())
+
+
+def test_a_metric_that_is_not_above_zero_has_no_part_to_keep() -> None:
+    with pytest.raises(QdqtoolError, match=r"below_zero: gives -?0"):
+        qdqtool.tune(branchy(), DATA, keep=0.9, metric=below_zero)
+
+
+def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(tmp_path / f"{number:02}.png")
+    whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
+    (tmp_path / "03.png").write_bytes(b"no picture")
+    tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
+    assert any("1 of the images" in w and "03.png" in w for w in tuning.warnings)
+    assert tuning.chosen.metric != whole.chosen.metric and tuning.chosen.chosen_on == whole.chosen.chosen_on
