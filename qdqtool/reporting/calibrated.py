@@ -64,10 +64,7 @@ def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, 
     for name in METHODS if stats.count else ():
         amax = amax_of(stats, name)
         methods.append(data.Method(name, _number(amax), _number(clipped_fraction(stats, amax))))
-    nearest = ""
-    if chosen is not None and methods:
-        best = min(methods, key=lambda m: abs(m.amax - chosen))
-        nearest = best.name if abs(best.amax - chosen) <= _EQUAL * chosen else ""
+    nearest = [] if chosen is None else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
     counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
     return data.Histogram(
         shown(tensor), shown(quantizer), node, _number(stats.absmax),

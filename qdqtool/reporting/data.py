@@ -234,7 +234,10 @@ class Method:
 
 @dataclass(slots=True)
 class Histogram:
-    """Magnitudes of a tensor on the calibration data: counts in equal bins from 0 to ``absmax``."""
+    """Magnitudes of a tensor on the calibration data: counts in equal bins from 0 to ``absmax``.
+
+    ``nearest`` are the methods whose range is the chosen one, to within a hundredth.
+    """
 
     tensor: str
     quantizer: str
@@ -246,7 +249,7 @@ class Histogram:
     counts: list[int]
     chosen: float | None
     clipped: float | None
-    nearest: str
+    nearest: list[str]
     methods: list[Method]
 
 

@@ -157,11 +157,11 @@ function setUpHistograms(go) {
     const lines = found.methods.map((m) => [m.amax, 'method', m.name]).sort((a, b) => a[0] - b[0]);
     lines.forEach(([value, name, text], i) => plot.upright(value, name, text, 1 + (i % 5)));
     if (known(found.chosen)) plot.upright(found.chosen, 'chosen', 'in the model', 0);
-    const rows = [...found.methods.map((m) => [m.name === found.nearest ? `${m.name} (as in the model)` : m.name, m.amax, m.clipped]), ...(known(found.chosen) ? [['in the model', found.chosen, found.clipped]] : [])];
+    const rows = [...found.methods.map((m) => [found.nearest.includes(m.name) ? `${m.name} ✓` : m.name, m.amax, m.clipped]), ...(known(found.chosen) ? [['in the model', found.chosen, found.clipped]] : [])];
     byId('histogram-facts').replaceChildren(
-      el('table', { class: 'small' }, el('thead', {}, el('tr', {}, ['range by', 'range ±', 'scale', 'values beyond'].map((h) => el('th', { scope: 'col' }, h)))),
-        el('tbody', {}, rows.map(([name, amax, clipped]) => el('tr', {}, el('th', { scope: 'row' }, name), el('td', {}, formatNumber(amax)), el('td', {}, formatNumber(amax / 127)), el('td', {}, clipped ? `${formatNumber(100 * clipped, 3)} %` : '0 %'))))),
-      el('p', { class: 'muted' }, `${formatAmount(found.values)} values from ${formatNumber(found.minimum)} to ${formatNumber(found.maximum)}. `,
+      el('table', { class: 'small' }, el('thead', {}, el('tr', {}, ['range by', 'range ±', 'scale', 'beyond'].map((h, i) => el('th', { scope: 'col', class: i ? 'number' : null }, h)))),
+        el('tbody', {}, rows.map(([name, amax, clipped]) => el('tr', {}, el('th', { scope: 'row' }, name), el('td', { class: 'number' }, formatNumber(amax)), el('td', { class: 'number' }, formatNumber(amax / 127)), el('td', { class: 'number' }, clipped ? `${formatNumber(100 * clipped, 3)} %` : '0 %'))))),
+      el('p', { class: 'muted' }, `${found.nearest.length ? '✓ chooses the range in the model. ' : ''}${formatAmount(found.values)} values from ${formatNumber(found.minimum)} to ${formatNumber(found.maximum)}. `,
         found.node >= 0 ? el('button', { type: 'button', class: 'link', onclick: () => go('after', found.node) }, 'Show in the network') : ''),
     );
   };
