@@ -127,15 +127,14 @@ def throughput(folder: Path, images: int, rounds: int) -> dict[str, Any]:
     model, pictures = prepare(folder, images)
     names = wanted(model)
     pairs: dict[int, list[tuple[float, float, float, float]]] = {1: [], 2: []}
-    with Cluster("local:1") as one, Cluster("local:2") as two:
-        clients = {1: one.client, 2: two.client}
-        for client in clients.values():
-            clustered(client, model, split(pictures, folder, 8)[0], names)  # imports, and the probe
-        for _ in range(rounds):
-            for count, client in clients.items():
+    costs: dict[str, float] = {}
+    for count, rows in pairs.items():
+        with Cluster(f"local:{count}") as cluster:
+            clustered(cluster.client, model, split(pictures, folder, 8)[0], names)  # imports, and the probe
+            for _ in range(rounds):
                 alone = plain(model, split(pictures, folder, count))
-                pairs[count].append((*alone, *clustered(client, model, pictures, names)))
-        costs = measured_costs(one.client, model, pictures, names)
+                rows.append((*alone, *clustered(cluster.client, model, pictures, names)))
+            costs = costs or measured_costs(cluster.client, model, pictures, names)
     found: dict[str, Any] = {"images": images, "rounds": rounds, "costs": costs}
     for count, rows in pairs.items():
         found[str(count)] = {

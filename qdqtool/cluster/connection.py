@@ -8,6 +8,7 @@ import logging
 import multiprocessing.resource_tracker
 import re
 import signal
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
     "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
 }
 _LOCAL = re.compile(r"local(?::(\d{1,4}))?")
 _ADDRESS = re.compile(r"(?:[a-z]+://)?[^\s/]+:\d{1,5}/?|[a-z]+://\S+")
@@ -79,6 +82,8 @@ def connected(where: object) -> Iterator[Client]:
     assert isinstance(where, str)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is told by `facts`
         local = _LOCAL.fullmatch(where)
         address: Any = where if local is None else stack.enter_context(_processes(local[1]))
         try:
@@ -109,8 +114,8 @@ def _processes(count: str | None) -> Iterator[Any]:
             try:
                 with _interrupts_kept():
                     cluster = LocalCluster(
-                        n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-                        silence_logs=logging.CRITICAL, local_directory=folder,
+                        n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1",
+                        dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL, local_directory=folder,
                     )
                     # It is called while Python collects garbage, where an exception of a signal would be lost.
                     disable_gc_diagnosis(force=True)
@@ -166,12 +171,17 @@ def _quiet() -> Iterator[None]:
 
 
 def require_qdqtool(client: Client) -> None:
-    """Makes sure that every worker can import what is sent by name.
+    """Makes sure that the scheduler and every worker can import what is sent by name.
 
     Raises:
         ClusterError: One cannot.
     """
     # A function of the standard library: one of ours could not even be read there.
+    try:
+        client.run_on_scheduler(importlib.resources.files, "qdqtool")
+    except ModuleNotFoundError:
+        raise ClusterError("the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
+                           "version there as here") from None
     found = client.run(importlib.resources.files, "qdqtool", on_error="return")
     for address, answer in sorted(found.items()):
         if isinstance(answer, ModuleNotFoundError):

@@ -21,6 +21,7 @@ AHEAD = 2  # pieces for each thread of the cluster that are sent before results 
 WATCH_SECONDS = 2.0
 WORKERLESS_SECONDS = 120.0
 _FETCH_SECONDS = 30.0
+_ATTEMPTS, _AGAIN_SECONDS = 3, 3.0  # to hand out the shared part
 
 
 class Cluster:
@@ -89,23 +90,39 @@ class Job:
         self._looked = 0.0
 
     def __enter__(self) -> Job:
-        from qdqtool.cluster.work import Carrier, refusals
-
-        with self._reached():
+        for attempt in range(_ATTEMPTS):
             try:
-                require_qdqtool(self.client)
-                expected = facts()
-                carrier = Carrier(self.name, self.factory, self.payload, expected, self.cluster.mixed_cpus)
-                self.client.register_plugin(carrier, name=self.name)
-                self.payload = None
-                for address, refusal in sorted(self.client.run(refusals, self.name).items()):
-                    if refusal:
-                        raise ClusterError(f"cluster worker {address} {refusal}")
-                self._look()
+                self._hand_out()
+                break
+            except OSError as error:  # a worker that ends while it is asked breaks the answers of all
+                self._clean()
+                if attempt + 1 == _ATTEMPTS or self.client.status != "running":
+                    raise ClusterError(f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
+                                       "workers end, as for want of memory, their logs tell why") from None
+                self.name = f"qdqtool-{uuid.uuid4().hex}"
+                time.sleep(_AGAIN_SECONDS)
             except BaseException:
                 self._clean()
                 raise
+        self.payload = None
         return self
+
+    def _hand_out(self) -> None:
+        """Brings the shared part to the workers.
+
+        Raises:
+            ClusterError: One may not take part.
+            OSError: One does not answer.
+        """
+        from qdqtool.cluster.work import Carrier, refusals
+
+        require_qdqtool(self.client)
+        carrier = Carrier(self.name, self.factory, self.payload, facts(), self.cluster.mixed_cpus)
+        self.client.register_plugin(carrier, name=self.name)
+        for address, refusal in sorted(self.client.run(refusals, self.name).items()):
+            if refusal:
+                raise ClusterError(f"cluster worker {address} {refusal}")
+        self.slots = sum(self.client.nthreads().values())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -178,8 +195,9 @@ class Job:
         except CancelledError:
             raise ClusterError("the connection to the cluster's scheduler was lost; start it again and run again"
                                ) from None
-        except (OSError, MemoryError) as error:
-            raise ClusterError(f"a cluster worker failed on {item}: {type(error).__name__}: {error}") from error
+        except Exception as error:  # whatever a worker's machine does not have, or lets go wrong
+            told = " ".join(str(error).split())[:300]
+            raise ClusterError(f"a cluster worker failed on {item}: {type(error).__name__}: {told}") from error
 
     def _look(self) -> None:
         """How many threads there are now.
