@@ -8,14 +8,14 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.counting import Tally
-from calibration.dataset import Dataset, InputSpec, Sample, Source
-from calibration.digests import UNREADABLE
+from calibration.dataset import Dataset, InputSpec, Source
 from calibration.focus import Focus
+from calibration.held import Held
 from calibration.packing import pack
 from calibration.session import open_packed, worker_count
 from qdqtool.errors import ClusterError
@@ -108,7 +108,7 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
     with engine.tally() as tally, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         begin = time.perf_counter()
-        dataset = Dataset(_Held(portion.source, portion.identities), given.inputs, len(portion.identities))
+        dataset = Dataset(Held(portion.source, portion.identities), given.inputs, len(portion.identities))
         for number, load in dataset.tasks():
             if stopped.is_set():
                 raise ClusterError("the job is over")
@@ -122,32 +122,3 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
             "seconds": counted - begin,
             "packing": time.perf_counter() - counted,
         }
-
-
-class _Held(Source):
-    """A source held against what the client saw, sample by sample as it is read."""
-
-    def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
-        self.source = source
-        self.identities = identities
-        self.single_rows = source.single_rows
-
-    @property
-    def is_images(self) -> bool:
-        return self.source.is_images
-
-    def count(self) -> int:
-        return len(self.identities)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def digest(self, index: int) -> bytes:
-        return self.source.digest(index)
-
-    def load(self, index: int) -> Sample:
-        found = self.source.identity(index)
-        if found != self.identities[index]:
-            fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
-            raise ClusterError(f"{self.source.name(index)} {fault} there; let all machines see the same files")
-        return self.source.load(index)

@@ -84,6 +84,7 @@ class Job:
         self.function = function
         self.name = f"qdqtool-{uuid.uuid4().hex}"
         self.slots = 1
+        self._submitted = 0
         self._waiting: dict[Any, tuple[Future, Any]] = {}
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
         self._last_worker = time.monotonic()
@@ -139,44 +140,49 @@ class Job:
             QdqtoolError: What a piece of work raised.
         """
         source = iter(items)
-        number = 0
         more = True
-        while True:
-            while more and len(self._waiting) < AHEAD * max(self.slots, 1):
-                item = next(source, _END)
-                if item is _END:
-                    more = False
-                    break
-                with self._reached():
-                    self._submit(number, item)
-                number += 1
-            if not self._waiting:
-                return
-            try:
-                future = self._arrived.get(timeout=WATCH_SECONDS)
-            except queue.Empty:
-                self._look()
-                continue
-            if time.monotonic() - self._looked > WATCH_SECONDS:
-                self._look()
-            found = self._waiting.get(future.key)
-            if found is None or found[0] is not future:
-                continue
-            try:
-                result = self._fetched(future, found[1])
-            except TimeoutError:
-                self._arrived.put(future)
-                continue
-            del self._waiting[future.key]
-            future.release()
-            yield found[1], result
+        try:
+            while more or self._waiting:
+                while more and len(self._waiting) < AHEAD * max(self.slots, 1):
+                    item = next(source, _END)
+                    if item is _END:
+                        more = False
+                        break
+                    with self._reached():
+                        self._submit(item)
+                found = self._next() if self._waiting else None
+                if found is not None:
+                    yield found
+        finally:
+            self._take_back()
 
-    def _submit(self, number: int, item: Any) -> None:
+    def _next(self) -> tuple[Any, Any] | None:
+        """An item and its result; None where none came for a while."""
+        try:
+            future = self._arrived.get(timeout=WATCH_SECONDS)
+        except queue.Empty:
+            self._look()
+            return None
+        if time.monotonic() - self._looked > WATCH_SECONDS:
+            self._look()
+        found = self._waiting.get(future.key)
+        if found is None or found[0] is not future:  # taken back
+            return None
+        try:
+            result = self._fetched(future, found[1])
+        except TimeoutError:
+            self._arrived.put(future)
+            return None
+        del self._waiting[future.key]
+        future.release()
+        return found[1], result
+
+    def _submit(self, item: Any) -> None:
         from qdqtool.cluster.work import perform
 
-        future = self.client.submit(
-            perform, self.name, self.function, item, key=(self.name, number), pure=False
-        )
+        key = (self.name, self._submitted)
+        self._submitted += 1
+        future = self.client.submit(perform, self.name, self.function, item, key=key, pure=False)
         self._waiting[future.key] = future, item
         future.add_done_callback(self._arrived.put)
 
@@ -223,18 +229,20 @@ class Job:
         except OSError as error:  # of Dask's communication; all timeouts are among them
             raise ClusterError(f"the cluster's scheduler does not answer any more: {error}") from None
 
-    def _clean(self) -> None:
-        """Takes back what is not done, and the shared part from the workers."""
+    def _take_back(self) -> None:
+        """Takes back what is not done."""
         waiting = [future for future, _ in self._waiting.values()]
         self._waiting.clear()
-        if self.client.status != "running":
-            return
-        with contextlib.suppress(Exception):
-            if waiting:
+        if waiting and self.client.status == "running":
+            with contextlib.suppress(Exception):
                 self.client.cancel(waiting, force=True)
-        del waiting
-        with contextlib.suppress(Exception):
-            self.client.unregister_worker_plugin(self.name)
+
+    def _clean(self) -> None:
+        """Takes back what is not done, and the shared part from the workers."""
+        self._take_back()
+        if self.client.status == "running":
+            with contextlib.suppress(Exception):
+                self.client.unregister_worker_plugin(self.name)
 
 
 _END = object()

@@ -95,3 +95,18 @@ def put(pictures: dict[str, bytes]) -> None:
     memory = fsspec.filesystem("memory")
     for name, data in pictures.items():
         memory.pipe_file(name, data)
+
+
+def shared_number(payload: int, threads: int) -> int:
+    return payload
+
+
+def slowly_times(number: int, item: float, stopped: Any) -> float:
+    """The product, after a while; -1 when the job is over before that."""
+    return -1.0 if stopped.wait(0.05 if item < 100 else 30.0) else number * item
+
+
+def failing(number: int, item: float, stopped: Any) -> float:
+    if item == 3:
+        raise ValueError("three\nis refused")
+    return item
