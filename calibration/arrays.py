@@ -14,6 +14,7 @@ import numpy as np
 from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
 from calibration.digests import file_digest
 from calibration.listing import Folder
+from calibration.parcels import Paths
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError
@@ -209,7 +210,7 @@ class SampleFilesSource(Source):
 
     def portion(self, indices: Sequence[int]) -> SampleFilesSource:
         root = Path(os.path.abspath(self.root))
-        return SampleFilesSource([Path(os.path.abspath(self.paths[i])) for i in indices], root, self.inputs)
+        return SampleFilesSource(Paths(self.paths[i] for i in indices), root, self.inputs)
 
     def name(self, index: int) -> str:
         return printable(self.paths[index].relative_to(self.root).as_posix())

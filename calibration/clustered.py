@@ -16,6 +16,7 @@ from calibration.focus import Focus
 from calibration.intervals import Intervals
 from calibration.looks import Looks
 from calibration.packing import absorb
+from calibration.parcels import Parcel
 from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
 from calibration.statistics import TensorStatistics
@@ -23,7 +24,7 @@ from calibration.threads import Snapshot
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.graph import Model
 
-_MOST_SAMPLES = 1024  # of a portion: their names travel
+_MOST_SAMPLES = 256  # of a portion: their names travel, and a scheduler remembers what it sent for a while
 _FIRST = 2  # samples of a portion while nothing is known of their time
 _MOST_SECONDS = 10.0  # of work in a portion, so that little is lost with a worker and the bar moves
 _PACKING = 0.02  # at most so much of a worker's time goes into packing
@@ -124,7 +125,7 @@ class ClusterPass:
             identities = [d for _, _, digests in taken for d in digests]
             if type(self.dataset.source).identity is not Source.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
-            yield Portion(tuple(n for n, _, _ in taken), self.dataset.source.portion(indices), tuple(identities))
+            yield Portion(tuple(n for n, _, _ in taken), self.dataset.source.portion(indices), Parcel(identities))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """Number, indices and digests of each sample that is left; all digests are read on the way."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from calibration.dataset import Dataset, Sample, Source
 from calibration.digests import UNREADABLE
+from calibration.parcels import Parcel
 from qdqtool.errors import ClusterError
 
 
@@ -58,4 +59,5 @@ def shared(dataset: Dataset) -> Dataset:
     """
     indices = list(dataset.indices or ())
     source = dataset.source.portion(indices)
-    return Dataset(Held(source, [dataset.source.identity(i) for i in indices]), dataset.inputs, max(1, len(indices)))
+    held = Held(source, Parcel(dataset.source.identity(i) for i in indices))
+    return Dataset(held, dataset.inputs, max(1, len(indices)))

@@ -17,6 +17,7 @@ from calibration.dataset import Dataset, InputSpec, Source
 from calibration.focus import Focus
 from calibration.held import Held
 from calibration.packing import pack
+from calibration.parcels import Parcel
 from calibration.session import open_packed, worker_count
 from qdqtool.errors import ClusterError
 
@@ -58,7 +59,7 @@ class Portion:
 
     numbers: tuple[int, ...]
     source: Source
-    identities: tuple[bytes, ...]
+    identities: Parcel
 
     def __str__(self) -> str:
         return f"samples {self.numbers[0]} to {self.numbers[-1]}"
