@@ -54,6 +54,10 @@ class Cluster:
     ) -> None:
         self._stack.close()
 
+    def threads(self) -> int:
+        """Threads of all workers there are now, at least 1."""
+        return max(1, int(sum(self.client.nthreads().values())))
+
     def job(self, factory: str, payload: Any, function: str) -> Job:
         """Work whose pieces share a part; see :class:`Job`."""
         return Job(self, factory, payload, function)

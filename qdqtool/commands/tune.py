@@ -42,6 +42,9 @@ from qdqtool.commands import inputs
 @click.option("--judged-on", type=click.IntRange(1), default=64, show_default=True, metavar="N",
               help="At most so many images to judge on.")
 @click.option("--workers", type=click.IntRange(1, 64), default=None, help="Threads; the result is the same.")
+@click.option("--cluster", default=None, metavar="ADDRESS",
+              help="Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.")
+@click.option("--mixed-cpus", is_flag=True, help="Permit workers whose processors compute other last bits.")
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt8.5]")
 @inputs.method
 @inputs.preprocessing
@@ -52,7 +55,8 @@ def command(
     model: str, calib: str, evaluation: str | None, keep: float | None, budget_ms: float | None, metric: str | None,
     gpu: str | None, clock: float | None, power: str | None, output: str | None, result_file: str | None,
     state: str | None, no_state: bool, time_limit: str | None, whole_front: bool, chosen_on: int, judged_on: int,
-    workers: int | None, target: str | None, method: str, method_for: tuple[str, ...], percentile: float,
+    workers: int | None, cluster: str | None, mixed_cpus: bool, target: str | None, method: str,
+    method_for: tuple[str, ...], percentile: float,
     max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None, mean: str | None,
     std: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
     exclude_op: tuple[str, ...], weights: str, everything: bool, form: str,
@@ -66,6 +70,8 @@ def command(
     """
     if state is not None and no_state:
         raise click.UsageError("--state and --no-state exclude each other")
+    if mixed_cpus and cluster is None:
+        raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
     if gpu is None and (clock is not None or power is not None or budget_ms is not None):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
     path = output or inputs.default_output(model)
@@ -89,7 +95,8 @@ def command(
         power=power, target=target or DEFAULT_TARGET, method=method, method_for=methods, percentile=percentile,
         max_images=max_images, chosen_on=chosen_on, judged_on=judged_on, preprocess=preprocess, size=sizes, head=head,
         residual=residual, unify=not no_unify, exclude=exclude, include=include, exclude_op=exclude_op,
-        weights=weights, whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, progress=True,
+        weights=weights, whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, cluster=cluster,
+        mixed_cpus=mixed_cpus, progress=True,
         say=lambda line: print(f"qdqtool: {line}", file=sys.stderr),
     )  # fmt: skip
     result.save(path)

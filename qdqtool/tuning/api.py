@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -96,6 +97,8 @@ def tune(
     state: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     mapper: Mapper | None = None,
+    cluster: object = None,
+    mixed_cpus: bool = False,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Tuning:
@@ -125,6 +128,9 @@ def tune(
         state: A file that keeps what was measured, so that another run goes on from there.
         workers: Threads that measure; by default one for each core. The result does not depend on it.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
+        cluster: Who calibrates and measures: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``,
+            see :func:`calibration.collect`; None for threads of this process. The result is the same.
+        mixed_cpus: Whether workers may take part whose processors compute other last bits.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         say: Called with lines on what is done and how long it will take.
 
@@ -134,6 +140,10 @@ def tune(
         QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
     """
     began, cpu = time.monotonic(), _cpu_seconds()
+    if cluster is not None:
+        from qdqtool.cluster.connection import check_where
+
+        check_where(cluster)
     _check(keep, budget_ms, gpu, head, residual, weights, method, time_limit, workers, chosen_on, judged_on)
     goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
     chosen = target_named(target)
@@ -151,36 +161,46 @@ def tune(
     planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine,
                       _plain(machine))
     settings = _settings(locals(), chosen, measure.name)
-    calibration = _calibrate(planner, sets, progress)
-    scores = class_outputs(work)
-    base = planner.plan(Configuration())
-    job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
-              scores if set(scores) <= set(compared(work)) else (), measure)
-    store = Store(state, {"model": hashlib.sha256(job.model).hexdigest()[:20], "images": sets.fingerprint,
-                          "settings": settings})
-    count = workers or default_workers()
-    bench = Measurements(job, sets, mapper or local(count), store, count,
-                         None if time_limit is None else began + time_limit, progress)
-    search = Search(planner, bench, goal, whole_front, say or (lambda line: None))
-    _run(search, say)
-    point, reached = search.choose()
-    shown = _thinned(search.front(), point)
-    search.judge_points([point] if search.stopped else shown)
-    bought = [] if search.stopped else search.bought(point)
-    plan = planner.plan(point.configuration)
-    made, quantized = plan.recipe.build(work, weights)
-    result = Tuning(
-        made, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought, shown,
-        [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point, shown),
-        planner.cost(search.start),
-        {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
-        _cost_words(machine), _images(sets, data, evaluation, calibration),
-        _effort(search, bench, began, cpu),
-        {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)},
-        chosen.name, None if machine is None else machine.name, [*notes, *search.notes],
-        [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
-        builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0],
-    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        opened = None
+        if cluster is not None:
+            from qdqtool.cluster.mapping import Cluster
+
+            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
+        calibration = _calibrate(planner, sets, progress, getattr(opened, "client", None), mixed_cpus)
+        scores = class_outputs(work)
+        base = planner.plan(Configuration())
+        job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
+                  scores if set(scores) <= set(compared(work)) else (), measure)
+        store = Store(state, {"model": hashlib.sha256(job.model).hexdigest()[:20], "images": sets.fingerprint,
+                              "settings": settings})
+        count = workers or (default_workers() if opened is None else opened.threads())
+        if mapper is None and opened is not None:
+            from qdqtool.tuning.clustered import ClusterMapper
+
+            mapper = stack.enter_context(ClusterMapper(opened))
+        bench = Measurements(job, sets, mapper or local(count), store, count,
+                             None if time_limit is None else began + time_limit, progress)
+        search = Search(planner, bench, goal, whole_front, say or (lambda line: None))
+        _run(search, say)
+        point, reached = search.choose()
+        shown = _thinned(search.front(), point)
+        search.judge_points([point] if search.stopped else shown)
+        bought = [] if search.stopped else search.bought(point)
+        plan = planner.plan(point.configuration)
+        made, quantized = plan.recipe.build(work, weights)
+        result = Tuning(
+            made, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought, shown,
+            [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point, shown),
+            planner.cost(search.start),
+            {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
+            _cost_words(machine), _images(sets, data, evaluation, calibration),
+            _effort(search, bench, began, cpu),
+            {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)},
+            chosen.name, None if machine is None else machine.name, [*notes, *search.notes],
+            [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
+            builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0],
+        )  # fmt: skip
     return result
 
 
@@ -265,7 +285,7 @@ def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
 
 
-def _calibrate(planner: Planner, sets: Sets, progress: bool) -> Json:
+def _calibrate(planner: Planner, sets: Sets, progress: bool, cluster: object, mixed_cpus: bool) -> Json:
     """One pass for every method, and for every tensor that any placement could quantize."""
     base = planner.placement(Configuration())
     if not base.readers:
@@ -274,7 +294,7 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool) -> Json:
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     statistics, report = collect_for(
         planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration), preprocess=None,
-        size=None, cache=None, progress=progress,
+        size=None, cache=None, progress=progress, cluster=cluster, mixed_cpus=mixed_cpus,
     )  # fmt: skip
     planner.statistics = statistics.tensors
     return report

@@ -1,0 +1,93 @@
+"""Tasks on the workers of a cluster (see :mod:`qdqtool.cluster`): the rows are those of the threads of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from calibration.held import shared
+from qdqtool.cluster.mapping import Cluster
+from qdqtool.cluster.mapping import Job as Handed
+from qdqtool.tuning.measure import Job, Result, Task, iterate
+from qdqtool.tuning.recipe import Recipe
+
+
+@dataclass
+class Piece:
+    """A task, and the base recipe that it was made for: the only part of a job that changes while one tunes."""
+
+    base: Recipe
+    task: Task
+
+    def __str__(self) -> str:
+        return f"task {self.task.key}"
+
+
+class ClusterMapper:
+    """A mapper over a cluster. The network and the names of the samples reach each worker once. A context manager."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._stack = contextlib.ExitStack()
+        self._handed: Handed | None = None
+        self._job: Job | None = None
+
+    def __enter__(self) -> ClusterMapper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        """Results as they are done, each task's once.
+
+        Raises:
+            ClusterError: The cluster is lost, or a worker is not fit or sees other samples.
+            QdqtoolError: What a task raised.
+        """
+        handed = self._handed_out(job)
+        for _, result in handed.results(Piece(job.base, task) for task in tasks):
+            yield result
+
+    def _handed_out(self, job: Job) -> Handed:
+        if self._handed is None or self._job is None or replace(job, base=self._job.base) != self._job:
+            self._stack.close()
+            given = replace(job, images=shared(job.images))
+            made = self.cluster.job("qdqtool.tuning.clustered:prepare", given, "qdqtool.tuning.clustered:work")
+            self._handed = self._stack.enter_context(made)
+            self._job = job
+        return self._handed
+
+
+class Bench:
+    """A job in a worker process, with the network parsed for the base recipe that was wanted last."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+
+    def job(self, base: Recipe) -> Job:
+        with self._lock:
+            if self._job.base.key != base.key:
+                self._job = replace(self._job, base=base, _kept={})
+            return self._job
+
+
+def prepare(job: Job, threads: int) -> Bench:
+    """What the tasks share in a worker process."""
+    return Bench(job)
+
+
+def work(bench: Bench, piece: Piece, stopped: threading.Event) -> Result:
+    """All rows of a task; ends early when the job is over."""
+    rows = {}
+    for part in iterate(bench.job(piece.base), piece.task):
+        rows.update(part.rows)
+        if stopped.is_set():
+            break
+    return Result(piece.task.key, rows)

@@ -1,0 +1,116 @@
+"""Tasks on a cluster: the rows of one process, whoever dies, and the network once to each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qdqtool.cluster.mapping import Cluster
+from qdqtool.tuning import clustered
+from qdqtool.tuning.api import tune
+from qdqtool.tuning.clustered import ClusterMapper
+from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.measure import Job, Mapper, Result, Task
+from qdqtool.tuning.recipe import Recipe
+from tests.insertion.nets import images
+from tests.tuning.nets import branchy, job_of, planner_of
+
+pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+
+from tests.cluster.clusters import kill_one, left_behind, processes
+
+DATA = images(6, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with processes(tmp_path_factory.mktemp("dask")) as found:
+        yield found
+
+
+def rows(results: Iterator[Result]) -> dict[tuple[str, int], Any]:
+    """By candidate and sample; each once."""
+    found: dict[tuple[str, int], Any] = {}
+    for result in results:
+        for key, by_sample in result.rows.items():
+            for sample, row in by_sample.items():
+                assert (key, sample) not in found
+                found[key, sample] = row
+    return found
+
+
+def job_and_tasks() -> tuple[Job, list[Task], list[Recipe]]:
+    planner = planner_of(branchy(), DATA)
+    recipes = [planner.plan(Configuration(floats=frozenset(c))).recipe for c in ((), ("c6",), ("c0",), ("c3", "c4"))]
+    tasks = [Task(f"t{k}", (k,), tuple(recipes)) for k in range(6)]
+    return job_of(planner, DATA), tasks, recipes
+
+
+def test_rows_are_those_of_one_process(client: Any) -> None:
+    from qdqtool.tuning.mapper import local
+
+    job, tasks, recipes = job_and_tasks()
+    other = replace(job, base=recipes[1])
+    whole = [replace(t, whole=True) for t in tasks]
+    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+        for asked, given in ((job, tasks), (other, tasks), (job, whole)):
+            wanted = rows(local(1)(asked, given))
+            assert len(wanted) == 24 and rows(mapper(asked, given)) == wanted
+    assert left_behind(client) == (0, 0, [])
+
+
+def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
+    from qdqtool.tuning.mapper import local
+
+    job, tasks, _ = job_and_tasks()
+
+    def watched(mapper: Mapper) -> Iterator[Result]:
+        for place, result in enumerate(mapper(job, tasks)):
+            if place == 0:
+                kill_one(client)
+            yield result
+
+    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+        assert rows(watched(mapper)) == rows(local(1)(job, tasks))
+    client.wait_for_workers(2, timeout=60)
+    assert left_behind(client) == (0, 0, [])
+
+
+def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, tasks, recipes = job_and_tasks()
+    handed: list[Any] = []
+    real = Cluster.job
+
+    def counted(self: Cluster, *arguments: Any) -> Any:
+        handed.append(arguments)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Cluster, "job", counted)
+    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+        for base in recipes:
+            assert len(rows(mapper(replace(job, base=base), tasks[:2]))) == 8
+    assert len(handed) == 1 and handed[0][2] == f"{clustered.__name__}:work"
+
+
+def test_tune_on_a_cluster_says_the_same(client: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for k in range(12):
+        pixels = np.random.default_rng(k).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{k:02d}.png")
+    from tests.tuning.nets import resnet
+
+    model = resnet()
+    given: dict[str, Any] = {"keep": 0.9, "whole_front": True}
+    here, there = tune(model, folder, **given), tune(model, folder, cluster=client, **given)
+    one, other = here.as_json(), there.as_json()
+    for answer in (one, other):
+        answer.pop("effort")
+    assert other == one
+    assert left_behind(client) == (0, 0, [])
