@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from qdqtool.cli import run
 from qdqtool.errors import DataError
 from qdqtool.reporting.tuning import tuning_of
+from tests.reporting.conftest import Made
 
 POINT = {"name": "p", "convolutions": 4, "conversions": 1, "low": 0.9, "high": 0.99, "chosen_on": 0.95}
 
@@ -69,3 +71,16 @@ def test_damage_is_one_sentence(tmp_path: Path, broken: Any) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         tuning_of(tmp_path / "none.json")
+
+
+def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "tuned.json"
+    code = run(["tune", str(made.float), "--calib", str(made.folder / "data.npz"), "--gpu", "T4", "--keep", "0.999",
+                "--front", "--no-state", "-o", str(tmp_path / "tuned.onnx"), "--result", str(out)])
+    assert code in (0, 1)
+    written = json.loads(out.read_text())
+    found = tuning_of(out)
+    assert [p.metric for p in found.points if p.on_front] == [p["metric"] for p in written["front"]]
+    assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
+    assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]
+    assert len(found.sites) == len(written["sites"]) and found.axis == "estimated milliseconds on Tesla T4"

@@ -110,10 +110,10 @@ class Plot {
     this.add('text', { class: `rule-text ${name}`, x: x + (left ? -4 : 4), y: this.top + 11 + 13 * row, 'text-anchor': left ? 'end' : 'start' }).append(text);
   }
 
-  level(value, name, text) {
+  level(value, name, text, left = false) {
     const y = this.py(value);
     this.add('line', { class: `rule ${name}`, x1: this.left, x2: this.width - this.right, y1: y, y2: y }, text);
-    this.add('text', { class: `rule-text ${name}`, x: this.width - this.right - 2, y: y - 4, 'text-anchor': 'end' }).append(text);
+    this.add('text', { class: `rule-text ${name}`, x: left ? this.left + 4 : this.width - this.right - 2, y: y - 4, 'text-anchor': left ? 'start' : 'end' }).append(text);
   }
 }
 

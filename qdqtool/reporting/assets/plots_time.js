@@ -76,7 +76,7 @@ function setUpTuning() {
       xLabel: ending(found.axis, Math.floor(host.clientWidth / 8)), yLabel: found.metric, xText: (v) => formatNumber(v, 4), yText: (v) => formatNumber(v, 4), label: `Pareto front: ${found.metric} over ${found.axis}`,
     });
     if (known(found.float_metric)) plot.level(found.float_metric, 'method', 'float model');
-    if (known(found.keep)) plot.level(found.keep, 'goal', 'goal');
+    if (known(found.keep)) plot.level(found.keep, 'goal', 'goal', true);
     if (known(found.budget)) plot.upright(found.budget, 'goal', 'budget');
     const front = found.points.filter((p) => p.on_front).sort((a, b) => a.x - b.x);
     plot.line(front.map((p) => [p.x, p.metric]), 'front');
