@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 _PARAMETER = re.compile(r"`([a-z][a-z_]*)(?:=([^`\s]*))?`")
-_OPTIONS = {"data": "calib"}  # called otherwise on the command line
+_OPTIONS = {"data": "calib", "evaluation": "eval"}  # called otherwise on the command line
 
 
 def as_options(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from calibration.part import Part
 from calibration.partial import input_specs, metadata_size
 from qdqtool import budgets
 from qdqtool.errors import DataError
+from qdqtool.files import same_file
 
 if TYPE_CHECKING:
     from qdqtool.graph import Model
@@ -74,6 +76,10 @@ def open_sets(
         source = whole.source
         calibration = _part(source, rest, whole)
         return Sets(calibration, _part(source, [*chosen, *judged], whole), *_numbers(chosen, judged, whole.batch))
+    paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
+    if len(paths) == 2 and same_file(*paths):
+        raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
+                        "judge on; leave it out, and a part is held out")
     other = _open(model, evaluation, preprocess, size, max(max_images, chosen_on + judged_on), "evaluation")
     assert other.indices is not None
     if len(other.indices) < 2 * other.batch:

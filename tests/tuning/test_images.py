@@ -79,7 +79,8 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
         rows = np.arange(40, dtype=np.float32).reshape(10, 1, 2, 2)
         rows[-1] += bright
         np.save(tmp_path / "x.npy", rows)
-        return open_sets(model(), tmp_path / "x.npy", tmp_path / "x.npy")
+        np.save(tmp_path / "c.npy", rows[:4])
+        return open_sets(model(), tmp_path / "c.npy", tmp_path / "x.npy")
 
     one = sets()
     again: Dataset = pickle.loads(pickle.dumps(one.measured))
@@ -88,6 +89,13 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
     mine, theirs = one.measured.load(3), again.load(3)
     assert mine is not None and theirs is not None and np.array_equal(mine["x"], theirs["x"])
     assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
+
+
+def test_the_same_data_cannot_judge(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
+    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"link\.npy: is what `data` names"):
+        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
 @pytest.mark.parametrize(
