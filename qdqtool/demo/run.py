@@ -131,7 +131,7 @@ def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iter
     report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
     commit()
     yield f"   wrote {page}: open it in a browser"
-    yield f"   (times are estimates for a {_GPU})"
+    yield f"   (its times are estimates for one GPU, {_GPU})"
 
 
 def _next(result: Insertion, quantized: Path, seconds: float) -> Iterator[str]:

@@ -23,6 +23,8 @@ def test_demo_writes_a_model_and_says_what_to_do_next(
     assert "60 INT8 (54 in and out, 6 to float)" in text
     assert f"qdqtool predict {folder / 'yolov8n-demo_qdq.onnx'}" in text
     assert "qdqtool insert yolov8n.onnx --calib images/" in text
+    assert f"wrote {folder / 'yolov8n-demo_report.html'}: open it in a browser" in text
+    assert '<section id="histograms">' in (folder / "yolov8n-demo_report.html").read_text()
 
 
 def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
