@@ -43,6 +43,9 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     if not front:
         raise ValueError("its front is empty")
     others = [_object(p) for p in _list(found.get("others"))][:MOST_POINTS]
+    # What was tried but not judged has no metric to draw it at.
+    unjudged = sum(p.get("metric") is None for p in others)
+    others = [p for p in others if p.get("metric") is not None]
     chosen = _object(found.get("chosen"))
     timed = all(_optional(p.get("ms")) is not None for p in front)
     with_cost = all(_optional(p.get("cost")) is not None for p in front)
@@ -72,7 +75,8 @@ def _read(found: dict[str, Any]) -> data.Tuning:
         float_metric, keep * float_metric if keep is not None and float_metric is not None else None,
         _optional(goal.get("budget_ms")), goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         [_site(_object(s)) for s in _list(found.get("sites"))[:MOST_SITES]],
-        [told(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50]],
+        [*([f"{unjudged} more were tried and not judged; they are not drawn"] if unjudged else []),
+         *(told(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50])],
     )  # fmt: skip
 
 

@@ -66,6 +66,32 @@ def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
     assert chromium.errors() == []
 
 
+def test_on_a_narrow_screen_a_click_brings_the_details_into_sight(chromium: Page, full: Path) -> None:
+    chromium.size(390, 844)
+    try:
+        chromium.open(full)
+        chromium.ready_ms()
+        chromium.run("""document.querySelector('.stage[data-side=after]').scrollIntoView({ block: 'end' });
+            document.querySelector('.stage[data-side=before] .row.conv')
+            .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+        wait(chromium, "return document.getElementById('details').getBoundingClientRect().top < innerHeight - 90")
+        assert "first" in details(chromium)
+    finally:
+        chromium.size(1280)
+
+
+def test_what_is_chosen_stays_chosen_in_the_other_view(chromium: Page, full: Path) -> None:
+    chromium.open(full, "#node-0")
+    chromium.ready_ms()
+    text = details(chromium)
+    for view in ("engine", "onnx"):
+        chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", view)
+        marked = chromium.run("return document.querySelector('.stage[data-side=after] .box.selected').textContent")
+        assert "first" in marked
+        assert details(chromium) == text
+    assert chromium.errors() == []
+
+
 def details(page: Page) -> str:
     return str(page.run("return document.getElementById('details').textContent"))
 

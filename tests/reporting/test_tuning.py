@@ -73,6 +73,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
         tuning_of(tmp_path / "none.json")
 
 
+def test_what_was_not_judged_is_left_out_and_told(tmp_path: Path) -> None:
+    unjudged = {**POINT, "int8": 1, "ms": 4.0, "cost": 4.0, "metric": None, "low": None, "high": None}
+    found = tuning_of(write(tmp_path, result(others=[*result()["others"], unjudged])))
+    assert [p.metric for p in found.points if not p.on_front] == [0.95]
+    assert found.notes[0].startswith("1 more were tried and not judged")
+
+
 def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
     code = run(["tune", str(made.float), "--calib", str(made.folder / "data.npz"), "--gpu", "T4", "--keep", "0.999",

@@ -5,9 +5,11 @@ const views = [];
 const details = new Details(panel, { go });
 let search = null;
 let viewName = 'onnx';
+let chosen = null;
 
 function select(side, number, layer, { move = true, from = null } = {}) {
   const model = models[side];
+  chosen = [side, number, layer];
   details.show(side, number, layer);
   for (const view of views) {
     let [node, ofLayer] = [number, layer];
@@ -78,11 +80,18 @@ function show(name) {
 function setUpGraph() {
   document.querySelectorAll('.stage').forEach((host) => {
     const view = new GraphView(host, host.dataset.side, {
-      onSelect: (side, number, layer, at) => select(side, number, layer, { from: { view, at } }),
+      onSelect: (side, number, layer, at) => {
+        select(side, number, layer, { from: { view, at } });
+        // On a narrow screen the details stand below the network.
+        if (panel.getBoundingClientRect().top > window.innerHeight - 90) panel.scrollIntoView({ block: 'nearest' });
+      },
     });
     views.push(view);
   });
-  document.querySelectorAll('input[name=view]').forEach((radio) => radio.addEventListener('change', () => show(radio.value)));
+  document.querySelectorAll('input[name=view]').forEach((radio) => radio.addEventListener('change', () => {
+    show(radio.value);
+    if (chosen) select(...chosen);
+  }));
   const all = (act) => () => views.forEach(act);
   byId('zoom-in').addEventListener('click', all((view) => view.zoom(1.3)));
   byId('zoom-out').addEventListener('click', all((view) => view.zoom(1 / 1.3)));
