@@ -25,14 +25,14 @@ class Estimate:
         choices: Choices that are swept.
         never: Choices that are not.
         images: Samples that they are swept on.
-        seconds: Of all of it, at worst.
+        seconds: Of all of it, at worst; none where an earlier run has measured so much that nothing could be timed.
         workers: At the same time.
     """
 
     choices: int
     never: int
     images: int
-    seconds: float
+    seconds: float | None
     workers: int
 
     @staticmethod
@@ -42,7 +42,8 @@ class Estimate:
         known = bench.runs
         began = time.monotonic()
         bench.whole([FLOAT_RECIPE, search.recipe(search.start)], samples, "How long a run takes")
-        seconds = (time.monotonic() - began) / max(1, bench.runs - known) if bench.runs > known else 0.0
+        ran = bench.runs - known
+        seconds = (time.monotonic() - began) / ran if ran else None
         behind = share_behind(search.planner.model)
         base = search.recipe(search.start)
         sweep = 0.0
@@ -50,19 +51,21 @@ class Estimate:
             recipe = search.recipe(search.start.joined(judged.candidate.configuration))
             sweep += behind[first_change(search.planner.model, base, recipe)]
         whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-        total = seconds * (sweep * len(bench.sets.chosen_on) + whole)
+        total = None if seconds is None else seconds * (sweep * len(bench.sets.chosen_on) + whole)
         return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.chosen_on),
                         total, bench.workers)  # fmt: skip
 
     @property
     def sentence(self) -> str:
         never = f" ({self.never} more cannot pay and are not measured)" if self.never else ""
-        long = "a minute" if self.seconds < 90 else f"{self.seconds / 60:.0f} minutes"
         many = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        return (
-            f"{self.choices} choices to measure on {self.images} images{never}, then combinations: "
-            f"at most about {long} with {many}"
-        )
+        if self.seconds is None:
+            long = "what an earlier run measured is taken"
+        elif self.seconds < 90:
+            long = f"at most about a minute with {many}"
+        else:
+            long = f"at most about {self.seconds / 60:.0f} minutes with {many}"
+        return f"{self.choices} choices to measure on {self.images} images{never}, then combinations: {long}"
 
 
 def share_behind(model: Model) -> list[float]:
