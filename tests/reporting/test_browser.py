@@ -302,3 +302,24 @@ def test_it_prints(chromium: Page, full: Path) -> None:
     printed = chromium.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 20_000
     assert chromium.errors() == []
+
+
+def test_paper_is_white_and_shows_the_whole_network(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        paper, fill, inside = chromium.driver.execute_script("""
+            const style = getComputedStyle(document.documentElement);
+            const inside = [...document.querySelectorAll('.stage')].every((stage) => {
+              const outer = stage.getBoundingClientRect();
+              const all = stage.querySelector('svg.world').getBoundingClientRect();
+              return all.width > 0 && all.left >= outer.left - 1 && all.right <= outer.right + 1
+                && all.top >= outer.top - 1 && all.bottom <= outer.bottom + 1;
+            });
+            return [style.getPropertyValue('--surface').trim(), style.getPropertyValue('--int8-fill').trim(), inside];
+        """)
+    finally:
+        chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    assert paper in ("#fff", "#ffffff") and fill == "#e0f2e5" and inside

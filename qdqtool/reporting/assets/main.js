@@ -116,17 +116,12 @@ function setUpKeys() {
   });
 }
 
-function setUpPrint() {
-  let before = [];
+function setUpPrint() {  // the style sheet shows the whole network on paper; what cannot be read at that size is left out
   window.addEventListener('beforeprint', () => {
-    before = views.map((view) => [view.scale, view.x, view.y]);
-    views.forEach((view) => view.fit());
+    views.forEach((view) => view.canvas.classList.toggle('far', view.lowest < FAR));
     document.querySelectorAll('details.group').forEach((group) => { group.open = true; });
   });
-  window.addEventListener('afterprint', () => views.forEach((view, i) => {
-    [view.scale, view.x, view.y] = before[i];
-    view.apply();
-  }));
+  window.addEventListener('afterprint', () => views.forEach((view) => view.paint()));
 }
 
 setUpGraph();
