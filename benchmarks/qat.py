@@ -88,7 +88,8 @@ def main() -> None:
     classes = len(yolo.names)
     text = table(
         {n: found[n] for n in options.rows},
-        f"{yolo.model.yaml.get('yaml_file') or 'a network'} of {classes} class{'es' * (classes != 1)}, "
+        f"A trained {type(yolo.model).__name__} of {sum(p.numel() for p in yolo.model.parameters()) / 1e6:.1f} million "
+        f"parameters and {classes} class{'es' * (classes != 1)}, "
         f"{options.size} x {options.size}; {len(calibration)} photographs calibrate, {len(judged)} others judge; "
         f"torch {torch.__version__}, nothing fine-tuned.",
     )
@@ -262,13 +263,15 @@ ROWS: dict[str, Row] = {
 
 
 def lines_of(row: Row) -> int:
-    """Statements of the row's function, without docstring, imports and signature."""
+    """Statements of the row's function, without docstring, imports and signature; with those of a row that it calls."""
     body = ast.parse(textwrap.dedent(inspect.getsource(row))).body[0]
     kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)
-    return sum(
+    own = sum(
         isinstance(n, kept) and not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
         for n in ast.walk(body)
     )
+    called = {n.func.id for n in ast.walk(body) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return own + sum(lines_of(r) - 1 for r in ROWS.values() if r.__name__ in called)
 
 
 def speed(yolo: Any, images: Tensor) -> None:

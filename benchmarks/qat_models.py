@@ -48,8 +48,8 @@ TORCHVISION = (
 )  # fmt: skip
 # Inputs other than one picture of 64 pixels.
 SIZES = {
-    "rtdetr-l": 256, "yolov8s-world": 192, "inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128,
-    "mvit_v1_b": 224,
+    "rtdetr-l": 256, "yolov8s-world": 192, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128,
+    "mvit_v1_b": 224, "alexnet": 224, "inception_v3": 299,
 }  # fmt: skip
 VIDEO = {"r3d_18": 4, "s3d": 14, "mvit_v1_b": 16}
 

@@ -224,7 +224,12 @@ def _refuse_computed(decided: Plan, model: nn.Module) -> None:
 
 
 def _unseen(traced: Traced, model: nn.Module) -> list[str]:
-    return [n for n, m in model.named_modules() if isinstance(m, WEIGHTED_MODULES) and n not in traced.runs]
+    # Attention hands the weights of its projections to a function, which `skipped` tells.
+    inside = [f"{n}." for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention) and n in traced.runs]
+    return [
+        n for n, m in model.named_modules()
+        if isinstance(m, WEIGHTED_MODULES) and n not in traced.runs and not n.startswith(tuple(inside))
+    ]  # fmt: skip
 
 
 def sample_for(model: Any, sample: Any) -> Any:
@@ -289,8 +294,8 @@ def _unreachable(traced: Traced, work: Model, placement: Placement) -> dict[str,
 
 def _why_unreachable(reader: Reader) -> str:
     if reader.node.op in WEIGHTED:
-        return "a function call with weights, or a module called with keywords or padding other than zeros; only the "\
-               "input of Conv, ConvTranspose and Linear modules can be quantized while training"
+        return "a function call with weights (as in nn.MultiheadAttention), or a module called with keywords or "\
+               "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input"
     return "no call of + or of an averaging pool that can be found again in the network's code"
 
 

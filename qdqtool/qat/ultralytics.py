@@ -56,7 +56,8 @@ class Options:
         target, backend, head, residual, unify, exclude, include: As for :func:`qdqtool.qat.prepare`.
         method: As for :func:`qdqtool.qat.calibrate`.
         images: How many training images calibrate.
-        freeze_norms: Whether BatchNormalization keeps its statistics, which the export folds into the weights.
+        freeze_norms: Whether BatchNormalization keeps its statistics. Off, as in Ultralytics' own training: with frozen
+            ones boxes became less exact (docs/qat.md).
     """
 
     target: str | Target = DEFAULT_TARGET
@@ -68,7 +69,7 @@ class Options:
     include: tuple[str, ...] = ()
     method: str = "mse"
     images: int = 128
-    freeze_norms: bool = True
+    freeze_norms: bool = False
 
 
 class QuantizedTraining:

@@ -113,3 +113,20 @@ def test_weights_that_are_computed_stay_float() -> None:
     found = plan(model, X)
     assert found.convolutions == ["0"]
     assert found.skipped == [("2", "its weights are computed, not constant")]
+
+
+def test_projections_of_attention_are_told_once_and_not_as_unreached() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.expert = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.up(x)
+            return self.down(x + self.attention(x, x, x, need_weights=False)[0])
+
+    found = plan(Attending(), torch.randn(1, 5, 16))
+    assert found.convolutions == ["up", "down"] and found.unseen == ["expert"]
+    assert sum("nn.MultiheadAttention" in reason for _, reason in found.skipped) == 2
