@@ -13,7 +13,7 @@ trains a YOLOv8n from scratch. From its last checkpoint everything else starts:
 
 The fine-tuned rows have the same pictures, steps and rates (``qdqtool.qat.ultralytics.RECIPE``); the last checkpoint
 counts, none is chosen. All rows are files, run with onnxruntime without graph optimizations, on the same pictures for
-every seed, which no network was trained, calibrated or chosen on. mAP is COCO's mAP50-95, by benchmarks/detection.py.
+every seed, which no network was trained, calibrated or chosen on. mAP is COCO's mAP50-95, by qdqtool.tuning.detection.
 Done rows are kept in FOLDER, so that a run that was interrupted goes on.
 """
 
@@ -34,11 +34,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "qat_yolov8"))
 
-from detection import Detections, match, precision, run_model
+from detectors import run_model
 from marked import replace_between
 from shapes import CLASSES, SIZE, generate
 
 import qdqtool
+from qdqtool.tuning.detection import Detections, match, precision
 
 JUDGED_SEED = 1_000_003
 BEGIN, END = "<!-- training: written by benchmarks/qat_training.py -->", "<!-- end of training -->"
@@ -217,8 +218,8 @@ def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> st
     """Markdown: means over the seeds, and paired differences to float with their standard deviation."""
     seeds = list(results.values())
     lines = [
-        f"| {len(seeds)} seeds, {options.judge} pictures | mAP50-95 | minus float, paired | INT8 | INT8 in and out "
-        "| conversions, trt8.5 |",
+        f"| {len(seeds)} seed{'s' * (len(seeds) != 1)}, {options.judge} pictures | mAP50-95 | minus float, paired "
+        "| INT8 | INT8 in and out | conversions, trt8.5 |",
         "|---|---|---|---|---|---|",
     ]
     base = np.array([s["float"]["map"] for s in seeds])

@@ -40,7 +40,7 @@ from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate, uncalibrated
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
-# Fine-tuning a trained network: a hundredth of a usual rate from scratch, no warm-up of the biases (it starts at 0.1),
+# Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
 # no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
 RECIPE: dict[str, Any] = {
     "epochs": 10, "optimizer": "AdamW", "lr0": 1e-4, "lrf": 0.01, "cos_lr": True, "warmup_epochs": 0.0, "mosaic": 0.0,
