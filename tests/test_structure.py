@@ -39,7 +39,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("qdq", "modelfile", "graph", "calibration"),
     ("verified",),
     ("cluster",),
-    ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime"),
+    ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime",
+     "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text",
      "types"),
 )
@@ -47,7 +48,7 @@ FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
 FOR_CALIBRATION = {
     "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "modelfile", "outputs", "patterns",
-    "progress", "runtime", "text", "types",
+    "progress", "runtime", "text", "threads", "types",
 }
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")

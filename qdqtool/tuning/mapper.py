@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Sequence
 
 from qdqtool.runtime import cores
+from qdqtool.threads import Crew
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, iterate
 
 _MAX_WORKERS = 8
@@ -22,49 +21,15 @@ def local(workers: int | None = None) -> Mapper:
     count = workers or default_workers()
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        shared = _Shared(job, tasks)
-        threads = [threading.Thread(target=shared.work, daemon=True) for _ in range(min(count, len(tasks)))]
-        for thread in threads:
-            thread.start()
-        try:
-            yield from shared.results(len(threads))
-        finally:
-            shared.stop = True
-            for thread in threads:
-                thread.join()
+        crew: Crew[Task, Result] = Crew(tasks)
+
+        def work() -> None:
+            for task in crew.tasks():
+                for result in iterate(job, task):
+                    crew.put(result)
+                    if crew.stopped:
+                        return
+
+        return crew.results([work] * min(count, len(tasks)))
 
     return run
-
-
-class _Shared:
-    def __init__(self, job: Job, tasks: Sequence[Task]) -> None:
-        self.job = job
-        self.tasks = iter(tasks)
-        self.lock = threading.Lock()
-        self.finished: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
-        self.stop = False
-
-    def work(self) -> None:
-        try:
-            while (task := self._next()) is not None:
-                for result in iterate(self.job, task):
-                    self.finished.put(result)
-                    if self.stop:
-                        break
-            self.finished.put(None)
-        except BaseException as error:
-            self.finished.put(error)
-
-    def _next(self) -> Task | None:
-        with self.lock:
-            return None if self.stop else next(self.tasks, None)
-
-    def results(self, workers: int) -> Iterator[Result]:
-        while workers:
-            item = self.finished.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                workers -= 1
-            else:
-                yield item
