@@ -8,16 +8,19 @@ outputs to one file. Within :func:`together`, files are renamed into place only 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, ParamSpec, Protocol, TypeVar
 
 from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
 
+P = ParamSpec("P")
+M = TypeVar("M", bound="Made")
 StrPath = str | os.PathLike[str]
 Key = tuple[int | str, ...]
 _BLOCK = 1 << 24
@@ -122,6 +125,30 @@ def watch() -> Iterator[Guard]:
     guard = Guard(current_guard.get())
     with guard.active():
         yield guard
+
+
+class Made(Protocol):
+    """A result that knows the files that it was made from; None where nobody watched."""
+
+    read: Guard | None
+
+
+def watched(function: Callable[P, M]) -> Callable[P, M]:
+    """Notes what a function reads in its result, for :func:`not_over`."""
+
+    @functools.wraps(function)
+    def watching(*args: P.args, **kwargs: P.kwargs) -> M:
+        with watch() as guard:
+            result = function(*args, **kwargs)
+        result.read = guard
+        return result
+
+    return watching
+
+
+def not_over(read: Guard | None) -> contextlib.AbstractContextManager[None]:
+    """Inside the block nothing is written over what a result was made from."""
+    return contextlib.nullcontext() if read is None else read.active()
 
 
 def claim(path: StrPath | None, option: str) -> None:

@@ -12,6 +12,7 @@ import onnx
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision, presets, residuals
 from qdqtool.insertion.batchnorm import fold_leading
@@ -21,7 +22,7 @@ from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
 from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
-from qdqtool.insertion.result import Insertion, watched
+from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec
 
 import onnx
 
-from qdqtool.files import Guard, watch
+from qdqtool.files import Guard, not_over
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
-
-P = ParamSpec("P")
 
 
 @dataclass
@@ -71,7 +65,7 @@ class Insertion:
             QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its folder is missing, or
                 it cannot be written.
         """
-        with self.read.active() if self.read is not None else contextlib.nullcontext():
+        with not_over(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
         if self.prediction is not None:
@@ -103,15 +97,3 @@ def _group_json(index: int, scale: GroupScale) -> Json:
         "quantized": list(scale.group.quantized),
         "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
     }
-
-
-def watched(function: Callable[P, Insertion]) -> Callable[P, Insertion]:
-    """Notes what a function reads, for :meth:`Insertion.save`."""
-    @functools.wraps(function)
-    def watching(*args: P.args, **kwargs: P.kwargs) -> Insertion:
-        with watch() as guard:
-            result = function(*args, **kwargs)
-        result.read = guard
-        return result
-
-    return watching

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qdqtool import budgets
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import Guard, watch
+from qdqtool.files import Guard, not_over, watched
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource
 from qdqtool.outputs import write_text
@@ -42,11 +42,8 @@ class Report:
         Raises:
             QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
         """
-        if self.read is None:
+        with not_over(self.read):
             write_text(path, self.html)
-        else:
-            with self.read.active():
-                write_text(path, self.html)
         self.output = os.fspath(path)
 
     def as_json(self) -> Json:
@@ -63,6 +60,7 @@ class Report:
         }
 
 
+@watched
 def report(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,
@@ -94,13 +92,12 @@ def report(
     from qdqtool.reporting.page import render, require
 
     require()
-    with watch() as guard:
-        page = collect(model, *builds, before=before, target=target, gpu=gpu, clock=clock, calib_cache=calib_cache,
-                       tuning=tuning, assume=assume)
-        html = render(page)
+    page = collect(model, *builds, before=before, target=target, gpu=gpu, clock=clock, calib_cache=calib_cache,
+                   tuning=tuning, assume=assume)
+    html = render(page)
     size = len(html.encode())
     budgets.require(size, budgets.REPORT, f"{page.model.path or 'the model'}: its report takes")
-    return Report(page, html, read=guard)
+    return Report(page, html)
 
 
 def collect(

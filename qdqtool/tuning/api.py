@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import EncodeError
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.files import watch
+from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.api import float_model
@@ -47,24 +46,11 @@ from qdqtool.types import Json, Precision
 if TYPE_CHECKING:
     from calibration import Preprocess
 
-P = ParamSpec("P")
 KEEP = 0.97
 _JUDGED_POINTS = 10
 
 
-def _watched(function: Callable[P, Tuning]) -> Callable[P, Tuning]:
-    """Notes what is read, for :meth:`Tuning.save`."""
-    @functools.wraps(function)
-    def watching(*args: P.args, **kwargs: P.kwargs) -> Tuning:
-        with watch() as guard:
-            result = function(*args, **kwargs)
-        result.read = guard
-        return result
-
-    return watching
-
-
-@_watched
+@watched
 def tune(
     model: ModelSource | Model,
     data: object,

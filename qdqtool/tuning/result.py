@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.files import Guard
+from qdqtool.files import Guard, not_over
 from qdqtool.modelfile import save
 from qdqtool.outputs import write_visible
 from qdqtool.tuning.configuration import Configuration, Cost
@@ -198,7 +197,7 @@ class Tuning:
         Raises:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        with self.read.active() if self.read is not None else contextlib.nullcontext():
+        with not_over(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 
@@ -206,9 +205,10 @@ class Tuning:
         """Writes :meth:`as_json` to a file, for ``qdqtool report``.
 
         Raises:
-            QdqtoolError: It cannot be written.
+            QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        write_visible(path, json.dumps(self.as_json(), indent=1) + "\n")
+        with not_over(self.read):
+            write_visible(path, json.dumps(self.as_json(), indent=1) + "\n")
 
     def as_json(self) -> Json:
         front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]

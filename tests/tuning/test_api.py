@@ -282,3 +282,18 @@ def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     assert any("1 of the images" in w and "03.png" in w for w in tuning.warnings)
     assert tuning.chosen.metric != whole.chosen.metric and tuning.chosen.chosen_on == whole.chosen.chosen_on
+
+
+def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> None:
+    model, data = tmp_path / "m.onnx", tmp_path / "x.npy"
+    onnx.save(branchy(), model)
+    np.save(data, np.concatenate([next(iter(d.values())) for d in DATA]))
+    tuning = qdqtool.tune(model, data, keep=0.9, method="mse")
+    before = model.read_bytes(), data.read_bytes()
+    for save in (tuning.save, tuning.save_result):
+        for path in (model, data):
+            with pytest.raises(QdqtoolError, match="is the input|is one of the files read"):
+                save(path)
+    assert (model.read_bytes(), data.read_bytes()) == before
+    tuning.save_result(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_bytes().startswith(b"{")
