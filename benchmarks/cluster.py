@@ -199,11 +199,9 @@ def measured_costs(client: Any, model: Path, pictures: Path, names: list[str]) -
 
 def expected(costs: dict[str, float], workers: int) -> dict[str, float]:
     """Images a second that so many workers of one thread give, and what of the client and its network that takes."""
-    from calibration.clustered import _MERGING, _MOST_SECONDS, _PACKING
+    from calibration.clustered import _MERGING, _MOST_SECONDS
 
-    portion = min(max(costs["packing"] / _PACKING, workers * costs["merging"] / _MERGING, costs["image"]),
-                  max(_MOST_SECONDS, workers * costs["merging"] / _MERGING))
-    portion = max(portion, _MOST_SECONDS)  # of a long run; a short one ends with smaller portions
+    portion = max(_MOST_SECONDS, workers * costs["merging"] / _MERGING)  # of a long run; a short one ends with smaller
     images = max(1.0, portion / costs["image"])
     each = costs["image"] + costs["packing"] / images
     client = costs["digest"] + (costs["fetching"] + costs["merging"]) / images

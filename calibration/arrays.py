@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Sequence
@@ -13,12 +14,11 @@ import numpy as np
 
 from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
 from calibration.digests import file_digest
-from calibration.listing import Folder
 from calibration.parcels import Paths
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError
-from qdqtool.files import note_read, open_input
+from qdqtool.files import open_input
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 
@@ -186,9 +186,6 @@ class SampleFilesSource(Source):
         self.paths = paths
         self.root = root
         self.inputs = inputs
-        if not isinstance(paths, Folder):  # which has been noted as a whole
-            for path in paths:
-                note_read(path)
 
     def count(self) -> int:
         return len(self.paths)
@@ -209,8 +206,10 @@ class SampleFilesSource(Source):
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def portion(self, indices: Sequence[int]) -> SampleFilesSource:
-        root = Path(os.path.abspath(self.root))
-        return SampleFilesSource(Paths(self.paths[i] for i in indices), root, self.inputs)
+        part = copy.copy(self)
+        part.root = Path(os.path.abspath(self.root))
+        part.paths = Paths(self.paths[i] for i in indices)
+        return part
 
     def name(self, index: int) -> str:
         return printable(self.paths[index].relative_to(self.root).as_posix())

@@ -270,8 +270,7 @@ class Dataset:
 
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
-            for start in range(0, len(self.indices), self.batch):
-                yield list(self.indices[start : start + self.batch])
+            yield from map(self.group, range(len(self)))
             return
         taken = 0
         while taken < self.max_images and not self._exhausted:

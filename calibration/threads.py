@@ -64,7 +64,7 @@ class ThreadPass:
             for tally in self.tallies:
                 stack.enter_context(tally.lock)
             for tally in self.tallies:
-                copies = {n: part.copy() for n, part in tally.tensors.items()}  # the threads go on counting
-                result = result.merge(Statistics(copies, images=tally.images))
+                result = result.merge(Statistics(tally.tensors, images=tally.images))
                 done |= tally.done
+            result.tensors = {n: part.copy() for n, part in result.tensors.items()}  # the threads go on counting
         return Snapshot(result, done)

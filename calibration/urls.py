@@ -138,13 +138,6 @@ class UrlSource(ImageSource):
         """Name and checksum: the store's own where it has one, so that the client need not read the pictures."""
         return self.name(index).encode() + self._checksum(index)
 
-    def identity(self, index: int) -> bytes:
-        try:
-            mark = self._content(index)[1]
-        except DataError:
-            mark = UNREADABLE
-        return self.name(index).encode() + mark
-
     def load(self, index: int) -> dict[str, Array]:
         data = self._content(index)[0]
         self._read.held = None
@@ -158,8 +151,6 @@ class UrlSource(ImageSource):
         try:
             mark = _mark(system.info(self._path(index)))
             return mark or self._content(index)[1]
-        except DataError:
-            return UNREADABLE
         except Exception:
             return UNREADABLE
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from calibration.held import shared
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.cluster.mapping import Job as Handed
-from qdqtool.tuning.measure import Job, Result, Task, iterate
+from qdqtool.tuning.measure import Job, Result, Task, run_task
 from qdqtool.tuning.recipe import Recipe
 
 
@@ -85,9 +85,4 @@ def prepare(job: Job, threads: int) -> Bench:
 
 def work(bench: Bench, piece: Piece, stopped: threading.Event) -> Result:
     """All rows of a task; ends early when the job is over."""
-    rows = {}
-    for part in iterate(bench.job(piece.base), piece.task):
-        rows.update(part.rows)
-        if stopped.is_set():
-            break
-    return Result(piece.task.key, rows)
+    return run_task(bench.job(piece.base), piece.task, stopped)

@@ -113,8 +113,13 @@ class Mapper(Protocol):
     def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]: ...
 
 
-def run_task(job: Job, task: Task) -> Result:
+def run_task(job: Job, task: Task, stopped: threading.Event | None = None) -> Result:
     """All rows of a task. The same job and task give the same bits, wherever and in whatever order they run.
+
+    Args:
+        job: What the tasks share.
+        task: Which rows.
+        stopped: Ends it early once it is set, with the rows that there are.
 
     Raises:
         ModelError: onnxruntime cannot run a candidate.
@@ -124,6 +129,8 @@ def run_task(job: Job, task: Task) -> Result:
     rows: dict[str, dict[int, Row | None]] = {}
     for part in iterate(job, task):
         rows.update(part.rows)
+        if stopped is not None and stopped.is_set():
+            break
     return Result(task.key, rows)
 
 
