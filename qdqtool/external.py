@@ -12,6 +12,7 @@ from onnx import external_data_helper
 from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.files import note_read
+from qdqtool.subgraphs import held
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -22,7 +23,7 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            for inner in held(attribute):
                 yield from all_tensors(inner)
 
 

@@ -19,6 +19,7 @@ from onnx import external_data_helper, numpy_helper
 
 from qdqtool import external
 from qdqtool.errors import ModelError
+from qdqtool.subgraphs import held
 
 Shape = tuple[int | None, ...]
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
@@ -321,7 +322,7 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
 def _captured(node: onnx.NodeProto) -> Iterator[str]:
     """Tensors that the subgraphs of a node read from outside."""
     for attribute in node.attribute:
-        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+        for graph in held(attribute):
             inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             seen: set[str] = set()
             for inner in graph.node:

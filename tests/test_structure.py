@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("verified",),
     ("cluster",),
     ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime",
-     "threads"),
+     "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text",
      "types"),
 )

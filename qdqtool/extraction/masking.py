@@ -7,7 +7,7 @@ one: knowing the random numbers does not give the old ones back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from qdqtool import qdq
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.graph import Model
+from qdqtool.subgraphs import inner_graphs
 
 Array = npt.NDArray[Any]
 
@@ -66,20 +67,11 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
                 values[:] = _like(old, 1.0, random).tolist()
 
 
-def _graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs inside nodes."""
-    for node in nodes:
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield inner
-                yield from _graphs(inner.node)
-
-
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Every graph of a model; names of the inner ones are no names of the main one and get a prefix."""
     yield "", proto.graph
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from (("/", g) for g in _graphs(nodes))
+        yield from (("/", g) for g in inner_graphs(nodes))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool import qdq
 from qdqtool.extraction.cut import FLOATS
+from qdqtool.subgraphs import held
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
@@ -51,7 +52,7 @@ def prune(proto: onnx.ModelProto) -> None:
 
 def _captured(node: onnx.NodeProto) -> Iterator[str]:
     for attribute in node.attribute:
-        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+        for graph in held(attribute):
             for inner in graph.node:
                 yield from inner.input
                 yield from _captured(inner)

@@ -8,7 +8,6 @@ scales, so a float16 model is widened for it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operators import WEIGHTED, inputs_behind_q
+from qdqtool.subgraphs import inner_graphs
 
 _HALF_MAX = float(np.finfo(np.float16).max)
 _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
@@ -225,7 +225,7 @@ def to_float(proto: onnx.ModelProto) -> None:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
             renamed[name] = editor.name(f"{name}_fp32")
             editor.cast(renamed[name], name, TensorProto.FLOAT16, model.ordered[-1])
-    for inner in _graphs(graph):
+    for inner in (graph, *inner_graphs(graph.node)):
         for node in inner.node:
             for i, name in enumerate(node.input):
                 node.input[i] = renamed.get(name, name)
@@ -241,14 +241,6 @@ def to_float(proto: onnx.ModelProto) -> None:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
     editor.finish()
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _graphs(inner)
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
