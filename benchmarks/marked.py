@@ -1,9 +1,12 @@
-"""Tables in pages, between two markers that the script which writes them knows."""
+"""Tables of scripts: rows that are kept as they are measured, and pages between two markers that the script knows."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 
 def replace_between(page: Path, begin: str, end: str, text: str) -> None:
@@ -13,3 +16,18 @@ def replace_between(page: Path, begin: str, end: str, text: str) -> None:
     if not mark or not closing:
         sys.exit(f"{page}: has no '{begin}' ... '{end}'")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
+
+
+def kept_rows(
+    names: Iterable[str], file: Path | None, measure: Callable[[str], dict[str, Any]], told: str = ""
+) -> dict[str, Any]:
+    """The rows of a JSON file and those of the names that it lacks, each written as soon as it is measured."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    for name in names:
+        if name in found:
+            continue
+        found[name] = measure(name)
+        if file is not None:
+            file.write_text(json.dumps(found, indent=1))
+        print(f"{told}{name}: {found[name]}", file=sys.stderr, flush=True)
+    return found

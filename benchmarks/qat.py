@@ -22,7 +22,6 @@ import contextlib
 import copy
 import inspect
 import io
-import json
 import sys
 import tempfile
 import textwrap
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import onnxruntime
 import torch
-from marked import replace_between
+from marked import kept_rows, replace_between
 from PIL import Image
 from torch import Tensor, nn
 
@@ -73,18 +72,14 @@ def main() -> None:
     if options.speed:
         speed(yolo, calibration)
         return
-    found: dict[str, dict[str, Any]] = {}
-    if options.keep is not None and options.keep.exists():
-        found = json.loads(options.keep.read_text())
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "float.onnx"
         export_float(yolo, judged[:1], plain)
         wanted = [run(plain, image) for image in judged]
-        for name in (n for n in options.rows if n not in found):
-            found[name] = measured(name, YOLO(options.weights), calibration, judged, wanted, Path(folder))
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-            if options.keep is not None:
-                options.keep.write_text(json.dumps(found, indent=1))
+        found = kept_rows(
+            options.rows, options.keep,
+            lambda name: measured(name, YOLO(options.weights), calibration, judged, wanted, Path(folder)),
+        )  # fmt: skip
     classes = len(yolo.names)
     text = table(
         {n: found[n] for n in options.rows},
@@ -110,7 +105,7 @@ def measured(
         return {"error": float(np.mean(errors)), **qdqtool.predict(path, "trt8.5").summary()}
     except Exception as failure:  # another tool's: the row says what it raised
         traceback.print_exc()
-        return {"fails": f"{type(failure).__name__}: {str(failure).splitlines()[0][:60]}"}
+        return {"fails": f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:60]}"}
 
 
 def table(found: dict[str, dict[str, Any]], title: str) -> str:

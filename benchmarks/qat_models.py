@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import sys
 import tempfile
 import traceback
@@ -26,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from marked import replace_between
+from marked import kept_rows, replace_between
 from torch import Tensor, nn
 
 from qdqtool import qat
@@ -62,29 +61,21 @@ def main() -> None:
     parser.add_argument("--rtx", action="store_true", help="let TensorRT-RTX build each file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found: dict[str, dict[str, Any]] = {}
-    if options.keep is not None and options.keep.exists():
-        found = json.loads(options.keep.read_text())
-    for name in (n for n in options.models if n not in found):
-        with tempfile.TemporaryDirectory() as folder:
-            found[name] = measured(name, Path(folder) / "model.onnx", options.rtx)
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-        if options.keep is not None:
-            options.keep.write_text(json.dumps(found, indent=1))
+    found = kept_rows(options.models, options.keep, lambda name: measured(name, options.rtx))
     text = table({n: found[n] for n in options.models})
     print(text)
     if options.docs is not None:
         replace_between(options.docs, BEGIN, END, text)
 
 
-def measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
+def measured(name: str, rtx: bool) -> dict[str, Any]:
     """One row; what was raised where it does not work."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return _measured(name, path, rtx)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            return _measured(name, Path(folder) / "model.onnx", rtx)
     except Exception as error:
         traceback.print_exc()
-        return {"fails": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        return {"fails": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
 
 
 def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:

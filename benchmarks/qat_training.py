@@ -20,7 +20,6 @@ Done rows are kept in FOLDER, so that a run that was interrupted goes on.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "qat_yolov8"))
 
 from detectors import run_model
-from marked import replace_between
+from marked import kept_rows, replace_between
 from shapes import CLASSES, SIZE, generate
 
 import qdqtool
@@ -86,20 +85,18 @@ class Seed:
 
     def results(self, judged: tuple[np.ndarray, list[np.ndarray]]) -> dict[str, Any]:
         """By row: mAP, what is INT8, seconds of CPU time."""
-        kept = self.folder / "results.json"
-        found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-        for row in self.options.rows:
-            if row in found:
-                continue
-            before = time.process_time()
-            path = self.folder / f"{row.replace('+', '-tuned')}.onnx"
-            WAYS[row](self, path)
-            seconds = time.process_time() - before
-            summary = qdqtool.predict(path, "trt8.5").summary()
-            found[row] = {"map": score(path, *judged), "seconds": round(seconds), **summary}
-            kept.write_text(json.dumps(found, indent=1))
-            print(f"seed {self.seed}: {row}: {found[row]}", file=sys.stderr, flush=True)
-        return found
+        return kept_rows(
+            self.options.rows, self.folder / "results.json", lambda row: self._measured(row, judged),
+            f"seed {self.seed}: ",
+        )  # fmt: skip
+
+    def _measured(self, row: str, judged: tuple[np.ndarray, list[np.ndarray]]) -> dict[str, Any]:
+        before = time.process_time()
+        path = self.folder / f"{row.replace('+', '-tuned')}.onnx"
+        WAYS[row](self, path)
+        seconds = time.process_time() - before
+        summary = qdqtool.predict(path, "trt8.5").summary()
+        return {"map": score(path, *judged), "seconds": round(seconds), **summary}
 
     @property
     def data(self) -> Path:

@@ -38,6 +38,7 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from detectors import load_samples, run_model
+from marked import replace_between
 
 import qdqtool
 from qdqtool.tuning.configuration import cost_of
@@ -196,11 +197,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
     if options.docs:
-        before, mark, rest = options.docs.read_text("utf-8").partition(BEGIN)
-        _, end, after = rest.partition(END)
-        if not mark or not end:
-            raise SystemExit(f"{options.docs}: has no '{BEGIN}' ... '{END}'")
-        options.docs.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
+        replace_between(options.docs, BEGIN, END, text)
     return 0
 
 
