@@ -22,7 +22,7 @@ from qdqtool.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.amax import LEVELS, amax_of, scale_of
-from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference, Shaking
+from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
@@ -132,8 +132,7 @@ def export(
         except onnx.checker.ValidationError as error:
             raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
         try:
-            found, shaking = checking.check_pieces(proto, shown, wanted, numbers)
-            found = replace(found, noise=_noise(twin, plan, shown, wanted, shaking))
+            found = _compared(proto, twin, plan, shown, wanted, numbers)
             _refuse_apart(found, tolerance)
         except ModelError as error:
             if tolerance < ANYTHING:
@@ -176,8 +175,7 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
         raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, {})
         _, numbers = _tidied(raw, calls)
         try:
-            found, shaking = checking.check_pieces(file, call, wanted, numbers)
-            found = replace(found, noise=_noise(twin, plan, call, wanted, shaking))
+            found = _compared(file, twin, plan, call, wanted, numbers)
             _refuse_apart(found, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
@@ -229,10 +227,14 @@ def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProt
     return merge_pairs(proto), numbers
 
 
-def _noise(twin: nn.Module, plan: Plan, call: Call, wanted: Reference, shaking: Shaking) -> float:
+def _compared(
+    proto: onnx.ModelProto, twin: nn.Module, plan: Plan, call: Call, wanted: Reference, numbers: dict[str, list[int]]
+) -> Check:
+    """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
+    found, shaking = checking.check_pieces(proto, call, wanted, numbers)
     with evaluating(twin):
         _freeze(twin, replace(plan, norms={}), shaking)
-    return checking.noise_of(twin, call, wanted.outputs, shaking)
+    return replace(found, noise=checking.noise_of(twin, call, wanted.outputs, shaking))
 
 
 def _names(

@@ -226,8 +226,9 @@ def find(name: str) -> Gpu:
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
+    plain = _plain(name)
     for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if _plain(name) in (_plain(gpu.name), *gpu.aliases):
+        if plain in (_plain(gpu.name), *gpu.aliases):
             return gpu
     wanted = _words(name)
     table = {key: gpu for gpu in reversed(gpus()) for key in (*(_words(a) for a in gpu.aliases), _words(gpu.name))}
