@@ -16,7 +16,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Precision, Prediction
+from qdqtool.types import Prediction
 from qdqtool.verified import Verification
 
 
@@ -43,11 +43,6 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.view = View(self.model)
-
-
-def plain_on(gpu: Gpu) -> Precision:
-    """What a float is on a GPU: FP16 where that is not slower."""
-    return Precision.FP32 if gpu.rates.fp16 < gpu.rates.fp32_pipe else Precision.FP16
 
 
 def look_at(
@@ -78,7 +73,7 @@ def look_at(
     if gpu is not None:
         from qdqtool.verification.times import plain_in
 
-        time = estimate(model, prediction, gpu, chosen, plain=plain_in(build) if build else plain_on(gpu))
+        time = estimate(model, prediction, gpu, chosen, plain=plain_in(build) if build else gpu.plain)
         prediction.time = time.as_json()
         prediction.findings += gpu_findings(prediction, gpu, model)
     subject = Subject(model, prediction, time, verification, build)

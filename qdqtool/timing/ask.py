@@ -67,7 +67,7 @@ def predict_on(
     prediction = predict(index, target, assume=assume, way=way)
     time = None
     if chosen is not None:
-        plain = Precision.FP32 if request.no_fp16 or chosen.rates.fp16 < chosen.rates.fp32_pipe else Precision.FP16
+        plain = Precision.FP32 if request.no_fp16 else chosen.plain
         time = estimate(
             index,
             prediction,

@@ -83,6 +83,11 @@ class Gpu:
         return self.rates.cc
 
     @property
+    def plain(self) -> Precision:
+        """What a float is on it: FP16 where that is not slower."""
+        return Precision.FP32 if self.rates.fp16 < self.rates.fp32_pipe else Precision.FP16
+
+    @property
     def is_jetson(self) -> bool:
         return self.name.startswith("Jetson")
 

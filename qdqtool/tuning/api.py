@@ -145,7 +145,7 @@ def tune(
     sets = open_sets(work, data, evaluation, preprocess=preprocess, size=size, max_images=max_images,
                      chosen_on=chosen_on, judged_on=judged_on)
     planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine,
-                      _plain(machine))
+                      Precision.FP16 if machine is None else machine.plain)
     settings = _settings(locals(), chosen, measure.name)
     with contextlib.ExitStack() as stack:
         opened = None
@@ -177,7 +177,7 @@ def tune(
         made, quantized = plan.recipe.build(work, weights)
         result = Tuning(
             made, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought, shown,
-            [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point, shown),
+            [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
             planner.cost(search.start),
             {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
             _cost_words(machine), _images(sets, data, evaluation, calibration),
@@ -199,7 +199,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
                 raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
-        bench.job = replace(bench.job, base=search.recipe(search.start))
+        bench.job = bench.job.based_on(search.recipe(search.start))
         if say is not None:
             say(Estimate.of(search, bench).sentence)
         search.measure([("everything INT8", search.start)])
@@ -259,10 +259,6 @@ def _gpu(name: str | None, clock: float | None, power: str | None) -> gpus.Gpu |
     return found
 
 
-def _plain(gpu: gpus.Gpu | None) -> Precision:
-    return Precision.FP32 if gpu is not None and gpu.rates.fp16 < gpu.rates.fp32_pipe else Precision.FP16
-
-
 def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
     names = ("method", "method_for", "percentile", "head", "residual", "unify", "exclude", "include", "exclude_op",
@@ -297,7 +293,7 @@ def _thinned(front: list[Point], chosen: Point) -> list[Point]:
     return [front[i] for i in sorted(kept)]
 
 
-def _sites(search: Search, chosen: Point, shown: Sequence[Point]) -> list[SiteResult]:
+def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     before = search.error(search.start)
     taken = {s.name for s in search.parts(chosen.configuration)}

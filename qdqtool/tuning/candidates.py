@@ -33,24 +33,18 @@ class Judged:
     why_not: str = ""
 
 
-def judge(
-    found: Sequence[Candidate], cost: Callable[[Configuration], Cost], tick: Callable[[], object] = lambda: None
-) -> tuple[Configuration, list[Judged]]:
+def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> tuple[Configuration, list[Judged]]:
     """Decides which candidates to measure.
 
     Args:
         found: Floats, and INT8 for what the preset leaves float.
         cost: Predicts.
-        tick: Called after each prediction.
 
     Returns:
         What is float from the start because it costs nothing, and all candidates.
     """
     before = cost(Configuration())
-    costs = []
-    for candidate in found:
-        costs.append(cost(candidate.configuration))
-        tick()
+    costs = [cost(candidate.configuration) for candidate in found]
     free = Configuration()
     floats = [(c, k) for c, k in zip(found, costs, strict=True) if c.choice == FLOAT]
     for candidate, single in sorted(floats, key=lambda x: x[1].value):

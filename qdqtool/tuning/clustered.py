@@ -74,7 +74,7 @@ class Bench:
     def job(self, base: Recipe) -> Job:
         with self._lock:
             if self._job.base.key != base.key:
-                self._job = replace(self._job, base=base, _kept={})
+                self._job = self._job.based_on(base)
             return self._job
 
 

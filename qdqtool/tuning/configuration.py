@@ -42,14 +42,12 @@ class Configuration:
         quantized: Names of nodes that are INT8 although the head preset leaves them float.
         methods: Calibration methods by quantized tensor; they go for its whole scale group.
         apart: Quantized tensors that have a scale of their own although they are tied to others.
-        method: The calibration method of all others; empty for the user's.
     """
 
     floats: frozenset[str] = frozenset()
     quantized: frozenset[str] = frozenset()
     methods: frozenset[tuple[str, str]] = frozenset()
     apart: frozenset[str] = frozenset()
-    method: str = ""
 
     def joined(self, other: Configuration) -> Configuration:
         """Both; ``other``'s methods count where both name a tensor."""
@@ -57,19 +55,7 @@ class Configuration:
         return Configuration(
             self.floats | other.floats, (self.quantized | other.quantized) - self.floats - other.floats,
             frozenset(m for m in self.methods if m[0] not in named) | other.methods, self.apart | other.apart,
-            other.method or self.method,
         )
-
-    def contains(self, other: Configuration) -> bool:
-        """Whether everything that ``other`` changes is changed so here."""
-        return (
-            other.floats <= self.floats and other.quantized <= self.quantized and other.methods <= self.methods
-            and other.apart <= self.apart and other.method in ("", self.method)
-        )  # fmt: skip
-
-    @property
-    def is_base(self) -> bool:
-        return self == Configuration()
 
 
 @dataclass(frozen=True)
@@ -132,7 +118,7 @@ class Planner:
         self.statistics: Mapping[str, TensorStatistics] = {}
         self._scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = {}
         self._plans: dict[Configuration, Plan] = {}
-        self._costs: dict[object, Cost] = {}
+        self._costs: dict[str, Cost] = {}
 
     def placement(self, configuration: Configuration) -> Placement:
         floats = dict.fromkeys(sorted(configuration.floats), CHOSEN)
@@ -168,7 +154,7 @@ class Planner:
         for tensor in group.quantized:
             if tensor in chosen:
                 return chosen[tensor]
-        return replace(self.methods, default=configuration.method or self.methods.default).of(group)
+        return self.methods.of(group)
 
     def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[str]]:
         key = (group.quantized, group.sources, method)
@@ -196,10 +182,9 @@ class Planner:
         groups = self.groups(placement, configuration.apart)
         scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
         recipe = _recipe(placement, scales)
-        key = (recipe.key,)
-        if key not in self._costs:
-            self._costs[key] = self._cost(recipe)
-        return self._costs[key]
+        if recipe.key not in self._costs:
+            self._costs[recipe.key] = self._cost(recipe)
+        return self._costs[recipe.key]
 
     def _cost(self, recipe: Recipe) -> Cost:
         if not recipe.pairs:

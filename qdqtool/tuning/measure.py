@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,6 +71,10 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
+
+    def based_on(self, base: Recipe) -> Job:
+        """The same with another base; what was parsed for the old one is not taken over."""
+        return replace(self, base=base, _kept={})
 
     @property
     def network(self) -> Network:

@@ -54,13 +54,13 @@ class Measurements:
 
     # Sweeps: one site at a time --------------------------------------------------------------------------------
 
-    def sweep(self, recipes: Sequence[Recipe], what: str, samples: Sequence[int] | None = None) -> bool:
+    def sweep(self, recipes: Sequence[Recipe], what: str) -> bool:
         """Measures the error of each recipe on the samples to choose on.
 
         Returns:
             Whether all was measured; False where the time limit came first.
         """
-        images = self.sets.chosen_on if samples is None else tuple(samples)
+        images = self.sets.chosen_on
         unique = {r.key: r for r in recipes}
         room = self.job.network.images_at_once(unique.values(), self.workers)
         size = max(1, min(room, _AT_ONCE, -(-len(images) // self.workers)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import Bought, Point
-from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, METHODS, Candidate, Site, candidates, find_sites, other_scales
+from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Site, candidates, find_sites, other_scales
 
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
@@ -43,7 +43,6 @@ class Search:
         goal: What is to be reached.
         whole_front: Whether to measure the front even where everything INT8 is enough.
         say: Told what comes next.
-        tick: Called after each prediction.
     """
 
     planner: Planner
@@ -62,10 +61,10 @@ class Search:
 
     # Before anything is measured --------------------------------------------------------------------------------
 
-    def prepare(self, tick: Callable[[], object] = lambda: None) -> None:
+    def prepare(self) -> None:
         """Finds the sites and predicts every choice."""
         self.sites = find_sites(self.planner)
-        self.start, self.judged = judge(candidates(self.planner, self.sites), self.planner.cost, tick)
+        self.start, self.judged = judge(candidates(self.sites), self.planner.cost)
 
     def swept(self) -> list[Judged]:
         """The candidates that a sweep measures."""
@@ -251,8 +250,7 @@ class Search:
 
     def without(self, configuration: Configuration, site: Site) -> Configuration:
         nodes = frozenset(site.nodes) - self.start.floats
-        return Configuration(configuration.floats - nodes, configuration.quantized, configuration.methods,
-                             configuration.apart, configuration.method)  # fmt: skip
+        return replace(configuration, floats=configuration.floats - nodes)
 
     # Measuring --------------------------------------------------------------------------------------------------
 
@@ -351,8 +349,3 @@ class Search:
             found.append(Bought(site.name, FLOAT, point.chosen_on - value, point.cost.int8 - cost.int8,
                                 point.cost.conversions - cost.conversions, ms))  # fmt: skip
         return sorted(found, key=lambda b: -(b.metric or 0.0))
-
-    def try_methods(self) -> list[tuple[str, Configuration]]:
-        """Everything INT8 with another method for all ranges."""
-        own = self.planner.methods.default
-        return [(f"everything INT8, {m}", self.start.joined(Configuration(method=m))) for m in METHODS if m != own]

@@ -123,7 +123,7 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[list[str]]:
     return [[n] for n in ends] + ([ends] if len(ends) > 1 else [])
 
 
-def candidates(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
+def candidates(sites: Iterable[Site]) -> list[Candidate]:
     """Every choice other than the default: float (INT8 where the preset says float), and a scale of its own."""
     found = []
     for site in sites:

@@ -68,7 +68,7 @@ def test_int8_that_is_no_faster_is_not_measured() -> None:
 def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: set[str]) -> None:
     """The law, for what the prediction really says: whatever is left out is beaten, or frees no activation."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
-    found = candidates(planner, find_sites(planner))
+    found = candidates(find_sites(planner))
     free, judged = judge(found, planner.cost)
     base = planner.cost(Configuration())
     assert free.floats == nothing and planner.cost(free).value <= base.value
