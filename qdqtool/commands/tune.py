@@ -87,6 +87,7 @@ def command(
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.parameters import all_as_options
     from qdqtool.render.tune_text import render
+    from qdqtool.text import as_line
     from qdqtool.trt.targets import DEFAULT_TARGET
     from qdqtool.tuning.api import tune
 
@@ -97,7 +98,7 @@ def command(
         residual=residual, unify=not no_unify, exclude=exclude, include=include, exclude_op=exclude_op,
         weights=weights, whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, cluster=cluster,
         mixed_cpus=mixed_cpus, progress=True,
-        say=lambda line: print(f"qdqtool: {line}", file=sys.stderr),
+        say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
     )  # fmt: skip
     result.save(path)
     if result_file is not None:

@@ -24,12 +24,10 @@ class Placement:
     """A finished layout.
 
     Attributes:
-        ranks: Rank of each box, 0 on top.
         x: Centre of each box in pixels; the leftmost box begins at ``margin``.
         ways: For each edge, by its number, the points between its ends: x in pixels, and the rank.
     """
 
-    ranks: dict[str, int]
     x: dict[str, float]
     ways: dict[int, list[tuple[float, int]]]
 
@@ -111,7 +109,7 @@ def place(ranks: dict[str, int], edges: Sequence[Edge], width: float, gap: float
     columns.update({key: float(column) for column, key in enumerate(alone)})
     spread = _spread(columns, at, width, gap, margin)
     ways = {number: [(spread[name], at[name]) for name in names] for number, names in passing.items()}
-    return Placement(ranks, {key: spread[key] for key in ranks}, ways)
+    return Placement({key: spread[key] for key in ranks}, ways)
 
 
 def _spread(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from qdqtool.engine.graph import short
 from qdqtool.render.insertion_text import predicted
 from qdqtool.render.output import wrap
 from qdqtool.render.parameters import as_options
+from qdqtool.text import as_text
 from qdqtool.tuning.result import Point, SiteResult, Tuning
 
 _WHY = 8  # sites told with their loss, unless everything is asked for
@@ -20,7 +22,7 @@ def render(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
         for text in texts:
             lines += wrap(f"{kind}: {as_options(text)}", 2, width, "")
     lines += ["", *predicted(tuning.prediction, width, everything)]
-    return "\n".join(lines) + "\n"
+    return as_text(lines)
 
 
 def _verdict(tuning: Tuning, width: int) -> list[str]:
@@ -71,14 +73,10 @@ def _bought(tuning: Tuning, width: int) -> list[str]:
         row = f"{metric:>8} {one.int8:>+5d} {one.conversions:>+6d}"
         if timed:
             row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
-        lines.append(f"  {_short(one.site, room):<{room}} {row}")
+        lines.append(f"  {short(one.site, room):<{room}} {row}")
     for tensor, choice in tuning.chosen.changed.items():
         lines += wrap(f"{tensor}: {choice}", 4, width, "  ")
     return lines
-
-
-def _short(name: str, room: int) -> str:
-    return name if len(name) <= room else "..." + name[3 - room :]
 
 
 def _front(tuning: Tuning, width: int) -> list[str]:
@@ -91,7 +89,7 @@ def _front(tuning: Tuning, width: int) -> list[str]:
         what = point.name if len(point.sites) > 1 or not point.sites else point.sites[0]
         row = f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} {point.chosen_on:>7.3f}  "
         row += f"{_interval(point):<23} "
-        lines.append(row + _short(what, max(12, width - len(row))))
+        lines.append(row + short(what, max(12, width - len(row))))
     return lines
 
 

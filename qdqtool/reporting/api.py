@@ -118,10 +118,11 @@ def collect(
     from qdqtool.reporting.nodes import Collector
     from qdqtool.reporting.subject import gpu_for, look_at
     from qdqtool.reporting.weights import add_weights
+    from qdqtool.verification.api import build_of
 
     if clock is not None and gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`")
-    build = _build(builds)
+    build = build_of(builds) if builds else None
     chosen = gpu_for(build, gpu, clock)
     subject = look_at(model, target, chosen, build, dict(assume or {}))
     collector = Collector(subject, "after" if before is not None else "model")
@@ -150,16 +151,6 @@ def collect(
 
         page.tuning = tuning_of(tuning)
     return page
-
-
-def _build(builds: tuple[str | os.PathLike[str] | Build, ...]) -> Build | None:
-    if not builds:
-        return None
-    if len(builds) == 1 and isinstance(builds[0], Build):
-        return builds[0]
-    from qdqtool.buildlog.read import read_build
-
-    return read_build(*(b for b in builds if not isinstance(b, Build)))
 
 
 def _compare(model: data.Model, before: data.Model) -> None:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from qdqtool.render.log_text import count
 from qdqtool.render.time_text import ms as _ms
 
 NONE = "–"
+plural = count
 
 
 def ms(value: float | None) -> str:
@@ -41,11 +43,6 @@ def percent(value: float | None) -> str:
 def sort_key(value: float | None) -> str:
     """What a table sorts by: the number in full, nothing where it is not known."""
     return "" if value is None else repr(float(value))
-
-
-def plural(count: int, word: str) -> str:
-    """``1 layer``, ``2 layers``."""
-    return f"{count} {word}" + ("" if count == 1 else "s")
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

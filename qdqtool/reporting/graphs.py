@@ -181,19 +181,21 @@ class _Onnx:
         """What a node reads: the tensor, the drawn node that makes it (None: an input), the Q and DQ between."""
         found: list[tuple[str, OnnxNode | None, list[data.Mark]]] = []
         for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
-            tensor = name
-            marks: list[data.Mark] = []
-            maker = self.index.producer(tensor)
-            while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
-                stays = maker.name in self.collector.staying
-                marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
-                tensor = maker.input(0)
-                maker = self.index.producer(tensor)
-            if maker is None and tensor in self.index.inputs:
-                found.append((tensor, None, marks[::-1]))
-            elif maker is not None and maker.index in self.collector.place:
-                found.append((tensor, maker, marks[::-1]))
+            tensor, maker, marks = self._origin(name)
+            if maker.index in self.collector.place if maker is not None else tensor in self.index.inputs:
+                found.append((tensor, maker, marks))
         return found
+
+    def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.Mark]]:
+        """What a tensor is in front of its Q and DQ: the tensor, its maker, and what was passed, makers first."""
+        marks: list[data.Mark] = []
+        maker = self.index.producer(tensor)
+        while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
+            stays = maker.name in self.collector.staying
+            marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
+            tensor = maker.input(0)
+            maker = self.index.producer(tensor)
+        return tensor, maker, marks[::-1]
 
     def _box(self, places: list[int]) -> data.Box:
         model = self.collector.model
@@ -233,20 +235,13 @@ class _Onnx:
                 if known is not edge and len(marks) > len(known.marks):
                     known.marks = marks
         for name in self.index.outputs:
-            maker = self.index.producer(name)
-            marks = []
-            tensor = name
-            while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
-                stays = maker.name in self.collector.staying
-                marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
-                tensor = maker.input(0)
-                maker = self.index.producer(tensor)
+            tensor, maker, marks = self._origin(name)
             if maker is not None and maker.index in self.collector.place:
                 source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
                 if source is not None:
+                    end = len(boxes)
                     boxes.append(_end("output", name, self._type_of(name)))
-                    edges[source, len(boxes) - 1, name] = data.Edge(source, len(boxes) - 1, shown(tensor), "", "",
-                                                                    marks[::-1])
+                    edges[source, end, name] = data.Edge(source, end, shown(tensor), "", "", marks)
         listed = list(edges.values())
         self._types(boxes, listed)
         return listed

@@ -12,8 +12,8 @@ from qdqtool.errors import DataError
 from qdqtool.files import read_input
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown, told
+from qdqtool.tuning.result import SCHEMA
 
-SCHEMA = "qdqtool/tuning/1"
 _GIVE = "give what 'qdqtool tune --format json' wrote"
 MOST_POINTS, MOST_SITES = 2_000, 5_000
 

@@ -54,7 +54,7 @@ def verify(
         ModelError: The model cannot be read.
         BuildLogError: The build cannot be read, or is of another model.
     """
-    build = _build(builds)
+    build = build_of(builds)
     index = load(model)
     check_explicit(build, index)
     chosen, notes = choose_target(build, target)
@@ -75,7 +75,8 @@ def verify(
     return result
 
 
-def _build(builds: tuple[BuildSource | Build, ...]) -> Build:
+def build_of(builds: tuple[BuildSource | Build, ...]) -> Build:
+    """The build that files are of, or the one that was read already."""
     if not builds:
         raise BuildLogError("no build given: name a trtexec log or a layer JSON")
     if len(builds) == 1 and isinstance(builds[0], Build):

@@ -1,6 +1,5 @@
 // Small plots in SVG: axes, and what stands in them. Drawn for the width that there is, again when it changes.
 
-const LOG = 'log';
 
 function axis(values, { log = false, zero = false, low, high } = {}) {
   let [a, b] = [low ?? Math.min(...values), high ?? Math.max(...values)];
@@ -13,7 +12,7 @@ function axis(values, { log = false, zero = false, low, high } = {}) {
     if (a === b) { a -= Math.abs(a) * 0.1 || 1; b += Math.abs(b) * 0.1 || 1; }
   }
   const at = (value) => ((log ? Math.log10(Math.max(value, 1e-12)) : value) - a) / (b - a);
-  return { at, ticks: () => (log ? logTicks(a, b) : ticks(a, b)), log };
+  return { at, ticks: () => (log ? logTicks(a, b) : ticks(a, b)) };
 }
 
 function ticks(a, b) {
