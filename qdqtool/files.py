@@ -351,6 +351,8 @@ def check_place(target: Path, option: str = "") -> None:
         raise QdqtoolError(f"{where}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
         raise QdqtoolError(f"{where}: is a folder; give a file name")
+    if not is_device(target) and not os.access(target.parent, os.W_OK):
+        raise QdqtoolError(f"{where}: the folder {target.parent} cannot be written to; name another one")
 
 
 def same_file(a: StrPath, b: StrPath) -> bool:

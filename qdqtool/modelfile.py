@@ -153,7 +153,7 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once
         path: Where to write.
         at_once: For a file that this command reads again, not one of its outputs.
     """
-    if _byte_size(proto) < MAX_PROTO_BYTES:
+    if byte_size(proto) < MAX_PROTO_BYTES:
         data = proto.SerializeToString()
         with atomic_write(path, at_once=at_once) as file:
             file.write(data)
@@ -161,7 +161,8 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once
     _save_external(proto, Path(path), at_once)
 
 
-def _byte_size(proto: onnx.ModelProto) -> int:
+def byte_size(proto: onnx.ModelProto) -> int:
+    """Size of a model's message; one byte over :data:`MAX_PROTO_BYTES` for one that protobuf cannot measure."""
     try:
         return int(proto.ByteSize())
     except (ValueError, EncodeError):

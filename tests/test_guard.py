@@ -174,3 +174,17 @@ def test_a_drawing_that_fails_leaves_no_other_output(
     args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
     assert run(args) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [["predict", "qdq.onnx"], ["fix", "qdq.onnx"], ["log", "build.log"],
+                                  ["extract", "qdq.onnx", "--node", "any"], [*INSERT, "--calib", "samples.npz"]])
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
+    seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    monkeypatch.chdir(seeds)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    assert run([*args, "-o", "out"]) == 2
+    assert "cannot be written to; name another one" in capsys.readouterr().err
+    assert not Path("out").exists()
+    with outputs.atomic_write("/dev/null") as file:
+        file.write(b"a device is no file of its folder")

@@ -142,11 +142,14 @@ def _command_line(name: Callable[[str], str]) -> str:
 
 
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
+    from qdqtool.modelfile import MAX_PROTO_BYTES, byte_size
     from qdqtool.render.output import wrap
 
     lines = wrap(f"{result.kept}.", 2, width, "")
     lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
-    size = len(result.proto.SerializeToString())
+    size = byte_size(result.proto)
     told = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
+    if size > MAX_PROTO_BYTES:
+        told = "over 2 GB"
     lines.append(f"written to {output} ({told})" + (f", report to {report}" if report else ""))
     return as_text(lines)

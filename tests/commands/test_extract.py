@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 
 import qdqtool
 from qdqtool.cli import run
@@ -111,3 +112,17 @@ def test_external_weights_are_not_overwritten(tmp_path: Path, capsys: pytest.Cap
     arguments = ["extract", str(tmp_path / "m.onnx"), "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "w.bin")]
     assert run(arguments) == 2
     assert "is an input" in capsys.readouterr().err
+
+
+def test_a_part_above_2_gb_is_told_as_such(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("onnx.ModelProto.SerializeToString", _too_large)
+    monkeypatch.setattr("qdqtool.modelfile.byte_size", lambda proto: 2**31)
+    monkeypatch.setattr("qdqtool.modelfile._save_external", lambda proto, path, at_once: None)
+    assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx")]) == 0
+    assert "(over 2 GB)" in capsys.readouterr().out
+
+
+def _too_large(*_: object, **__: object) -> bytes:
+    raise EncodeError("Failed to serialize proto")
