@@ -58,7 +58,7 @@ class Report:
             return False
         first = self._known.get((code, node))
         if first is not None:
-            first.convolutions.extend(self._new(code, node, convolutions))
+            self.concerns(first, convolutions)
             if joined and message not in first.message:
                 first.message += f" {message}"
                 first.values = max(first.values or 0, values or 0) or None
@@ -74,6 +74,10 @@ class Report:
         self._known[code, node] = finding
         self.findings.append(finding)
         return True
+
+    def concerns(self, finding: Finding, convolutions: Iterable[str]) -> None:
+        """Lets a finding concern further convolutions."""
+        finding.convolutions.extend(self._new(finding.code, finding.node, convolutions))
 
     def names(self, code: FindingCode, convolution: str) -> bool:
         """Whether a finding of that code says that it concerns a convolution."""

@@ -33,7 +33,7 @@ def run(view: View, report: Report) -> None:
         _scale(view, report, node, params)
         _axis(view, report, node, params)
         for finding in report.findings[first:]:
-            finding.convolutions.extend(dict.fromkeys(view.convolutions_behind(node)))
+            report.concerns(finding, view.convolutions_behind(node))
 
 
 def _is_bias(view: View, node: Node) -> bool:

@@ -362,3 +362,12 @@ def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_ma
     assert time.process_time() - begun < 10  # looking each up among the others takes minutes
     (finding,) = report.findings
     assert finding.convolutions == names
+
+
+def test_what_the_lint_told_of_a_convolution_is_not_told_again():
+    g = Graph()
+    scales = [g.const("s", np.linspace(0.1, 0.2, 16, dtype=np.float32)), g.const("z", np.zeros(16, np.int8))]
+    q = g.op("QuantizeLinear", [g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), *scales], "q", axis=1)
+    x = g.op("DequantizeLinear", [q, *scales], "dq", axis=1)
+    prediction = predict(g.model(g.conv(x, "c1", 16, scale=None)))
+    assert [f.node for f in prediction.findings if f.code == "ACT-PER-CHANNEL"] == ["q"]
