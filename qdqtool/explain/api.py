@@ -12,8 +12,8 @@ from qdqtool.types import ConvOutcome, Prediction
 
 # Faults that the lint tells at their quantizer, with more of its numbers.
 _OF_LINT: frozenset[FindingCode] = frozenset({
-    "ACT-PER-CHANNEL", "CT-AXIS", "FP8-OUTSIDE", "QTYPE", "SCALE-DYNAMIC", "W-AXIS", "W-NO-DQ", "W-NONCONST",
-    "ZP-NONZERO",
+    "ACT-PER-CHANNEL", "CT-AXIS", "CT3D-FLOAT", "FLOAT-MIXED", "FP8-OUTSIDE", "QTYPE", "SCALE-DYNAMIC", "W-AXIS",
+    "W-NO-DQ", "W-NONCONST", "ZP-NONZERO",
 })
 
 

@@ -11,7 +11,7 @@ from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.trt.provenance import Size
 from qdqtool.trt.refusals import AddOutputNotQuantized
-from qdqtool.types import ConvOutcome, Prediction, Refusal
+from qdqtool.types import ConvOutcome, Evidence, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)
 
@@ -28,6 +28,7 @@ class Cause:
         size: Of the tensor that is converted or stays float.
         convolutions: Those that it concerns.
         joined: Whether messages of the same code and node are told one after the other.
+        evidence: Where this place is proven less well than its code.
     """
 
     code: FindingCode
@@ -37,6 +38,7 @@ class Cause:
     size: Size | None = None
     convolutions: tuple[str, ...] = ()
     joined: bool = False
+    evidence: Evidence | None = None
 
 
 class Known:
@@ -88,7 +90,7 @@ class Known:
         """Reports a cause; ``about`` are the refused nodes that it explains."""
         size = cause.size.values if cause.size is not None else None
         held = self.report.add(
-            cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, joined=cause.joined
+            cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, cause.joined, cause.evidence
         )
         if cause.code in ("CONVERSION", "INPUT-CONVERSION"):
             return held  # what stays explains nothing else

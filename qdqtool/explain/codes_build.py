@@ -234,6 +234,22 @@ BUILD = (
         automatic=True,
     ),
     Code(
+        "FLOAT-MIXED",
+        "Data and weights of a convolution have different float types",
+        Severity.ERROR,
+        "Part of the model was converted to FP16 or BF16, for instance the scale of one DQ and not that of the other "
+        "(a DQ writes the type of its scale). It is no valid ONNX.",
+        "Where types are those of the model (11, TensorRT-RTX, 10 with --stronglyTyped) the builder refuses the "
+        "convolution. It is not counted as INT8.",
+        "IConvolutionLayer `input` and `kernel` must be of same type. `input` type is Half but `kernel` is of type "
+        "Float.",
+        "Give both the same float type: cast the other input, or convert the scale of its Q and DQ.",
+        (
+            assumed(("trt11",), "TensorRT-RTX 1.7 refuses the same (convolutionNode.cpp)"),
+            assumed(("trt10",), "the same if built --stronglyTyped; weakly typed it is not known", Severity.WARNING),
+        ),
+    ),
+    Code(
         "FLAG-FP16",
         "Build with --fp16 beside --int8, or the rest runs in FP32",
         Severity.INFO,

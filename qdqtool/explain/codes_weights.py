@@ -186,14 +186,15 @@ WEIGHTS = (
     ),
     Code(
         "CT3D-FLOAT",
-        "A quantized 3D ConvTranspose, of which reports differ",
+        "A quantized 3D ConvTranspose, INT8 in one pattern alone",
         Severity.WARNING,
         "A ConvTranspose with three spatial dimensions has Q/DQ.",
         "A user's engines of 10.13 ran such layers in FP16, the 3D convolutions around them in INT8. NVIDIA named one "
-        "pattern that is to work: Q/DQ, ConvTranspose, activation, Q/DQ.",
+        "pattern that is to work: Q/DQ, ConvTranspose, activation, Q/DQ. Predicted is INT8 there and float elsewhere; "
+        "no build log of either is at hand.",
         "A deconvolution with Half or Float tensors in the layer information.",
-        "Look at the layer's types in the engine. Where it stays float, leave its Q/DQ out, or use a Resize and a "
-        "convolution instead.",
+        "Put an activation and a Q/DQ pair behind it and look at the layer's types in the engine. Where it stays "
+        "float, leave its Q/DQ out, or use a Resize and a convolution instead.",
         (
             documented(
                 CLASSIC, "NVIDIA in NVIDIA/TensorRT issue 3412; NVIDIA/Model-Optimizer issue 688 (a user, 10.13)"

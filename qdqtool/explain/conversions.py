@@ -18,7 +18,7 @@ from qdqtool.trt.refusals import (
     Stays,
 )
 from qdqtool.trt.surroundings import differ
-from qdqtool.types import Precision
+from qdqtool.types import Evidence, Precision
 
 
 def explain(known: Known, stays: Stays) -> None:
@@ -43,9 +43,11 @@ def explain(known: Known, stays: Stays) -> None:
 
 
 def _stays(known: Known, stays: Stays, why: str, convolutions: tuple[str, ...] | None = None) -> None:
+    assumed = " That is assumed: where the attention becomes one kernel, it is inside." if stays.attention else ""
     known.add(Cause(
-        "CONVERSION", stays.name, f"{stays.name} (scale {scale_words(stays.scale)}) stays: {why}.", size=stays.elements,
-        convolutions=_behind(stays) if convolutions is None else convolutions,
+        "CONVERSION", stays.name, f"{stays.name} (scale {scale_words(stays.scale)}) stays: {why}.{assumed}",
+        size=stays.elements, convolutions=_behind(stays) if convolutions is None else convolutions,
+        evidence=Evidence.ASSUMED if stays.attention else None,
     ), (stays.node,))
 
 

@@ -9,6 +9,8 @@ from qdqtool.explain.cause import Cause, Known
 from qdqtool.explain.words import names, node_words
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
+    Deconvolution3D,
+    FloatTypesDiffer,
     InMyelin,
     InputNotDequantized,
     NonzeroZeroPoint,
@@ -84,6 +86,21 @@ def _types(known: Known, r: TypesDiffer) -> Cause:
     )
 
 
+def _floats(known: Known, r: FloatTypesDiffer) -> Cause:
+    return Cause(
+        "FLOAT-MIXED", r.node,
+        f"{r.node}: its data comes from {r.dq} as {r.floats[0]}, its weights from {r.weight_dq} as {r.floats[1]}.",
+        convolutions=(r.node,),
+    )
+
+
+def _three_dimensions(known: Known, r: Deconvolution3D) -> Cause:
+    return Cause(
+        "CT3D-FLOAT", r.node, f"{r.node} is a quantized 3D ConvTranspose without an activation and a Q behind it.",
+        size=r.elements, convolutions=(r.node,),
+    )
+
+
 def _outside(known: Known, r: OutsideRules) -> Cause:
     return Cause(
         "FP8-OUTSIDE", "",  # one finding for the model, which the lint has made
@@ -139,6 +156,8 @@ INPUT: dict[type[Refusal], Callable[[Known, Any], Cause]] = {
     OutsideRules: _outside,
     InMyelin: _myelin,
     TypesDiffer: _types,
+    FloatTypesDiffer: _floats,
+    Deconvolution3D: _three_dimensions,
     ScaleComputed: _scale_computed,
     ActivationPerChannel: _per_channel,
     NonzeroZeroPoint: _zero_point,

@@ -10,7 +10,7 @@ import numpy as np
 from qdqtool.explain.words import names, number
 from qdqtool.finding_codes import FindingCode
 from qdqtool.qdq import QuantParams
-from qdqtool.types import Finding, Severity
+from qdqtool.types import Evidence, Finding, Severity
 
 __all__ = ["Report", "names", "number", "scalar", "scale_text"]
 
@@ -42,9 +42,11 @@ class Report:
         convolutions: Iterable[str] = (),
         values: int | None = None,
         joined: bool = False,
+        evidence: Evidence | None = None,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
 
+        ``evidence`` tells of a place that is proven less well than its code.
         ``joined`` joins the second message as well: an Add costs the convolution in front and the one it is fused into.
 
         Returns:
@@ -68,7 +70,8 @@ class Report:
         if severity == Severity.ERROR and error:
             message += f' TensorRT says: "{error}"'
         finding = Finding(
-            code, severity, node, message, fix or entry.fix, holds.evidence, target=self.target,
+            code, severity, node, message, fix or entry.fix,
+            holds.evidence if evidence is None else holds.evidence.weaker(evidence), target=self.target,
             convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic,
         )
         self._known[code, node] = finding

@@ -87,7 +87,8 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
     kernel = _kernel(view, conv)
     deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
     if len(kernel) == 3 and deconvolution:
-        message = f"{conv.name} is a quantized 3D ConvTranspose: reports differ on whether it runs in INT8."
+        message = f"{conv.name} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation " \
+                  "and a Q stand behind it."
         report.add("CT3D-FLOAT", conv.name, message, convolutions=[conv.name])
     elif len(kernel) == 3:
         message = f"{conv.name} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."

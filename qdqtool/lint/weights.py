@@ -38,6 +38,7 @@ def run(view: View, report: Report) -> None:
             report.add("MATMUL-COMPUTED", conv.name, f"{conv.name} multiplies two quantized activations.",
                        convolutions=[conv.name])
         _bias(view, report, conv)
+        _floats(view, report, conv)
     for source, users in sources.items():
         if len(users) > 1:
             convs = [c.name for c, _ in users]
@@ -54,6 +55,19 @@ def _misread(view: View, report: Report) -> None:
     for node, tensor in qdq.misread_constants(view.model):
         if node.name not in told:
             report.add("WEIGHT-INDIRECT", node.name, f"{node.name} ({node.op}) reads the stored integers '{tensor}'.")
+
+
+def _floats(view: View, report: Report, conv: Node) -> None:
+    """Data and weights of different float types; a DQ makes the type of its scale."""
+    data, weights = (_float_of(view, tensor) for tensor in (conv.input(0), conv.input(1)))
+    if data != weights and data.is_float and weights.is_float:
+        report.add("FLOAT-MIXED", conv.name, f"{conv.name}: its data is {data}, its weights are {weights}.",
+                   convolutions=[conv.name])
+
+
+def _float_of(view: View, tensor: str) -> Precision:
+    found = qdq.source_of_dq(view.model, tensor)
+    return qdq.precision_of(view.params(found[0]).scale_type if found is not None else view.model.elem_type(tensor))
 
 
 def _no_dq(view: View, report: Report, conv: Node, weights: Weights) -> None:

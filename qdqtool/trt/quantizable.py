@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from qdqtool.operator_facts import LayerKind
+from qdqtool.qdq import precision_of
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
+    FloatTypesDiffer,
     InputNotDequantized,
     NonzeroZeroPoint,
     OutsideRules,
@@ -20,17 +22,19 @@ from qdqtool.trt.refusals import (
     WeightsNotDequantized,
 )
 from qdqtool.trt.surroundings import elements, step_of
+from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
 _HOPS = 40  # layers looked at above a convolution for the DQ that does not reach it
 
 
-def refusal_of(layer: Layer, by: str) -> Refusal | None:
+def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     """Why a weighted layer cannot run in INT8; None when it can.
 
     Args:
         layer: A convolution, deconvolution or matrix product.
         by: The pass that asks.
+        target: Where it would run.
     """
     node = node_name(layer)
     position = weights_position(layer)
@@ -50,6 +54,9 @@ def refusal_of(layer: Layer, by: str) -> Refusal | None:
     if None in kinds or kinds[0] != kinds[1]:
         types = (_precision(data), _precision(weights))
         return TypesDiffer(by, node, node_name(data), node_name(weights), types)
+    floats = (_float(data), _float(weights))
+    if target.float16_scales and floats[0] != floats[1] and Precision.UNKNOWN not in floats:
+        return FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
         return ActivationPerChannel(by, node, node_name(data), data.quant.scale_shape)
     for dq in (data, weights):
@@ -98,6 +105,11 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
                 seen.add(id(source))
                 queue.append(source)
     return "", None
+
+
+def _float(dq: Layer) -> Precision:
+    """The float type that a DQ writes, which is that of its scale."""
+    return precision_of(dq.quant.scale_type) if dq.quant is not None else Precision.UNKNOWN
 
 
 def _precision(dq: Layer) -> Precision:

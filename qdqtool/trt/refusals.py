@@ -68,6 +68,27 @@ class TypesDiffer(Refusal):
     types: tuple[Precision, Precision]
 
 
+class FloatTypesDiffer(Refusal):
+    """Data and weights are dequantized to float types that differ.
+
+    Attributes:
+        floats: The float types of data and weights.
+    """
+    reason: ClassVar[str] = "float-types"
+
+    dq: str
+    weight_dq: str
+    floats: tuple[Precision, Precision]
+
+
+class Deconvolution3D(Refusal):
+    """A ConvTranspose of three spatial dimensions without an activation and a Q behind it."""
+    reason: ClassVar[str] = "convtranspose-3d"
+
+    dq: str
+    elements: Size | None = None
+
+
 class ActivationPerChannel(Refusal):
     """The data input has one scale per channel."""
     reason: ClassVar[str] = "activation-per-channel"
@@ -341,6 +362,7 @@ class Stays(Refusal):
         requantizes: Whether it is one.
         precision: The quantized type.
         quantize: Whether it is a Q.
+        attention: Whether it quantizes what a Softmax gives to a MatMul of two computed tensors.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
         origin: What writes that tensor.
@@ -367,3 +389,4 @@ class Stays(Refusal):
     first_scale: Scale = None
     requantizes: bool = False
     precision: Precision = Precision.INT8
+    attention: bool = False

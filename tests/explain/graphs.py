@@ -50,6 +50,24 @@ def types_differ() -> onnx.ModelProto:
     return g.model(g.conv(data, "c", 16, scale=None))
 
 
+def float_types() -> onnx.ModelProto:
+    """The scale of the weights' DQ is float16, that of the data's is float32."""
+    g = Graph()
+    half, zero = g.const("half", 0.1, np.float16), g.const("zero", np.int8(0))
+    w = g.op("QuantizeLinear", [g.const("w", np.ones((16, 16, 1, 1)), np.float16), half, zero], "wq.Q")
+    w = g.op("DequantizeLinear", [w, half, zero], "wq.DQ")
+    return g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+
+
+def transposed_3d(activated: bool = False, quantized: bool = False, axes: int = 3) -> onnx.ModelProto:
+    g = Graph()
+    x = g.pair(g.input(1, 16, *[4] * axes), "in")
+    w = g.pair(g.const("w", np.ones((16, 16, *[2] * axes), np.float32)), "wq")
+    x = g.op("ConvTranspose", [x, w], "up", kernel_shape=[2] * axes)
+    x = g.relu(x, "r") if activated else x
+    return g.model(g.op("Softmax", g.pair(x, "out") if quantized else x, "soft"))
+
+
 def activation_per_channel() -> onnx.ModelProto:
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "a", np.full(16, 0.1), axis=1)
@@ -207,6 +225,8 @@ GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
     "weights-not-constant": weights_not_constant,
     "scale-computed": scale_computed,
     "types": types_differ,
+    "float-types": float_types,
+    "convtranspose-3d": transposed_3d,
     "activation-per-channel": activation_per_channel,
     "zero-point": zero_point,
     "weights-axis": weights_axis,

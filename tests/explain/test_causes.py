@@ -9,6 +9,7 @@ from qdqtool.explain.report import Report
 from qdqtool.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.types import Severity
+from tests.explain.graphs import float_types, transposed_3d
 from tests.trt.builder import Graph
 
 
@@ -371,3 +372,76 @@ def test_what_the_lint_told_of_a_convolution_is_not_told_again():
     x = g.op("DequantizeLinear", [q, *scales], "dq", axis=1)
     prediction = predict(g.model(g.conv(x, "c1", 16, scale=None)))
     assert [f.node for f in prediction.findings if f.code == "ACT-PER-CHANNEL"] == ["q"]
+
+
+def attention(of="MatMul", between=None):
+    """Softmax of one tensor, quantized and read by ``of``; ``between`` them one more operator."""
+    g = Graph()
+    chances = g.op("Softmax", g.input(1, 4, 16, 16), "soft", axis=-1)
+    if between == "Reshape":
+        chances = g.reshape(chances, "between", 4, 1, 16, 16)
+    elif between is not None:
+        chances = g.op(between, chances, "between")
+    data = g.pair(chances, "p")
+    if of == "MatMul":
+        return g.model(g.op("MatMul", [data, g.pair(g.input(1, 4, 16, 32, name="v"), "v")], "m"))
+    if of == "constant":
+        return g.model(g.op("MatMul", [data, g.pair(g.const("w", np.ones((16, 4), np.float32)), "w")], "m"))
+    return g.model(g.conv(data, "c", 16, scale=None))
+
+
+@pytest.mark.parametrize(("of", "between", "assumed"), [
+    ("MatMul", None, True), ("MatMul", "Reshape", True), ("MatMul", "Neg", False), ("constant", None, False),
+    ("Conv", None, False),
+])  # fmt: skip
+def test_what_becomes_of_the_q_behind_an_attentions_softmax_is_assumed(of, between, assumed):
+    """The guide has such Qs inside one kernel with the whole attention; no listing at hand shows either."""
+    prediction, _ = outcome(attention(of, between))
+    found = next(f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.Q")
+    assert ("That is assumed" in found.message) is assumed
+    assert str(found.evidence) == ("assumed" if assumed else "seen")
+    product = prediction.convolutions[-1]
+    assert (str(product.evidence) == "assumed") is assumed
+
+
+@pytest.mark.parametrize(("axes", "activated", "quantized", "int8"), [
+    (3, False, False, False), (3, True, False, False), (3, False, True, False), (3, True, True, True),
+    (2, False, False, True), (2, True, True, True),
+])
+def test_a_3d_convtranspose_is_int8_in_the_one_pattern_that_nvidia_names(axes, activated, quantized, int8):
+    prediction, codes = outcome(transposed_3d(activated, quantized, axes), "trt8.6")
+    found = prediction.convolution("up")
+    assert found.is_int8 is int8 and found.int8_in_int8_out is (int8 and quantized)
+    assert ("CT3D-FLOAT" in codes) is (axes == 3), "told wherever it stands: no build shows either"
+    if axes == 3:
+        assert "QuantizeDoubleInputNodes/deconvolution-3d" in found.cases
+        assert str(found.evidence) == ("documented" if int8 else "assumed"), "its data comes through a DQ that stays"
+
+
+@pytest.mark.parametrize(("target", "int8", "severity"), [
+    ("trt8.6", True, None), ("trt10", False, Severity.WARNING), ("trt11", False, Severity.ERROR),
+])
+def test_data_and_weights_of_two_float_types(target, int8, severity):
+    """A DQ writes the type of its scale; before 10 a float16 scale is told as such and no type is the model's."""
+    prediction, codes = outcome(float_types(), target)
+    assert prediction.convolution("c").is_int8 is int8
+    found = codes.get("FLOAT-MIXED")
+    assert (found.severity if found else None) == severity
+    if found:
+        assert "its data is FP32, its weights are FP16" in found.message and found.convolutions == ["c"]
+        assert str(prediction.convolution("c").evidence) == "assumed"
+    else:
+        assert "SCALE-FP16" in codes
+
+
+@pytest.mark.parametrize(("data", "weights", "told"), [
+    (np.float16, np.float32, True), (np.float32, np.float16, True), (np.float16, np.float16, False),
+    (np.float32, np.float32, False),
+])
+def test_plain_inputs_of_two_float_types(data, weights, told):
+    """The same where nothing is quantized: the builder refuses both."""
+    g = Graph(opset=19, half=data == np.float16)
+    x = g.input(1, 16, 8, 8)
+    w = g.const("w", np.ones((16, 16, 1, 1)), weights)
+    _, codes = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
+    assert ("FLOAT-MIXED" in codes) is told

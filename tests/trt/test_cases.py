@@ -74,6 +74,27 @@ def _matmul(g: Graph, rank: int = 2) -> str:
     return g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 4))), "w.q")], "m")
 
 
+def _attention(g: Graph) -> list[str]:
+    """Softmax of one computed tensor, multiplied with another."""
+    values = g.op("Softmax", g.input(1, 2, 8, 8, name="y"), "values")
+    chances = g.op("Softmax", g.input(1, 2, 8, 8), "chances")
+    return [g.op("MatMul", [g.pair(chances, "p"), g.pair(values, "v")], "m")]
+
+
+def _transposed_3d(g: Graph) -> list[str]:
+    x = g.pair(g.op("Softmax", g.input(1, 4, 4, 4, 4), "before"), "in")
+    return [g.op("ConvTranspose", [x, g.pair(g.const("w", np.ones((4, 8, 2, 2, 2))), "wq")], "up")]
+
+
+def _mixed_floats(g: Graph) -> list[str]:
+    """The weights' scale is float16, the data's is not."""
+    w = g.const("w", np.ones((8, 4, 3, 3)), np.float16)
+    zero = g.const("zero", np.zeros((), np.int8))
+    half = g.const("half", 0.1, np.float16)
+    w = g.op("DequantizeLinear", [g.op("QuantizeLinear", [w, half, zero], "wq"), half, zero], "wd")
+    return [g.op("Conv", [g.pair(_image(g), "in"), w], "c", kernel_shape=[3, 3])]
+
+
 def _requantized(g: Graph, between: bool) -> list[str]:
     x = g.conv(_image(g), "c") if not between else _image(g)
     y = g.pair(g.pair(x, "first", 0.1), "second", 0.2)
@@ -237,7 +258,9 @@ GRAPHS: dict[str, tuple[Build, str]] = {
     "QuantizeConvWithResidualAdd/activated": (_silu_add_fused, "trt11"),
     "QuantizeDoubleInputNodes/deconvolution-later": (lambda g: [_transposed(g, "qdq", 0.1)], "trt8.5"),
     "QuantizeDoubleInputNodes/different-scales": (_two_scales, "trt8.5"),
-    "QuantizeDoubleInputNodes/int8-matmul": (lambda g: [_matmul(g, 3)], "trt8.5"),
+    "QuantizeDoubleInputNodes/deconvolution-3d": (_transposed_3d, "trt8.5"),
+    "QuantizeDoubleInputNodes/int8-matmul": (_attention, "trt8.5"),
+    "QuantizeDoubleInputNodes/mixed-floats": (_mixed_floats, "trt11"),
     "QuantizeDoubleInputNodes/pointwise": (lambda g: _pointwise(g, "Max"), "trt8.5"),
     "QuantizeDoubleInputNodes/prelu": (
         lambda g: [g.op("PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p")], "trt8.5"
@@ -247,6 +270,7 @@ GRAPHS: dict[str, tuple[Build, str]] = {
         lambda g: [g.op("Softmax", g.pair(g.pool(g.pair(_image(g), "a"), "pool", "AveragePool"), "b"), "end")],
         "trt8.5",
     ),
+    "QDQToCopy/attention": (_attention, "trt8.5"),
     "ReduceToPoolingFusion/global-max": (_behind("GlobalMaxPool"), "trt8.5"),
     "ReduceToPoolingFusion/mean": (lambda g: [g.op("ReduceMean", _image(g), "mean", axes=[2, 3])], "trt8.5"),
     "ReduceToPoolingFusion/reduce-max": (lambda g: [g.op("ReduceMax", _image(g), "max", axes=[3])], "trt8.5"),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from qdqtool.evidence import Case, assumed, documented
+from qdqtool.evidence import Case, documented
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import INSERTED_SHUFFLE, weights_of
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import Dims, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of
 from qdqtool.trt.trace import CONVERT_TYPE
 
 GEMM = weights_of("Gemm").case
-MATMUL = assumed(
-    "matmul", "A MatMul of a matrix with constant quantized weights becomes one as well; a batched one stays.",
-    "as the Gemm; an engine that names such a MatMul as a MatrixMultiply layer would refute it",
+MATMUL = documented(
+    "matmul", "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
+    "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + pfe_QuantizeLinear_7 + "
+    "pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), and a matrix (NVIDIA/TensorRT#3266). Data of "
+    "four dimensions is turned to channels first: that excerpt has no shuffle for the model's own Transposes around. "
+    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)",
 )
 PLAIN = documented(
     "plain-gemm", "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
     "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp reshape_after_/last_layer/Gemm",
 )
+_IMAGE_RANK = 4
+_TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 class MatMulToConvTransform(Pass):
@@ -49,35 +55,62 @@ class MatMulToConvTransform(Pass):
 
     @staticmethod
     def _surround(network: Network, layer: Layer) -> None:
+        images = len(layer.data.shape or ()) == _IMAGE_RANK
         sides = ((1, "transpose_before"), (0, "reshape_before"))
         for position, what in sides[2 - len(layer.inputs):]:
+            turn = _turn_of(layer) if position == 1 else None
+            if turn is not None:  # it gives a convolution's order already: the listing of #2627 has no shuffle
+                network.set_input(layer, 1, turn.data)
+                layer.nodes.extend(turn.nodes)
+                network.remove(turn)
+                continue
             shuffle = Layer(LayerKind.SHUFFLE, f"{what}_{layer.name}")
             shuffle.rank = layer.rank.before(position)
             shuffle.passage = INSERTED_SHUFFLE
-            shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1
+            shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1 or images
             source = layer.inputs[position]
             between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
-            if position == 0 and source.shape is not None:
-                between.shape = (*source.shape, 1, 1)
+            if position == 0:
+                shuffle.shuffling.perm = _TO_CHANNELS_FIRST if images else None
+                between.shape = _rows(source.shape, images)
             network.insert_before(layer, position, shuffle, between)
         after = Layer(LayerKind.SHUFFLE, f"reshape_after_{layer.name}")
         after.rank = layer.rank.behind()
         after.passage = INSERTED_SHUFFLE
-        after.shuffling.after_matmul = True
+        after.shuffling.after_matmul, after.shuffling.moves = True, images
+        after.shuffling.perm = _TO_CHANNELS_LAST if images else None
         out = layer.out
         raw = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
+        raw.shape = _rows(out.shape, images) if images else None
         network.set_output(layer, raw)
         network.add(after, [raw], [out])
+
+
+def _rows(shape: Dims | None, images: bool) -> Dims | None:
+    """The shape that a convolution reads: the last dimension as channels, those in front as an image or as rows."""
+    if shape is None:
+        return None
+    if images:
+        return tuple(shape[i] for i in _TO_CHANNELS_FIRST)
+    rows = math.prod(d for d in shape[:-1] if d is not None) if None not in shape[:-1] else None
+    return (rows, *shape[-1:], 1, 1)
+
+
+def _turn_of(layer: Layer) -> Layer | None:
+    """The Transpose that alone stands between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
+    turn = layer.inputs[1].producer if layer.op == "MatMul" else None
+    if turn is None or turn.kind != LayerKind.SHUFFLE or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
+        return None
+    return turn if turn.out.only_reader() is layer else None
 
 
 def _case(layer: Layer) -> Case | None:
     """The case of a matrix product, None for one that stays what it is."""
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
-    if dq_of(layer.inputs[1]) is None:
+    if dq_of(layer.inputs[1]) is None and _turn_of(layer) is None:
         plain = layer.op == "Gemm" and constant_of(layer.inputs[1]) is not None and dq_of(layer.data) is None
         return PLAIN if plain else None
     if layer.op != "MatMul":
         return GEMM
-    shape = layer.data.shape
-    return MATMUL if shape is not None and len(shape) == 2 else None
+    return MATMUL if len(layer.weights.dims) == 2 else None

@@ -22,12 +22,17 @@ DEQUANTIZE = assumed(
     "dequantize", "A DQ that nothing absorbed becomes one as well.",
     "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is not",
 )
+ATTENTION = assumed(
+    "attention", "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
+    "no listing of an INT8 attention is at hand. Where TensorRT makes one kernel of the whole attention (developer "
+    "guide, MHA fusion: Q/DQ in front of the first MatMul, behind the Softmax and behind the second), the Q is in it",
+)
 
 
 class QDQToCopy(Pass):
     """Turns every Q and DQ that nothing absorbed into a conversion of the engine."""
 
-    cases = (QUANTIZE, DEQUANTIZE)
+    cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
 
     def apply(self, network: Network) -> None:
         left = network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
@@ -35,7 +40,7 @@ class QDQToCopy(Pass):
             self.refuse(self._stays(layer))
         for layer in left:
             quantize = layer.kind == LayerKind.QUANTIZE
-            case = QUANTIZE if quantize else DEQUANTIZE
+            case = ATTENTION if _in_attention(layer) else QUANTIZE if quantize else DEQUANTIZE
             self.running(case, layer)
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
@@ -47,8 +52,19 @@ class QDQToCopy(Pass):
             scale_of(layer), origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed,
             layer.blocked,
             elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
-            _precision(layer),
+            _precision(layer), _in_attention(layer),
         )
+
+
+def _in_attention(layer: Layer) -> bool:
+    """Whether a Q quantizes what a Softmax gives to a MatMul of two computed tensors."""
+    above = layer.data.producer
+    while above is not None and above.kind == LayerKind.SHUFFLE:
+        above = above.data.producer
+    return (
+        layer.kind in (LayerKind.QUANTIZE, LayerKind.COPY) and above is not None and above.kind == LayerKind.SOFTMAX
+        and any(r.kind == LayerKind.MATRIX_MULTIPLY and not r.weights.constant for r in layer.out.consumers)
+    )
 
 
 def _precision(layer: Layer) -> Precision:

@@ -51,7 +51,7 @@ class QuantizeConvWithResidualAdd(Pass):
             if position is None or conv.int8:
                 continue
             add = self._add_behind(network, conv)
-            if add is None or refusal_of(conv, self.name) is not None:
+            if add is None or refusal_of(conv, self.name, self.target) is not None:
                 continue
             other = next((t for t in add.inputs if t is not conv.out), None)
             if other is None or constant_of(other) is not None:

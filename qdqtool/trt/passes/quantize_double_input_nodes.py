@@ -18,8 +18,15 @@ from qdqtool.trt.passes._infra import (
     weights_position,
 )
 from qdqtool.trt.quantizable import refusal_of
-from qdqtool.trt.refusals import AddOutputNotQuantized, OutputDifferentScales, OutputScale, OutsideRules
-from qdqtool.trt.surroundings import origin_of, output_refusal
+from qdqtool.trt.refusals import (
+    AddOutputNotQuantized,
+    Deconvolution3D,
+    FloatTypesDiffer,
+    OutputDifferentScales,
+    OutputScale,
+    OutsideRules,
+)
+from qdqtool.trt.surroundings import elements, origin_of, output_refusal
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
@@ -28,6 +35,18 @@ DECONVOLUTION_80 = weights_of("ConvTranspose").case
 MATRIX = weights_of("MatMul").case
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
+)
+DECONVOLUTION_3D = documented(
+    "deconvolution-3d",
+    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q stand behind it, else in "
+    "float.",
+    "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such layers in FP16 "
+    "(NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it would refute it",
+)
+MIXED_FLOATS = assumed(
+    "mixed-floats", "Data and weights that are dequantized to different float types are not multiplied in INT8.",
+    "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and `kernel` must be of "
+    "same type). What a weakly typed 10.x build makes of it is not known",
 )
 SUM = seen(
     "sum", "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
@@ -52,7 +71,10 @@ class QuantizeDoubleInputNodes(Pass):
     gives INT8.
     """
 
-    cases = (CONVOLUTION, DECONVOLUTION_80, DECONVOLUTION, MATRIX, SUM, POINTWISE, DIFFERENT, PRELU)
+    cases = (
+        CONVOLUTION, DECONVOLUTION_80, DECONVOLUTION, DECONVOLUTION_3D, MIXED_FLOATS, MATRIX, SUM, POINTWISE, DIFFERENT,
+        PRELU,
+    )
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(*WEIGHTED):
@@ -64,15 +86,27 @@ class QuantizeDoubleInputNodes(Pass):
     def _weighted(self, network: Network, layer: Layer) -> None:
         if layer.int8 or layer.in_myelin:
             return
-        refused = refusal_of(layer, self.name)
+        refused = refusal_of(layer, self.name, self.target) or self._three_dimensions(layer)
         if refused is not None:
             self.refuse(refused)
+            if isinstance(refused, FloatTypesDiffer):
+                layer.rest_on(MIXED_FLOATS)
             return
         position = weights_position(layer)
         assert position is not None
         self._absorb(network, self._case(layer), layer, (0, position))
         if not layer.int8_out:
             self._explain_output(layer)
+
+    def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
+        """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not.
+        """
+        if layer.kind != LayerKind.DECONVOLUTION or len(layer.weights.kernel) != 3:
+            return None
+        layer.rest_on(DECONVOLUTION_3D)
+        if layer.fusion.activated and can_absorb(only_q(layer.out)):
+            return None
+        return Deconvolution3D(self.name, node_name(layer), node_name(layer.data.producer), elements(layer.out))
 
     def _case(self, layer: Layer) -> Case:
         if layer.kind == LayerKind.DECONVOLUTION:

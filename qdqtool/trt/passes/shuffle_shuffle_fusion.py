@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.evidence import seen
 from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass
 from qdqtool.trt.trace import FUSING
@@ -32,7 +33,15 @@ class ShuffleShuffleFusion(Pass):
                     break
                 self.running(PLAIN, shuffle)
                 self.fire(PLAIN, shuffle, FUSING, shuffle.name, reader.name)
-                moves = reader.shuffling.moves
+                moves, perm = shuffle.shuffling.moves or reader.shuffling.moves, _one_after_other(shuffle, reader)
                 network.absorb_reader(shuffle, reader, f"{shuffle.name} + {reader.name}")
-                shuffle.shuffling.joined = True
-                shuffle.shuffling.moves = shuffle.shuffling.moves or moves
+                shuffle.shuffling.joined, shuffle.shuffling.perm = True, perm
+                shuffle.shuffling.moves = moves and perm != tuple(range(len(perm or ())))
+
+
+def _one_after_other(first: Layer, second: Layer) -> tuple[int, ...] | None:
+    """The permutation that two Transposes in a row come to; None where one of them is no Transpose."""
+    before, after = first.shuffling.perm, second.shuffling.perm
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return tuple(before[i] for i in after)

@@ -76,4 +76,5 @@ class SqueezePushDownJoin(Pass):
         after.passage = INSERTED_SHUFFLE
         after.rank = reader.rank.behind()
         after.shuffling.after_matmul = after.shuffling.pushed = True
+        after.shuffling.moves, after.shuffling.perm = squeeze.shuffling.moves, squeeze.shuffling.perm
         return network.add(after, [wide], [out])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.trt.passes.shuffle_erasure import ShuffleErasure
@@ -52,6 +53,36 @@ def test_transpose_of_equal_dimensions_is_left(names: tuple[str, str]) -> None:
     found = step(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
     assert found.rows == []
     assert found.has(" + ".join(names))
+
+
+@pytest.mark.parametrize(("first", "second", "nothing"), [
+    ((0, 2, 3, 1), (0, 3, 1, 2), True), ((0, 2, 3, 1), (0, 2, 3, 1), False), ((1, 0, 2, 3), (1, 0, 2, 3), True),
+    ((0, 3, 1, 2), (1, 0, 2, 3), False),
+])  # fmt: skip
+def test_transposes_that_undo_each_other(
+    first: tuple[int, ...], second: tuple[int, ...], nothing: bool
+) -> None:
+    """Whatever the dimensions, which are equal here: what numpy says of the values decides."""
+    values = np.arange(81).reshape(3, 3, 3, 3)
+    assert (values.transpose(first).transpose(second) == values).all() == nothing
+    g = Graph()
+    x = g.op("Transpose", g.op("Neg", g.input(3, 3, 3, 3), "n"), "a", perm=first)
+    found = step(g.model(g.op("Neg", g.op("Transpose", x, "b", perm=second), "m")), ShuffleErasure)
+    assert bool(found.rows) is nothing and found.has("a + b") is not nothing
+
+
+def test_what_three_transposes_come_to() -> None:
+    """Joined one after the other, as numpy turns the values."""
+    turns = ((1, 2, 0), (2, 1, 0), (1, 0, 2))
+    values = np.arange(24).reshape(2, 3, 4)
+    g = Graph()
+    x = g.op("Neg", g.input(2, 3, 4), "n")
+    for i, perm in enumerate(turns):
+        x, values = g.op("Transpose", x, f"t{i}", perm=perm), values.transpose(perm)
+    found = step(g.model(g.op("Neg", x, "m")), ShuffleErasure)
+    perm = found.layer("t0 + t1 + t2").shuffling.perm
+    assert perm is not None
+    assert (np.arange(24).reshape(2, 3, 4).transpose(perm) == values).all()
 
 
 def test_shuffle_that_changes_the_shape_is_left() -> None:
