@@ -9,6 +9,8 @@ trains a YOLOv8n from scratch. From its last checkpoint everything else starts:
 * float, fine-tuned as long: what the same further steps do to the float network
 * PTQ: ``qdqtool.insert`` on the export
 * QAT: ``yolo.train(trainer=qdqtool.qat.ultralytics.Trainer)``
+* the same with BatchNormalization frozen, ``Trainer.with_options(freeze_norms=True)``: which of the two is the default
+  was chosen on seed 0, so that the others judge
 * QAT of Ultralytics: ``yolo.train(quantize=8)``, which is ModelOpt's, and their export
 
 The fine-tuned rows have the same pictures, steps and rates (``qdqtool.qat.ultralytics.RECIPE``); the last checkpoint
@@ -46,6 +48,7 @@ ROWS = {
     "float": "float",
     "ptq": "PTQ: `qdqtool.insert`",
     "qat": "QAT: `qdqtool.qat.ultralytics.Trainer`",
+    "frozen": "QAT: the same, BatchNormalization frozen",
     "theirs": "QAT: Ultralytics' `quantize=8`",
     "float+": "float, fine-tuned as long",
 }
@@ -170,15 +173,19 @@ def by_ptq(seed: Seed, path: Path) -> None:
     qdqtool.insert(plain, pictures.astype(np.float32) / 255, target="trt8.5").save(path)
 
 
-def by_qat(seed: Seed, path: Path) -> None:
+def by_qat(seed: Seed, path: Path, *, frozen: bool = False) -> None:
     import torch
     from ultralytics import YOLO
 
     from qdqtool import qat
     from qdqtool.qat.ultralytics import Trainer
 
-    yolo = YOLO(str(seed.tuned("qat", trainer=Trainer)))
+    yolo = YOLO(str(seed.tuned("frozen" if frozen else "qat", trainer=Trainer.with_options(freeze_norms=frozen))))
     qat.export(yolo, path, torch.zeros(1, 3, SIZE, SIZE))
+
+
+def by_frozen(seed: Seed, path: Path) -> None:
+    by_qat(seed, path, frozen=True)
 
 
 def by_theirs(seed: Seed, path: Path) -> None:
@@ -189,7 +196,7 @@ def by_theirs(seed: Seed, path: Path) -> None:
 
 
 WAYS: dict[str, Callable[[Seed, Path], None]] = {
-    "float": by_float, "float+": by_float_tuned, "ptq": by_ptq, "qat": by_qat, "theirs": by_theirs,
+    "float": by_float, "float+": by_float_tuned, "ptq": by_ptq, "qat": by_qat, "frozen": by_frozen, "theirs": by_theirs,
 }  # fmt: skip
 
 

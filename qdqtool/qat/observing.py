@@ -11,58 +11,86 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.histogram import OCTAVES, top_of
 
-# A call with more values than this counts runs of values, evenly spread, half as many or more altogether; the smallest
-# and largest are always exact.
-COUNTED = 1 << 15
+# Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
+# altogether; the smallest and largest are always exact.
+COUNTED = 1 << 13
 # No layout repeats with the length of a run: widths and channels are products of small primes.
 RUN = 61
+# So much further on in the period each call starts: however many there are, their starts are spread evenly.
+GOLDEN = (math.sqrt(5) - 1) / 2
+# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than ranges are searched.
+BINS = 512
+# Values that are kept until they are counted together: counting takes a dozen kernels and waits for the device, so
+# that it happens once in several calls. 512 kB for a tensor.
+HELD = 1 << 17
 
 
 class DeviceStatistics:
     """Collects what :class:`calibration.TensorStatistics` holds, without bringing the values to the CPU.
 
-    Only the counts of a batch (at most 20481 integers) and four numbers leave the device.
+    Only counts (at most 5121 integers) and the ends of each call leave the device, once in several calls.
     """
 
     def __init__(self) -> None:
-        self.result = TensorStatistics()
+        self._result = TensorStatistics(BINS)
         self._calls = 0
+        self._held: list[Tensor] = []
+        self._ends: list[Tensor] = []
+        self._size = 0
 
-    def _sampled(self, flat: Tensor) -> Tensor:
-        """All values, or every n-th run of them, from another run on each time."""
-        step = math.ceil(flat.numel() / COUNTED)
-        first = self._calls % step
-        self._calls += 1
-        if step == 1:
-            return flat
-        runs = flat[: flat.numel() // RUN * RUN].view(-1, RUN)
-        return runs[first::step].reshape(-1)
+    @property
+    def result(self) -> TensorStatistics:
+        """What was seen so far. Of large tensors that held NaN or infinities, the sampled ones are counted."""
+        self._count()
+        return self._result
 
-    def add(self, values: Tensor) -> None:
-        """Takes in an activation of any shape, floating type and device."""
+    def add(self, values: Tensor, images: int = 1) -> None:
+        """Takes in an activation of any shape, floating type and device, of so many images."""
         flat = _flat(values.detach()).float()
         if not flat.numel():
             return
-        low, high = (float(v) for v in torch.stack(torch.aminmax(flat)).tolist())
-        sampled = self._sampled(flat)
-        stats = self.result
-        if not (math.isfinite(low) and math.isfinite(high)):
-            finite = torch.isfinite(flat)
-            stats.nonfinite += int((~finite).sum())
-            flat = flat[finite]
-            if not flat.numel():
-                return
-            low, high = (float(v) for v in torch.stack(torch.aminmax(flat)).tolist())
-            sampled = sampled[torch.isfinite(sampled)]
+        self._ends.extend(torch.aminmax(flat))
+        sampled = self._sampled(flat, math.ceil(flat.numel() / (COUNTED * images)))
+        self._held.append(sampled)
+        self._size += sampled.numel()
+        if self._size >= HELD:
+            self._count()
+
+    def _sampled(self, flat: Tensor, step: int) -> Tensor:
+        """A copy of all values, or of every n-th run of them, from another run on each time."""
+        first = int(self._calls * GOLDEN % 1.0 * step)
+        self._calls += 1
+        if step == 1:
+            return flat.clone()  # what follows may work in place
+        runs = (flat.numel() // RUN - first + step - 1) // step
+        chosen = flat.as_strided((runs, RUN), (step * RUN, 1), flat.storage_offset() + first * RUN)
+        return chosen.clone(memory_format=torch.contiguous_format).view(-1)
+
+    def _count(self) -> None:
+        if not self._held:
+            return
+        sampled, ends = torch.cat(self._held), torch.stack(self._ends).cpu()
+        self._held, self._ends, self._size = [], [], 0
+        stats = self._result
+        if not bool(torch.isfinite(ends).all()):
+            finite = torch.isfinite(sampled)
+            stats.nonfinite += max(1, int((~finite).sum()))
+            sampled = sampled[finite]
+            ends = ends[torch.isfinite(ends)]
+            if sampled.numel():
+                ends = torch.cat([ends, torch.stack(torch.aminmax(sampled)).cpu()])
+        if not ends.numel():
+            return
+        low, high = (float(v) for v in torch.aminmax(ends))
         stats.minimum, stats.maximum = min(stats.minimum, low), max(stats.maximum, high)
         stats.count += sampled.numel()
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
         shift = 23 - counter.bits
         lowest = ((counter.top - OCTAVES + 127) << 23) - (1 << shift)  # see calibration.histogram
-        bins = sampled.view(torch.int32).bitwise_and(0x7FFFFFFF).clamp_min_(lowest).sub_(lowest)
+        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).clamp_min_(lowest).sub_(lowest)
         counts = torch.bincount(bins.bitwise_right_shift_(shift)).cpu().numpy()
-        counter.counts[: len(counts)] += counts.astype(np.int64)
+        counter.counts[: len(counts)] += counts.astype(np.int64, copy=False)
 
 
 def _flat(values: Tensor) -> Tensor:

@@ -94,21 +94,15 @@ def calibrate(
     choice = MethodChoice(method, tuple(method_for), percentile)
     with _worded():
         choice.check([n for n, _ in members.values()])
-    statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
-
-    def observe(module: nn.Module, attribute: str, value: Tensor) -> None:
-        name = members.get((id(module), attribute))
-        if name is not None:
-            statistics[name[0]].add(value)
-
+    seen = _Seen(members)
     batches, images, failed = 0, 0, ""
     try:
-        batches, images = _look(model, plan, data, fn, observe, max_batches, total)
+        batches, images = _look(model, plan, data, fn, seen, max_batches, total)
     except DataError as error:
         if not together:
             raise
         failed = str(error)  # the other processes are waiting
-    found = {name: s.result for name, s in statistics.items()}
+    found = {name: s.result for name, s in seen.statistics.items()}
     if together:
         found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
@@ -147,8 +141,26 @@ def uncalibrated(model: nn.Module) -> list[str]:
     ]
 
 
+class _Seen:
+    """The statistics of each quantizer's tensor, fed by :func:`qdqtool.qat.modules.observing`.
+
+    Attributes:
+        images: How many the batch has that runs now.
+    """
+
+    def __init__(self, members: dict[tuple[int, str], tuple[str, nn.Module]]) -> None:
+        self.statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
+        self.images = 1
+        self._members = members
+
+    def __call__(self, module: nn.Module, attribute: str, value: Tensor) -> None:
+        name = self._members.get((id(module), attribute))
+        if name is not None:
+            self.statistics[name[0]].add(value, max(self.images, 1))
+
+
 def _look(
-    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None, observe: Any,
+    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None, seen: _Seen,
     max_batches: int | None, total: int | None,
 ) -> tuple[int, int]:  # fmt: skip
     """Runs the network on the batches; how many there were, and how many images."""
@@ -158,11 +170,12 @@ def _look(
     if count is not None and max_batches is not None:
         count = min(count, max_batches)
     batches = images = 0
-    with evaluating(model), observing(observe):
+    with evaluating(model), observing(seen):
         for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)
+            seen.images = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
             try:
                 call.on(model, device)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -172,7 +185,7 @@ def _look(
                     "it is called with"
                 ) from error
             batches += 1
-            images += int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
+            images += seen.images
     if not batches:
         raise DataError("no calibration data: the iterable gave no batch")
     return batches, images
