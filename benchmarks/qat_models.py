@@ -42,8 +42,9 @@ TORCHVISION = (
     "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0",
     "efficientnet_v2_s", "mnasnet1_0", "regnet_x_400mf", "regnet_y_400mf", "shufflenet_v2_x1_0", "convnext_tiny",
     "vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
-    "lraspp_mobilenet_v3_large", "r3d_18", "s3d", "mvit_v1_b", "ssdlite320_mobilenet_v3_large",
-    "retinanet_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "raft_small",
+    "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "ssd300_vgg16", "retinanet_resnet50_fpn",
+    "fcos_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn",
+    "r3d_18", "r2plus1d_18", "s3d", "mvit_v1_b", "swin3d_t", "raft_small",
 )  # fmt: skip
 # Inputs other than one picture of 64 pixels.
 SIZES = {

@@ -1,4 +1,4 @@
-"""A callback for Lightning: quantizers before the first step, frozen BatchNormalization, a Q/DQ model at the end.
+"""A callback for Lightning: quantizers before the first step, a Q/DQ model at the end.
 
     from qdqtool.qat.lightning import QATCallback
     Trainer(callbacks=[QATCallback(sample, path="model_qdq.onnx")]).fit(module, loader)
@@ -16,6 +16,7 @@ from torch import nn
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.checkpoints import plan_data, plan_from
 from qdqtool.qat.exporting import Export, export
+from qdqtool.qat.norms import FREEZE_NORMS, freeze
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import insert, is_prepared, plan_of, prepare
 from qdqtool.qat.ranges import calibrate, uncalibrated
@@ -42,7 +43,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             :func:`qdqtool.qat.calibrate`.
         batches: How many batches calibrate.
         method: As for :func:`qdqtool.qat.calibrate`.
-        freeze_norms: Whether BatchNormalization keeps its statistics.
+        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.norms.FREEZE_NORMS`.
         path: Where to write the Q/DQ model when training ends; None for nowhere.
         options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude`` ...
 
@@ -58,7 +59,7 @@ class QATCallback(Callback):  # type: ignore[misc]
         fn: Any = None,
         batches: int = 32,
         method: str = "mse",
-        freeze_norms: bool = True,
+        freeze_norms: bool = FREEZE_NORMS,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -94,11 +95,9 @@ class QATCallback(Callback):  # type: ignore[misc]
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Freezes BatchNormalization; Lightning sets the training mode before each epoch."""
+        """Freezes BatchNormalization where that is wanted; Lightning sets the training mode before each epoch."""
         if self.freeze_norms:
-            for module in self._of(pl_module).modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+            freeze(self._of(pl_module))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Writes the model, checked and predicted."""

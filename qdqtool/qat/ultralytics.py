@@ -36,6 +36,7 @@ from ultralytics.utils import DEFAULT_CFG, LOGGER
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.guards import protect
 from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.norms import FREEZE_NORMS, freeze
 from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate, uncalibrated
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
@@ -56,8 +57,7 @@ class Options:
         target, backend, head, residual, unify, exclude, include: As for :func:`qdqtool.qat.prepare`.
         method: As for :func:`qdqtool.qat.calibrate`.
         images: How many training images calibrate.
-        freeze_norms: Whether BatchNormalization keeps its statistics. Off, as in Ultralytics' own training: with frozen
-            ones boxes became less exact (docs/qat.md).
+        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.norms.FREEZE_NORMS`.
     """
 
     target: str | Target = DEFAULT_TARGET
@@ -69,7 +69,7 @@ class Options:
     include: tuple[str, ...] = ()
     method: str = "mse"
     images: int = 128
-    freeze_norms: bool = False
+    freeze_norms: bool = FREEZE_NORMS
 
 
 class QuantizedTraining:
@@ -169,9 +169,7 @@ class QuantizedTraining:
     def _model_train(self) -> None:
         super()._model_train()  # type: ignore[misc]
         if self.options.freeze_norms:
-            for module in self.model.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+            freeze(self.model)
 
 
 def spread(images: int, per_batch: int, count: int) -> list[list[int]]:
