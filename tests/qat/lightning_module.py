@@ -8,7 +8,7 @@ from typing import Any
 import lightning
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from qdqtool.qat.lightning import QATCallback
 from tests.qat import nets
