@@ -262,6 +262,17 @@ def test_a_build_that_shares_a_few_names_is_of_another_model() -> None:
         verify(MODEL, read_build(io.BytesIO(text.encode())))
 
 
+def test_of_many_mismatches_of_a_kind_fifty_are_listed() -> None:
+    """The rest are counted in a note, kind by kind."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    for extra in (50, 51, 70):
+        more = [LINES[at]] * extra
+        result = verify(MODEL, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
+        assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
+        told = [note for note in result.notes if "more mismatches" in note]
+        assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
+
+
 def test_a_line_too_many_is_one_mismatch() -> None:
     """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)

@@ -125,7 +125,9 @@ def test_conversions_by_name() -> None:
     found = compare_conversions(mine, build, True)
     assert (found.counts, found.agree) == (ConversionCounts(2, 2), 1)
     assert [(m.name, m.line, m.why) for m in found.mismatches] == [
-        ("b_QuantizeLinear", 8, "stays in the engine, not predicted"), ("c", None, "predicted to stay, the engine has none")]
+        ("b_QuantizeLinear", 8, "stays in the engine, not predicted"),
+        ("c", None, "predicted to stay, the engine has none"),
+    ]
     unknown = compare_conversions(predicted(conversions=None), build, True)
     assert (unknown.counts, unknown.agree, unknown.mismatches) == (ConversionCounts(None, 2), None, [])
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.buildlog.layers import parse_info_line
-from qdqtool.buildlog.types import BuiltLayer
+from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.modelfile import load
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import inspector_json
@@ -104,3 +104,16 @@ def test_inspector_json_has_the_models_names() -> None:
     assert table["Layers"][0]["Metadata"] == "[ONNX Layer: my conv]"
     assert table["Layers"][0]["Inputs"][0]["Datatype"] == "Int8"
     assert table["Bindings"] == ["x", "y"]
+
+
+def test_inspector_json_of_what_is_not_told() -> None:
+    """A dimension that varies is -1, a shape that is not known is empty, a type without a word of its own its name."""
+    shapes: tuple[tuple[int | None, ...] | None, ...] = ((None, 3, None), None, (0, 1))
+    tensors = [BuiltTensor("t", p, s) for p, s in zip((Precision.FP16, Precision.UNKNOWN, Precision.BF16), shapes,
+                                                      strict=True)]  # fmt: skip
+    one = BuiltLayer("n", "kgen", tensors[:1], tensors[1:], tactic="0x1", onnx_names=["a", "b"])
+    (told,) = inspector_json([one], [], {"b": "c"})["Layers"]
+    sides = [*told["Inputs"], *told["Outputs"]]
+    assert [t["Dimensions"] for t in sides] == [[-1, 3, -1], [], [0, 1]]
+    assert [t["Datatype"] for t in sides] == ["Half", "UNKNOWN", "BFloat16"]
+    assert (told["Constants"], told["TacticName"], told["Metadata"]) == ([], "0x1", "[ONNX Layer: a][ONNX Layer: c]")

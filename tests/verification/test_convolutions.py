@@ -1,0 +1,208 @@
+"""One convolution held against what a build says of it: engine layer, pass lines, both, or neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
+from qdqtool.graph import Model
+from qdqtool.prediction import predict
+from qdqtool.trt.refusals import WeightsNotDequantized
+from qdqtool.types import ConvOutcome, Precision, Prediction
+from qdqtool.verification.convolutions import ConvComparison, compare_convolutions, pass_lines
+from qdqtool.verification.mapping import Mapper
+from tests.trt.builder import Graph
+from tests.verification.test_api_rules import layer
+
+INT8, FP16, FP32, FLOAT = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT
+PASS = "QuantizeDoubleInputNodes"
+EPILOGUE = [("QDQ graph optimizer quantization epilogue pass", 99)]
+
+
+def block() -> Model:
+    """``a``, then ``b`` added to what ``a`` wrote, then a MaxPool."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "a", 8), "ra")
+    return Model(g.model(g.pool(g.relu(g.add(g.conv(x, "b", 8), g.pair(x, "skip"), "sum"), "rb"), "pool")))
+
+
+MODEL = block()
+BASE = predict(MODEL, "trt8.5", advice=False)
+TAKES = replace(BASE.convolution("b"), precision=INT8, inputs=[INT8, INT8], output=INT8, fused=["sum", "rb"])
+PLAIN = replace(BASE.convolution("b"), precision=INT8, inputs=[INT8], output=FLOAT, fused=[])
+
+
+def line(subject: str, at: int, conv: str = "b") -> LogEvent:
+    return LogEvent(PASS, "fusing", subject, conv, line=at)
+
+
+def compared(outcome: ConvOutcome, build: Build, *unsure: str, **changes: object) -> ConvComparison:
+    prediction: Prediction = replace(BASE, convolutions=[outcome], refusals=[], trace=[], **changes)  # type: ignore[arg-type]
+    return compare_convolutions(MODEL, prediction, build, Mapper(MODEL, build.layers), unsure)
+
+
+def why(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> str:
+    """The mismatch in words, without the rule; empty where both agree."""
+    found = compared(outcome, Build(layers=list(layers), **build))  # type: ignore[arg-type]
+    assert found.total == 1 == found.agree + found.unknown + len(found.mismatches)
+    assert not found.unknown, "a layer with types tells"
+    return found.mismatches[0].why.partition(" (predicted")[0] if found.mismatches else ""
+
+
+@pytest.mark.parametrize(("outcome", "name", "inputs", "outputs", "said"), [
+    (PLAIN, "b", "INT8", "FP16", ""), (PLAIN, "b", "INT8", "FP32", ""),
+    (PLAIN, "b", "FP16", "FP16", "predicted INT8, built FP16"),
+    (PLAIN, "b", "INT8", "INT8", "predicted float output, built INT8 output"),
+    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "FP32", "FP32", ""),
+    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "INT8", "FP32", "predicted float, built INT8"),
+    (replace(PLAIN, output=FP16), "b", "INT8", "FP32", "predicted FP16 output, built FP32 output"),
+    (TAKES, "b + sum + rb", "INT8 INT8", "INT8", ""),
+    (TAKES, "b + sum + rb", "INT8 FP16", "INT8", "predicted INT8 residual, built FP16 residual"),
+    (TAKES, "b + sum + rb", "INT8", "INT8", "predicted that it takes a residual input, built otherwise"),
+    (PLAIN, "b + sum", "INT8 FP16", "FP16", "predicted that it takes no residual input, built otherwise"),
+    (PLAIN, "b", "INT8 FP16", "FP16", ""),  # a second input without an Add: weights, say
+    (TAKES, "b", "INT8 INT8", "INT8", "predicted that it absorbs sum, the engine's layer does not"),
+    (TAKES, "b + sum", "INT8 INT8", "INT8", ""),  # a Relu's name is not kept by every version
+    (PLAIN, "b + pool", "INT8", "FP16", "the engine's layer absorbs pool, which was not predicted"),
+    (PLAIN, "b + rb", "INT8", "FP16", ""),
+    (replace(TAKES, fused=["sum", "rb", "pool"]), "b + sum + rb + pool", "INT8 INT8", "INT8", ""),
+])  # fmt: skip
+def test_a_layer(outcome: ConvOutcome, name: str, inputs: str, outputs: str, said: str) -> None:
+    assert why(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
+
+
+@pytest.mark.parametrize(("place", "outputs", "said"), [
+    (0, "FP16 INT8", ""), (1, "INT8 FP16", ""), (0, "INT8 FP16", "predicted float output, built INT8 output"),
+    (1, "FP16 INT8", "predicted float output, built INT8 output"), (1, "FP16", ""),
+])  # fmt: skip
+def test_each_of_two_merged_convolutions_has_its_output(place: int, outputs: str, said: str) -> None:
+    """A merged layer has one output for each; a second input is no residual there, and names tell no absorption."""
+    name = " || ".join(["a + pool", "a + pool"][:place] + ["b + pool"] + ["a"][place:])
+    assert why(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")])
+def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> None:
+    found = compared(PLAIN, Build(layers=[layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))]))
+    assert (found.unknown_names, found.mismatches) == (["b"], [])
+
+
+def test_names_alone_tell_nothing() -> None:
+    found = compared(PLAIN, Build(layers=[layer("b", inputs="FP32", outputs="FP32")], names_only=True))
+    assert (found.unknown, found.mismatches) == (1, [])
+
+
+def test_what_rests_on_unknown_scales_is_neither_right_nor_wrong() -> None:
+    wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
+    assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
+    assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
+
+
+# Pass lines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("events", "ended", "outcome", "agree", "wrong"), [
+    ([line("(d and w)", 7)], True, PLAIN, 1, 0),
+    ([line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 0, 1),
+    ([line("q", 6), line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 1, 0),
+    ([line("q", 6), line("(d and w)", 7)], False, replace(PLAIN, output=INT8), 1, 0),
+    ([line("q", 6), line("(d and w)", 7)], True, PLAIN, 0, 1),
+    ([line("(d and w)", 7)], False, PLAIN, 0, 0),  # cut off: its output may come
+    ([line("(d and w)", 7, "a")], True, PLAIN, 0, 1),  # another one
+    ([], True, PLAIN, 0, 1), ([], False, PLAIN, 0, 0),
+    ([], True, replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), 1, 0),
+    ([LogEvent("QConvScaleFusion", "fusing", "(d and w)", "b")], False, PLAIN, 0, 0),  # not the pass
+    ([LogEvent(PASS, "Removing", "(d and w)", "b")], False, PLAIN, 0, 0),  # not the line
+])  # fmt: skip
+def test_lines_alone(
+    events: list[LogEvent], ended: bool, outcome: ConvOutcome, agree: int, wrong: int
+) -> None:
+    """The input side makes it INT8, the output side before it its output; no line says float once all were printed."""
+    found = compared(outcome, Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)]))
+    assert (found.agree, len(found.mismatches), found.unknown) == (agree, wrong, 1 - agree - wrong)
+    for mismatch in found.mismatches:
+        assert mismatch.line == (events[-1].line if events and events[-1].object == "b" else None)
+
+
+def test_which_convolution_a_line_is_about() -> None:
+    """A name with a plus in it, one of a fused layer, one of a merged layer; the first line of each side counts."""
+    g = Graph()
+    x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
+    model = Model(g.model(g.conv(x, "d", 8, 1)))
+    mapper = Mapper(model, [])
+    events = [line("q", 3, "my + conv"), line("(x)", 4, "w + d + PWN(r)"), line("q", 5, "d"), line("q", 8, "d"),
+              line("(x)", 9, "other || my + conv"), line("(x)", 10, "unknown")]  # fmt: skip
+    found = pass_lines(Build(trace=events), mapper)
+    assert found.outputs == {"my + conv": 3, "d": 5}
+    assert found.inputs["d"] == 4 and "unknown" not in found.inputs
+    assert not found.complete and pass_lines(Build(headings=EPILOGUE), mapper).complete
+
+
+# Both -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("events", "ended", "inputs", "outputs", "contradiction"), [
+    ([line("(d)", 7)], True, "INT8", "FP16", ""),
+    ([line("(d)", 7)], True, "FP16", "FP16", "line 7 quantizes it, the engine lists a float input"),
+    ([line("q", 6), line("(d)", 7)], True, "INT8", "FP16", "line 6 quantizes the output, the engine lists float"),
+    ([line("q", 6), line("(d)", 7)], True, "INT8", "UNKNOWN", ""),
+    ([line("(d)", 7, "a")], True, "INT8", "FP16", "the engine lists INT8, no pass line quantizes it"),
+    ([line("(d)", 7, "a")], False, "INT8", "FP16", ""),  # cut off
+    ([], True, "INT8", "FP16", ""),  # a log without any such line
+    ([line("(d)", 7, "a")], True, "FP16", "FP16", ""),
+])  # fmt: skip
+def test_a_log_that_says_two_things(
+    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: str
+) -> None:
+    listed = layer("b", inputs=inputs, outputs=outputs, line=50)
+    found = compared(PLAIN, Build(layers=[listed], trace=events, headings=EPILOGUE if ended else []))
+    said = [m.why for m in found.mismatches if "contradicts itself" in m.why]
+    assert [contradiction in w for w in said] == ([True] if contradiction else [])
+    assert all(m.line == 50 for m in found.mismatches), "the listing's line comes first"
+
+
+# Kernels of Myelin ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "nodes", "inputs", "outputs", "agree"), [
+    ("correlation", ["b"], "INT8 INT8", "FP16", 1), ("correlation", ["b"], "FP16 FP16", "FP16", 0),
+    ("correlation", ["a", "b"], "FP16 FP16", "FP16", None),  # two products in one kernel
+    ("kgen", ["b"], "INT8", "FP16", None),  # nothing in it multiplies
+    ("correlation", ["b", "sum", "pool"], "INT8 INT8", "FP16", 1),  # it names nothing of what it absorbed
+])  # fmt: skip
+def test_a_kernel(kind: str, nodes: list[str], inputs: str, outputs: str, agree: int | None) -> None:
+    listed = replace(layer("k_myl0_1", kind, inputs, outputs), onnx_names=nodes)
+    found = compared(PLAIN, Build(layers=[listed]))
+    assert (found.agree, found.unknown) == ((0, 1) if agree is None else (agree, 0))
+
+
+# Words ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rule_behind_a_prediction_is_named() -> None:
+    """The refusal of that very convolution, else the pass that fused into it, else the layer's name."""
+    wrong = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
+    mapper = Mapper(MODEL, wrong.layers)
+    refusals = [WeightsNotDequantized("ThePass", name, f"{name}.w") for name in ("a", "b")]
+
+    def rule(**changes: object) -> str:
+        told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
+        (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper).mismatches
+        return mismatch.why.removeprefix("predicted INT8, built FP16 ")
+
+    assert rule(refusals=refusals) == "(predicted by ThePass: weights-not-dequantized)"
+    assert rule(refusals=refusals[:1], trace=[]) == "(predicted as layer the layer)"
+    events = [line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event]
+    assert rule(refusals=[], trace=events) == f"(predicted by {PASS})"
+    assert rule(refusals=[], trace=events[1:]) == "(predicted as layer the layer)"
+
+
+def test_what_is_told_of_both_sides() -> None:
+    found = compared(PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])).mismatches[0]
+    assert found.predicted == {k: PLAIN.as_json()[k] for k in
+                               ("precision", "inputs", "output", "fused", "layer", "evidence")}  # fmt: skip
+    assert found.built == {"precision": "INT8", "inputs": ["INT8"], "output": "INT8", "fused": ["pool"],
+                           "layer": "b + pool"}  # fmt: skip
+    assert (found.name, found.line) == ("b", 12)
