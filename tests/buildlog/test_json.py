@@ -1,0 +1,134 @@
+"""Layer and profile JSON: dialects, and what can be read of damaged files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.layerjson import read_json
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
+
+
+def read(content: Any) -> Build:
+    return read_json((content if isinstance(content, str) else json.dumps(content)).encode(), "f.json")
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "timeMs": 10.0, "averageMs": 0.5, "percentage": 20.0} | more
+
+
+LAYER = {"Name": "a", "LayerType": "C"}
+
+
+@pytest.mark.parametrize("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
+def test_the_list_of_layers_in_every_dialect(key: str) -> None:
+    build = read({key: [LAYER, {"LayerType": "D"}, "just a name"]})
+    assert [(x.name, x.type) for x in build.layers] == [("a", "C"), ("", "D"), ("just a name", "")]
+    assert (build.source, build.listing, build.missing) == (BuildSource.LAYER_JSON, "layer-json", [])
+    assert [x.name for x in read([LAYER]).layers] == ["a"] and [x.name for x in read(["b"]).layers] == ["b"]
+
+
+@pytest.mark.parametrize(("listed", "names"), [
+    (["x", "y"], ["x", "y"]), ([{"Name": "x", "IOMode": "Input"}, {"Name": 5}, {}, 7, "y"], ["x", "y"]), ("xy", []),
+    (None, []),
+])  # fmt: skip
+def test_bindings(listed: Any, names: list[str]) -> None:
+    for key in ("Bindings", "I/O Tensors"):
+        assert read({"Layers": [LAYER], key: listed}).bindings == names
+
+
+@pytest.mark.parametrize(("fields", "version", "rtx"), [
+    ({"builder": "tensorrt-rtx", "version": "1.7.1.116"}, "1.7.1.116", True), ({"version": "8.5.2"}, "8.5.2", False),
+    ({"version": "newest"}, None, False), ({"version": 8}, None, False), ({}, None, False),
+])  # fmt: skip
+def test_a_table_of_our_own_says_who_built(fields: dict[str, Any], version: str | None, rtx: bool) -> None:
+    build = read({"Layers": [LAYER]} | fields)
+    assert (build.tensorrt, build.is_rtx) == (version, rtx)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is no list"), ({"Layers": [LAYER, {"x": 1}]},
+        "layer 1 of"),
+    ([1, 2], "no layer listing and no profile"), ([], "no layer listing and no profile"), (5, "no layer listing"),
+    ([{"count": 3, "x": 1}], "no layer listing and no profile"), ('"text', "not a JSON of TensorRT, or damaged"),
+    ("[" * 100_000, "nested too deeply"),
+])  # fmt: skip
+def test_what_is_neither(content: Any, words: str) -> None:
+    with pytest.raises(BuildLogError, match=rf"f\.json: .*{words}"):
+        read(content)
+
+
+@pytest.mark.parametrize("before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]])
+def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
+    build = read([*before, row("q"), row("r", medianMs=0.25)])
+    assert build.source == BuildSource.PROFILE_JSON
+    assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
+        ("q", 10.0, 0.5, None, 20.0), ("r", 10.0, 0.5, 0.25, 20.0)]
+    assert build.profile_total_ms == 1.0
+    assert build.iterations == (4 if {"count": 4} in before else None)
+
+
+def test_a_profile_of_no_rows() -> None:
+    build = read([{"count": 4}])
+    assert (build.source, build.iterations, build.profile_rows, build.profile_total_ms) == (
+        BuildSource.PROFILE_JSON, 4, [], None)
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, 1), (0, None), (-3, None), ("4", None), (2.0, None), (10**12 - 1,
+    10**12 - 1),
+                                             (10**12, None)])  # fmt: skip
+def test_iterations(count: Any, told: int | None) -> None:
+    assert read([{"count": count}, row("q")]).iterations == told
+
+
+@pytest.mark.parametrize(("first", "fields", "average", "total"), [
+    ({"count": 4}, {"averageMs": None}, 2.5, 10.0),  # from the total, where the iterations are known
+    ({"x": 1}, {"averageMs": None}, None, None), ({"count": 4}, {"averageMs": None, "timeMs": None}, None, None),
+    ({"count": 4}, {"averageMs": 0.5}, 0.5, 10.0), ({"count": 4}, {"timeMs": None}, 0.5, 0.5),
+    ({"count": 4}, {"averageMs": True}, 2.5, 10.0), ({"count": 4}, {"averageMs": "0.5"}, 2.5, 10.0),
+])  # fmt: skip
+def test_rows_that_lack_a_figure(
+    first: dict[str, Any], fields: dict[str, Any], average: float | None, total: float | None
+) -> None:
+    rows = read([first, row("q", **fields), row("sure")]).profile_rows[:-1]
+    assert [(r.average_ms, r.total_ms) for r in rows] == ([] if average is None else [(average, total)])
+
+
+def test_a_percentage_that_is_missing_is_nothing() -> None:
+    assert read([{"count": 4}, row("q", percentage=None)]).profile_rows[0].percent == 0.0
+
+
+# Damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_stray_escapes_and_control_characters_are_read() -> None:
+    build = read('{"Layers": [{"Name": "a\\d\\"b\tc", "LayerType": "C"}]}\0\0')
+    assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []
+
+
+@pytest.mark.parametrize("key", ["Layers", "layers", None])
+def test_a_listing_that_is_cut_off(key: str | None) -> None:
+    """What stands before the cut, and that it was cut."""
+    listed = json.dumps([LAYER, {"Name": "b", "LayerType": "C"}, {"Name": "lost", "LayerType": "C"}], indent=1)
+    text = f'{{"{key}": {listed}}}' if key else listed
+    build = read(text[: text.index("lost")])
+    assert [x.name for x in build.layers] == ["a", "b"]
+    assert build.missing == ["engine listing (cut off: the end of f.json)"] and "cut off or damaged" in build.notes[0]
+    with pytest.raises(BuildLogError, match="damaged"):
+        read(text[: text.index("a") + 1])
+
+
+def test_whole_rows_of_a_damaged_profile() -> None:
+    """TensorRT escapes no quotes in names; rows that are not whole are left out."""
+    rows = [f'{{ "name" : "{n}", "timeMs" : {t}, "averageMs" : 0.5, {median}"percentage" : 33.5 }}'
+            for n, t, median in (("a", "1e1", ""), ('say "b"', "20", '"medianMs" : 0.25, '), ("c", "x",
+                ""))]  # fmt: skip
+    text = '[ { "count" : 3 }\n, ' + "\n, ".join(rows) + '\n, { "name" : "cut", "timeMs" : 5'
+    build = read(text)
+    assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
+        ("a", 10.0, 0.5, None, 33.5), ('say "b"', 20.0, 0.5, 0.25, 33.5)]
+    assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations is None

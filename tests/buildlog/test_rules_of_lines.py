@@ -1,0 +1,373 @@
+"""What single lines of a log say: parse section, tuning, blocks, messages, memory, times."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, parse_engine_line
+from qdqtool.buildlog.numbers import number, read_memory, read_metric
+from qdqtool.buildlog.parsing import ParseReader
+from qdqtool.buildlog.prefix import is_marked, seconds_of, split
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.records import MAX_DIMENSION, Memory, ParsedNode, ParsedTensor, ParseSection
+from qdqtool.buildlog.sections import version_of
+from qdqtool.buildlog.types import Build, BuiltTensor
+from qdqtool.types import Precision
+from tests.buildlog.samples import stamped
+
+
+def read(*lines: str) -> Build:
+    return read_build(io.BytesIO("\n".join(lines).encode()))
+
+
+def verbose(*lines: str) -> Build:
+    """Lines of TensorRT in a log that says nothing else."""
+    return read(*(stamped("V", line) for line in ("TensorRT version: 8.5.2", *lines)))
+
+
+def parse(*lines: str) -> ParseSection:
+    section = ParseSection()
+    reader = ParseReader(section)
+    for i, line in enumerate(lines):
+        assert reader.read(line, i + 1, lambda _: True), line
+    return section
+
+
+# Parse section --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "details"), [
+    ("Using kernel: (3, 3), strides: (2, 2), prepadding: (1, 1), postpadding: (0, 0), dilations: (1, 1), "
+     "numOutputs: 16", {"kernel": [3, 3], "strides": [2, 2], "prepadding": [1, 1], "postpadding": [0, 0],
+                        "dilations": [1, 1], "numOutputs": 16}),
+    ("Using Gather axis: -1", {"axis": -1}), ("Using Gather axis: 2", {"axis": 2}),
+    ("Resize mode: nearest", {"mode": "nearest"}), ("Pre-padding: (0, 1)", {"prepadding": [0, 1]}),
+    ("Transformation mode: asymmetric", {"coordinate_transformation_mode": "asymmetric"}),
+])  # fmt: skip
+def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
+    section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
+    assert [n.details for n in section.nodes] == [{}, details, {}]
+    assert parse(line).nodes == []
+
+
+@pytest.mark.parametrize(("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)])
+def test_the_opset(text: str, opset: int) -> None:
+    assert parse(f"Opset version:    {text}").opset == opset
+
+
+def test_the_files_header() -> None:
+    section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1",
+                    "Doc string:", "Model version: 0")  # fmt: skip
+    assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
+    assert parse("Producer name: pytorch", "Producer version:").producer == "pytorch"
+
+
+@pytest.mark.parametrize(("dims", "shape"), [
+    ("1, 3, 8", (1, 3, 8)), ("", ()), ("-1, 3", (None, 3)), (f"{MAX_DIMENSION}, 1", (None, 1)),
+    (f"{MAX_DIMENSION - 1}", (MAX_DIMENSION - 1,)), ("9" * 30, (None,)), ("1" + "0" * 17, (None,)), ("\u0663", (None,)),
+    ("a, 2", (None, 2)),
+])  # fmt: skip
+def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
+    """What is dynamic, absurd or no number is not known."""
+    (node,) = parse(f"n [Relu] inputs: [x -> ({dims})[FLOAT]], ").nodes
+    assert node.inputs == [ParsedTensor("x", shape, "FLOAT")]
+
+
+def test_tensors_of_a_node() -> None:
+    section = parse("Parsing node: my [node] [Conv]",
+                    "my [node] [Conv] inputs: [a -> (1)[FLOAT]], [optional input, not set], [b], "
+                    "[c -> d -> ()[INT8]], ",
+                    "my [node] [Conv] outputs: ")  # fmt: skip
+    (node,) = section.nodes
+    assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [])
+    assert node.inputs == [ParsedTensor("a", (1,), "FLOAT"), None, ParsedTensor("b", None, ""),
+                           ParsedTensor("c -> d", (), "INT8")]  # fmt: skip
+
+
+def test_a_log_that_begins_inside_a_node() -> None:
+    """The node is made of its tensors' line; one of another node does not go to the one before."""
+    section = parse("a [Relu] outputs: [y -> (1)[FLOAT]], ", "Parsing node: b [Relu]",
+                    "c [Neg] inputs: [y -> (1)[FLOAT]], ")
+    assert [(n.name, n.op, len(n.inputs), len(n.outputs)) for n in section.nodes] == [
+        ("a", "Relu", 0, 1), ("b", "Relu", 0, 0), ("c", "Neg", 1, 0)]
+    assert not ParseReader(ParseSection()).read("what [is this thing] inputs: nothing", 1, lambda _: True)
+
+
+@pytest.mark.parametrize(("line", "tensor"), [
+    ("Adding network input: x with dtype: float32, dimensions: (1, 3, -1)", ParsedTensor("x", (1, 3, None), "FLOAT")),
+    ("Adding network input: a with b with dtype: half, dimensions: ()", ParsedTensor("a with b", (), "FLOAT16")),
+    ("Adding network input: x with dtype: odd, dimensions: (2)", ParsedTensor("x", (2,), "ODD")),
+    ("Adding network input: x with dtype: float32, dimensions: (1", None), ("Adding network input: x", None),
+    ("Adding network input: x with dtype: not one word, dimensions: (1)", None),
+])  # fmt: skip
+def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
+    section = ParseSection()
+    assert ParseReader(section).read(line, 1, lambda _: True) is (tensor is not None)
+    assert section.inputs == ([] if tensor is None else [tensor])
+
+
+def test_where_there_is_no_room_nothing_is_kept() -> None:
+    section = ParseSection()
+    reader = ParseReader(section)
+    for line in ("Parsing node: a [Conv]", "Importing initializer: w", "Registering layer: a for ONNX node: a",
+                 "Adding network input: x with dtype: int8, dimensions: (1)", "Marking y as output: y",
+                 "b [Relu] inputs: [x -> (1)[FLOAT]], "):  # fmt: skip
+        assert reader.read(line, 1, lambda _: False), line
+    assert section == ParseSection()
+
+
+# Tuning ---------------------------------------------------------------------------------------------------------
+
+RUNNER = "--------------- Timing Runner: {} (CaskConvolution)"
+
+
+def tuned(*lines: str):  # type: ignore[no-untyped-def]
+    return verbose(*lines).tactics
+
+
+def test_the_fastest_time_of_a_layer() -> None:
+    """Over all its formats; a line that names no time changes nothing."""
+    found = tuned(RUNNER.format("a"), "Fastest Tactic: 0x1 Time: 0.5", RUNNER.format("a"),
+                  "Fastest Tactic: 0x2 Time: 0.25",
+                  RUNNER.format("a"), "Fastest Tactic: 0x3 Time: 0.4", "Fastest Tactic: 0x3 Time: none",
+                  RUNNER.format("b"), "Fastest Tactic: 0x3 Time: 0.75")  # fmt: skip
+    assert {n: t.best_ms for n, t in found.layers.items()} == {"a": 0.25, "b": 0.75}
+
+
+def test_results_of_8_6_and_later() -> None:
+    """Named with their layer, whether timed or from the cache; reformats that are known keep to their table."""
+    found = tuned(RUNNER.format("Optimizer Reformat(x -> y)"),
+                  "x -> y (Reformat[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.125",
+                  "a + b (CaskConvolution[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.5",
+                  "a + b (CaskConvolution[0x9]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.7",
+                  "c [Int8(1) -> Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.25 ms",
+                  "d got cached result: Reformat, tactic 0x1, 0.5 ms")  # fmt: skip
+    assert {n: t.best_ms for n, t in found.layers.items()} == {"a + b": 0.5, "c": 0.25, "d": 0.5}
+    assert {n: t.best_ms for n, t in found.reformats.items()} == {"x -> y": 0.125}
+    assert (found.cached, found.layers["c"].runner) == (2, "CaskConvolution")
+
+
+def test_the_time_between_stamps_goes_to_the_layer_that_is_tuned() -> None:
+    lines = [stamped("V", "TensorRT version: 8.5.2")]
+    for second, text in ((1, RUNNER.format("a")), (4, RUNNER.format("b")), (4, "Tactic: 0x1 Time: 1"), (9,
+        RUNNER.format("a"))):
+        lines.append(stamped("V", text, second))
+    found = read(*lines).tactics
+    assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
+
+
+def test_what_was_passed_over() -> None:
+    """The layer that a line names, or else the one being timed; reasons by their words."""
+    found = tuned(RUNNER.format("a"), "CaskConvolution has no valid tactics for this config, skipping.",
+                  "Skipping CaskGemm: No valid tactics for b + c", "Skipping tactic 0x1 due to insufficient memory",
+                  "Skipping tactic 0x2 due to insufficient memory")  # fmt: skip
+    assert found.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
+    assert found.reasons == {"insufficient memory": 2} and found.skipped == 4
+
+
+@pytest.mark.parametrize(("line", "costed"), [
+    ("=============== Computing costs for a + b", {"a + b"}), ("=============== Computing costs for ", set()),
+    ("=============== Computing reformatting costs", set()),
+])  # fmt: skip
+def test_layers_whose_costs_were_computed(line: str, costed: set[str]) -> None:
+    assert tuned(line).costed == costed
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------
+
+
+def informed(*lines: str) -> Build:
+    return read(*(stamped("I", line) for line in lines))
+
+
+def test_blocks_end_where_another_begins() -> None:
+    build = informed("=== Build Options ===", "Precision: FP32+INT8", "=== Device Information ===",
+                     "Selected Device: Orin",
+                     "SMs: 4", "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
+    assert build.options["Build"] == {"Precision": "FP32+INT8"}
+    assert build.gpu["SMs"] == "4" and build.device == "Orin" and "Clock" not in build.gpu
+
+
+def test_a_line_of_another_level_is_none_of_the_devices() -> None:
+    build = read(stamped("I", "=== Device Information ==="), stamped("I", "SMs: 4"), stamped("V",
+        "Compute Capability: 9"))
+    assert build.gpu == {"SMs": "4"}
+
+
+def test_no_more_than_twenty_blocks_of_options() -> None:
+    build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
+    assert len([k for k in build.options if k.startswith("Kind")]) == 20
+
+
+@pytest.mark.parametrize(("title", "iterations"), [
+    ("Profile (781 iterations )", 781), ("Profile (x iterations )", None), ("Profile (99999999999 iterations )",
+        99999999999),
+    ("Profile (999999999999 iterations )", None),
+])  # fmt: skip
+def test_iterations_profiled(title: str, iterations: int | None) -> None:
+    assert informed("TensorRT version: 8.5.2", f"=== {title} ===").iterations == iterations
+
+
+def test_a_profile_is_read_once_more_from_its_heading() -> None:
+    head, row = "   Layer   Time (ms)   Avg. Time (ms)   Time %", "      a       {}.00           0.5     20.0"
+    build = informed("=== Profile (2 iterations ) ===", head, row.format(10), "", "=== Profile (3 iterations ) ===",
+                     head,
+                     row.format(20), row.format(30).replace(" a ", " b "))  # fmt: skip
+    assert [(r.name, r.total_ms, r.median_ms) for r in build.profile_rows] == [("a", 20.0, None), ("b", 30.0, None)]
+
+
+def test_an_engine_line_that_is_quoted_twice_is_one_layer() -> None:
+    line = "Layer(Reformat): q, Tactic: 0x0, a (Float[1,8]) -> b (Int8[1,8])"
+    other = line.replace("q,", "r,")
+    assert [x.name for x in verbose(line, line, other, "Layer(broken", line).layers] == ["q", "r"]
+    again = verbose("Engine Layer Information:", line, "Engine Layer Information:", line, other)
+    assert [x.name for x in again.layers] == ["q", "r"]
+
+
+@pytest.mark.parametrize(("digits", "version"), [
+    ("8502", "8.5.2"), ("8510", "8.5.10"), ("100000", "10.0.0"), ("99999", "9.9.999"), ("101303", "10.13.3"),
+    ("110104", "11.1.4"), ("8", "8.0.0"), ("85", "8.5.0"),
+])  # fmt: skip
+def test_versions_in_banners(digits: str, version: str) -> None:
+    assert version_of(digits) == version
+
+
+@pytest.mark.parametrize(("text", "version"), [
+    ("8.5.2", "8.5.2"), ("8.5.2 (more)", "8.5.2"), ("10.13.3.9", "10.13.3.9"), ("8", None), ("words", None), ("8.x",
+        None),
+])  # fmt: skip
+def test_the_version_that_is_printed(text: str, version: str | None) -> None:
+    assert read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt == version
+
+
+def test_flags_of_a_command() -> None:
+    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
+                 "--shapes=x:1x3 -v")
+    assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
+    assert not build.is_rtx and build.passed is None
+    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
+    assert rtx.is_rtx
+    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
+
+
+@pytest.mark.parametrize(("text", "reformat"), [
+    ("n (t) from Float(1) to Int8(1)", ("n", "t", "Float(1)", "Int8(1)")),
+    ("a (b) (t) from Float(1) to Int8(1) long-strided", ("a (b)", "t", "Float(1)", "Int8(1)")),
+    ("n (t) from Float (1) to Int8(1)", None), ("n (t) from Float(1)", None), ("n t from Float(1) to Int8(1)", None),
+    ("n (t) from Float(1) to Int8 (1)", None),
+])  # fmt: skip
+def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
+    found = [(r.name, r.tensor, r.source, r.target) for r in verbose(f"Adding reformat layer: {text}").reformats]
+    assert found == ([] if reformat is None else [reformat])
+
+
+# Messages -------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_are_counted_by_their_words() -> None:
+    build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"), stamped("V",
+        "Original: 3 layers"),
+                 " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
+    assert [(m.level, m.text, m.line, m.count) for m in build.messages] == [
+        ("W", "one", 1, 2), ("W", "two\n and more", 2, 1), ("E", "RuntimeError: it failed", 7, 1)]
+
+
+def test_a_message_does_not_grow_without_end() -> None:
+    lines = [stamped("E", "x" * 1500), *(["y" * 700] * 5)]
+    (found,) = read(*lines).errors
+    assert [len(part) for part in found.text.split("\n")] == [1500, 500]
+    (cut,) = read(stamped("E", "z" * 5000)).errors
+    assert len(cut.text) == 2000
+
+
+# Numbers, prefixes, shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "value"), [("1.5", 1.5), ("-2e3", -2000.0), ("nan", None), ("inf", None), ("-inf",
+    None),
+                                             ("x", None), ("", None), ("0", 0.0)])  # fmt: skip
+def test_numbers(text: str, value: float | None) -> None:
+    assert number(text) == value == number(text.encode())
+
+
+@pytest.mark.parametrize(("line", "field", "value"), [
+    ("Total Host Persistent Memory: 512 bytes", "host_persistent", 512), ("Total Scratch Memory: 7", "scratch", 7),
+    ("Max Scratch Memory: 9 bytes", "scratch", 9), ("Total Weights Memory: 11 bytes", "weights", 11),
+    ("Loaded engine size: 6 MiB", "engine_mib", 6),
+    ("[MemUsageStats] Peak memory usage of TRT CPU/GPU memory allocators: CPU 3 MiB, GPU 4 MiB", "peak_gpu_mib", 4),
+    ("Layer: a b Host Persistent: 1 Device Persistent: 2 Scratch Memory: 3", "layers", {"a b": (1, 2, 3)}),
+    ("Layer: a Host Persistent: 1 bytes Device Persistent: 2 bytes Scratch Memory: 3 bytes", "layers", {"a": (1, 2,
+        3)}),
+])  # fmt: skip
+def test_memory(line: str, field: str, value: object) -> None:
+    memory = Memory()
+    assert read_memory(memory, line) and getattr(memory, field) == value
+    assert not read_memory(memory, "Layer: a has no memory") and not read_memory(memory, "Total of nothing: 5")
+
+
+@pytest.mark.parametrize(("line", "values"), [
+    ("Throughput: 424.281 qps", {"Throughput": {"value": 424.281}}), ("Throughput: nan qps", {}),
+    ("Latency: min = 1 ms, max = 3 ms, mean = -nan ms, percentile(99%) = 2.5 ms",
+     {"Latency": {"min": 1.0, "max": 3.0, "percentile(99%)": 2.5}}),
+    ("GPU Compute Time: min = 1 ms, median = 2 ms", {"GPU Compute Time": {"min": 1.0, "median": 2.0}}),
+    ("Latency: 5", {}),
+])  # fmt: skip
+def test_the_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
+    found: dict[str, dict[str, float]] = {}
+    assert read_metric(found, line) is bool(values) and found == values
+
+
+@pytest.mark.parametrize(("line", "level", "message"), [
+    ("[10/31/2023-17:53:35] [W] [TRT] a", "W", "a"), ("[11/04/2022-10:11:12] [TRT] [E] b", "E", "b"),
+    ("[TensorRT] INTERNAL_ERROR: c", "E", "c"), ("[F] [TRT] d", "E", "d"), ("DEBUG: [Torch-TensorRT] - e", "V", "e"),
+    ("[2022-12-30 12:38:57 WARNING] f", "W", "f"), ("[TRT]    g", "V", "g"), ("plain", "", "plain"),
+    ("41%[10/31/2023-17:53:35] [I] h", "I", "h"),
+])  # fmt: skip
+def test_prefixes(line: str, level: str, message: str) -> None:
+    found = split(line.encode())
+    assert (found[0], found[2].decode()) == (level, message)
+
+
+def test_stamps() -> None:
+    first, second = (seconds_of(f"[10/{day}/2023-{t}]".encode()) for day, t in (("30", "23:59:59"), ("31", "00:01:01")))
+    assert first is not None and second is not None and second - first == 62
+    assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
+    assert is_marked(b"[TRT] x") and is_marked(b"a TensorRT b") and not is_marked(b"x" * 160 + b"[TRT]")
+
+
+def test_bounds_of_a_shape() -> None:
+    """As many dimensions as a tensor can have, each below what is damage."""
+    assert parse_dims(f"{MAX_DIMENSION - 1},{MAX_DIMENSION},0") == ((MAX_DIMENSION - 1, None, 0), 1)
+    assert len(parse_dims(",".join("1" * 80))[0]) == 64
+    assert parse_dims("1,8:x,2") == ((1, 8, 2), 1)
+    assert int_list([1, 2]) == [1, 2] and int_list([1], least=2) is None and int_list([2], least=2) == [2]
+    assert [int_list(x) for x in ([], "12", [True], [1.0], [1] * 65, [MAX_DIMENSION], None)] == [None] * 7
+    assert int_list([1] * 64) == [1] * 64 and int_list([-5]) == [-5]
+    layer = layer_from_fields({"Name": "a", "Inputs": [{"Name": "t", "Dimensions": [0, -1, MAX_DIMENSION, "x"]}]})
+    assert layer.inputs[0].shape == (0, None, None, None)
+
+
+@pytest.mark.parametrize(("shape", "elements"), [
+    ((2, 3), 6), ((), 1), (None, None), ((2, None), None), ((1 << 25, 1 << 24), 1 << 49), ((1 << 25, 1 << 25), None),
+    ((0, 5), 0),
+])  # fmt: skip
+def test_elements(shape: tuple[int | None, ...] | None, elements: int | None) -> None:
+    assert BuiltTensor("t", Precision.INT8, shape).elements == elements
+
+
+def test_tensors_of_an_engine_line_in_order() -> None:
+    found = parse_engine_line("Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])",
+                              4)
+    assert found is not None and found.line == 4
+    assert [(t.tensor, t.precision) for t in found.inputs] == [("a", Precision.INT8), ("b, c", Precision.FP16)]
+    assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]
+
+
+def test_a_node_without_a_name() -> None:
+    section = parse("Parsing node:  [Relu]", " [Relu] inputs: [x -> (1)[FLOAT]], ",
+                    " [Relu] outputs: [y -> (1)[FLOAT]], ")
+    assert section.nodes == [ParsedNode("", "Relu", [ParsedTensor("x", (1,), "FLOAT")], [ParsedTensor("y", (1,),
+        "FLOAT")], 1)]
