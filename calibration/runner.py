@@ -167,7 +167,7 @@ class _Job:
         if reason:
             of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
             if not self.overwrite and not of_iterator:
-                raise DataError(f"{self.cache}: {reason}; give another name, or --overwrite-cache to replace it")
+                raise DataError(f"{self.cache}: {reason}; give another name, or `overwrite_cache` to replace it")
             self.notes.append(f"{self.cache}: not used, {reason}; calibrating again")
             return None
         missing = [n for n in self.names if n not in found.statistics]

@@ -235,6 +235,8 @@ WEIGHTED = tuple(op.name for op in _TABLE if op.weights is not None)
 """Operators that compute in INT8 with quantized weights."""
 
 AVERAGES = tuple(op.name for op in _TABLE if op.averages)
+CONVOLUTIONS = tuple(op.name for op in _TABLE if op.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION))
+SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
 ACTIVATIONS = tuple(op.name for op in _TABLE if op.activation is not None)

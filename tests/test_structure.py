@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ FOR_CALIBRATION = {
 }
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
+
+TRTEXEC = {"--", "--calib", "--help", "--profile", "--shapes"}  # options of its as well as of ours
 
 # What does not hold yet. Only ever to be shortened: an entry that holds fails the test.
 _NOT_YET: frozenset[str] = frozenset()
@@ -211,20 +214,43 @@ def long_files() -> Broken:
 
 
 def lists_of_operators() -> Broken:
-    """Three operators side by side are a class of operators, and classes of operators have one home."""
-    names = {s.name for s in onnx.defs.get_all_schemas()}
+    """Operators side by side are a class of operators, and classes of operators have one home."""
+    names = {s.name for s in onnx.defs.get_all_schemas()} - {"QuantizeLinear", "DequantizeLinear"}
     for module, path in sources().items():
         if room_of(module) not in READ_OPERATORS:
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
                 found = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
-                if len(found) >= 3:
+                if len(found) >= 2:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
 
 
+def words_of_the_command_line() -> Broken:
+    """Errors and notes name a parameter in backticks; the command line makes an option of it (render/parameters.py).
+
+    Options that trtexec has as well are its words; so are all in explain, which speaks of command lines to type.
+    """
+    known = {e.value for path in (HOME / "qdqtool" / "commands").glob("*.py") for e in ast.walk(tree_of(path))
+             if isinstance(e, ast.Constant) and isinstance(e.value, str) and e.value.startswith("--")}  # fmt: skip
+    either = "|".join(sorted(known - TRTEXEC))
+    options = re.compile(rf"(?<![\w-])(?:{either})(?![\w-])")
+    for module, path in sources().items():
+        if room_of(module) in ("commands", "cli", "demo", "render", "explain"):
+            continue
+        tree = tree_of(path)
+        docs = {id(n.body[0].value) for n in ast.walk(tree)
+                if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body
+                and isinstance(n.body[0], ast.Expr)}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                # 'qdqtool verify --format json' names a whole command, as one who types it would.
+                for found in options.finditer(re.sub(r"qdqtool [a-z]+ --[^']*|qdqtool verify .*", "", node.value)):
+                    yield f"command line: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {found[0]}"
+
+
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
-        versions_compared, long_files, lists_of_operators)  # fmt: skip
+        versions_compared, long_files, lists_of_operators, words_of_the_command_line)  # fmt: skip
 
 
 @functools.cache

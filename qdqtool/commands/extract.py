@@ -78,7 +78,10 @@ def command(
     if report is not None and issue is not None:
         write_text(report, issue)
     if form == "json":
-        emit(to_json({**result.as_json(), "output": output, "report": report}), None)
+        from qdqtool.render.parameters import all_as_options
+
+        told = result.as_json()
+        emit(to_json({**told, "notes": all_as_options(told["notes"]), "output": output, "report": report}), None)
     else:
         emit(_text(result, output, report, terminal_width()), None)
     return 0
@@ -144,9 +147,10 @@ def _command_line(name: Callable[[str], str]) -> str:
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
     from qdqtool.modelfile import MAX_PROTO_BYTES, byte_size
     from qdqtool.render.output import wrap
+    from qdqtool.render.parameters import as_options
 
     lines = wrap(f"{result.kept}.", 2, width, "")
-    lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
+    lines += [line for note in result.notes for line in wrap(as_options(note), 4, width, "  - ")]
     size = byte_size(result.proto)
     told = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     if size > MAX_PROTO_BYTES:

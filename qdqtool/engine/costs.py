@@ -17,6 +17,7 @@ from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
+from qdqtool.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 
 _WIDTH = {
@@ -24,7 +25,6 @@ _WIDTH = {
     Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
-_CONVOLUTIONS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _MAX_MACS = 1 << 80  # more is damage, as are more weights than these
 _MAX_COUNT = 1 << 48
 ENGINE_SCHEMA = "qdqtool/engine/1"
@@ -183,7 +183,7 @@ class EngineReport:
 
 def analyze(build: Build) -> EngineReport:
     """Costs of every layer of a build; times where the build has a profile."""
-    nodes = {node.name: node for node in build.parse.nodes if node.op in _CONVOLUTIONS}
+    nodes = {node.name: node for node in build.parse.nodes if node.op in WEIGHTED}
     known = build.parse.names if nodes else frozenset()
     report = EngineReport(build)
     times: dict[str, list[float]] = {}

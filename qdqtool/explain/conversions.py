@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqtool.explain import outputs, scales
 from qdqtool.explain.cause import Cause, Known
 from qdqtool.explain.words import floats_of, names, node_words, quantizers_of, reader_names, readers_words, scale_words
-from qdqtool.operators import JOINS
+from qdqtool.operators import JOINS, SUMS
 from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.refusals import (
     AddOutputNotQuantized,
@@ -108,7 +108,7 @@ def _why_q(known: Known, stays: Stays) -> str:
 def _shares(stays: Stays) -> bool:
     """Whether other Qs on the tensor are worth a word although no convolution makes it: a sum, or parts of a tensor."""
     cut = any(scales.crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
-    return cut or stays.origin.op in ("Add", "Sum")
+    return cut or stays.origin.op in SUMS
 
 
 def _blocked(stays: Stays) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from qdqtool.operators import SUMS
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size
 
 
@@ -76,6 +77,6 @@ def origin_words(origin: Origin, tensor: str = "") -> str:
     if not origin.node:
         return f"the network's input '{origin.tensor}'"
     told = node_words(origin.node, origin.op)
-    if origin.op in ("Add", "Sum") or origin.path or not tensor:
+    if origin.op in SUMS or origin.path or not tensor:
         return f"the result of {told}"
     return f"'{tensor}' of {told}"

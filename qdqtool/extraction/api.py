@@ -133,7 +133,7 @@ def extract(
         if minimize:
             job.minimize(tries)
         elif job.widened:
-            job.notes.append("the part alone does not build as the whole does; the whole is kept: use --minimize")
+            job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
     return job.finish(private)
 
 
@@ -276,7 +276,7 @@ class _Job:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
-            self.notes.append(f"with these hops the part does not show {told(missing)}; give more, or no --hops")
+            self.notes.append(f"with these hops the part does not show {told(missing)}; give more, or no `hops`")
         keys = {shown.key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
@@ -306,7 +306,7 @@ class _Job:
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
                 raise QdqtoolError(
                     f"{self.model.path or 'model'}: builds with {builder} as predicted, so that there is nothing to "
-                    "extract; give --finding or --node as well"
+                    "extract; give `finding` or `node` as well"
                 )
             self.check = asked
         elif command is not None:
@@ -332,7 +332,7 @@ class _Job:
         for _ in self._watched(shrinker.steps(), "minimizing", limit):
             pass
         if shrinker.exhausted:
-            self.notes.append(f"stopped after {limit} tries; a higher --limit may make it smaller")
+            self.notes.append(f"stopped after {limit} tries; a higher `limit` may make it smaller")
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             raise QdqtoolError(

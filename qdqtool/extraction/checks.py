@@ -179,9 +179,9 @@ class CommandCheck:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
-            raise QdqtoolError(f"--check: cannot be split into words: {error}") from None
+            raise QdqtoolError(f"`check`: cannot be split into words: {error}") from None
         if not self._words:
-            raise QdqtoolError("--check: is empty; give a command that exits otherwise when the fault is gone")
+            raise QdqtoolError("`check`: is empty; give a command that exits otherwise when the fault is gone")
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
         self._timeout = timeout
@@ -196,7 +196,7 @@ class CommandCheck:
             raise
         if code is None:
             self.close()
-            raise QdqtoolError(f"--check: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
+            raise QdqtoolError(f"`check`: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
         self._code = code
         self.told = f"{self._words[0]}: exit code {code}"
         self.told_to_anybody = f"the command: exit code {code}"
@@ -209,7 +209,7 @@ class CommandCheck:
         try:
             return exit_code(words, self._timeout)
         except OSError as error:
-            raise QdqtoolError(f"--check: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
+            raise QdqtoolError(f"`check`: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto) == self._code

@@ -151,11 +151,11 @@ class Cutter:
             if missing:
                 raise ModelError(
                     f"{what}: output '{reached[missing[0]]}' also depends on network input '{missing[0]}'; name it in "
-                    "--inputs, or a tensor in between"
+                    "`inputs`, or a tensor in between"
                 )
             unused = [t for t in given if t not in reached]
             if unused:
-                raise ModelError(f"{what}: no output depends on '{unused[0]}'; leave it out of --inputs")
+                raise ModelError(f"{what}: no output depends on '{unused[0]}'; leave it out of `inputs`")
         if not inside:
             raise ModelError(f"{what}: nothing lies between the inputs and outputs given")
         made = {t for i in inside for t in model.nodes[i].outputs}

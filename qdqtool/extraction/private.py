@@ -176,7 +176,7 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
             return result, hidden
     raise ModelError(
         f"{what}: with other weights and scales the prediction would not stay the same ({problem}); extract a smaller "
-        "part, or send it without --private"
+        "part, or send it without `private`"
     )
 
 

@@ -88,7 +88,7 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         return found[0]
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
         count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
-        raise ModelError(f"{what}: --finding {wanted}: {count} of {code}{place}, counted from 1")
+        raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
     return found[int(number) - 1]
 
 

@@ -13,7 +13,7 @@ from qdqtool.lint.heads import head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of
+from qdqtool.operators import CONVOLUTIONS, of
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
@@ -23,7 +23,7 @@ def run(view: View, report: Report) -> None:
     quantized = {n.index for n in view.weighted if is_quantized(view, n)}
     _heads(view, report, quantized)
     for conv in view.weighted:
-        if conv.index in quantized and conv.op in ("Conv", "ConvTranspose"):
+        if conv.index in quantized and conv.op in CONVOLUTIONS:
             _shapes(view, report, conv)
     if quantized:
         _float_types(view, report)

@@ -10,7 +10,7 @@ from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.flow import boundary, layer_of
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import ACTIVATIONS
+from qdqtool.operators import ACTIVATIONS, GATES
 
 
 def run(view: View, report: Report) -> None:
@@ -58,7 +58,7 @@ def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
     """
     readers = [n for t in tensors for n in view.model.readers(t)]
     for gate in readers:
-        if gate.op not in ("Sigmoid", "HardSigmoid"):
+        if gate.op not in GATES:
             continue
         q = next((n for n in view.model.readers(gate.output) if qdq.is_q(n)), None)
         if q is None:

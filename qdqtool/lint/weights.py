@@ -9,11 +9,9 @@ from qdqtool.explain.report import Report, names
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View, Weights
 from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of, output_axis
+from qdqtool.operators import CONVOLUTIONS, is_sum, of, output_axis
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
-
-_MULTI_INPUT = ("Add", "Sum")
 
 
 def run(view: View, report: Report) -> None:
@@ -28,7 +26,7 @@ def run(view: View, report: Report) -> None:
         elif weights.folded:
             sources[weights.source].append((conv, weights))
             _check_quantized(view, report, conv, weights)
-        elif conv.op in ("Conv", "ConvTranspose"):
+        elif conv.op in CONVOLUTIONS:
             report.add(
                 "W-NONCONST", conv.name,
                 f"{conv.name}: its weights '{weights.source}' are computed at run time.",
@@ -143,7 +141,7 @@ def _bias(view: View, report: Report, conv: Node) -> None:
     candidates: list[str] = []
     if conv.op == "MatMul":
         for reader in view.model.readers(conv.output):
-            if reader.op in _MULTI_INPUT:
+            if is_sum(reader):
                 candidates.extend(t for t in reader.inputs if t != conv.output)
     elif conv.input(2):
         candidates.append(conv.input(2))

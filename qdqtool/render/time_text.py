@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.render.output import wrap
+from qdqtool.render.parameters import as_options
 from qdqtool.text import as_text
 from qdqtool.timing.estimate import TimeEstimate
 from qdqtool.timing.gpus import Gpu
@@ -50,7 +51,7 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
             told += f", {time.calibration.kernel_us:+.1f} us a kernel"
         lines += wrap(told, 2, width)
     for note in time.notes:
-        lines += wrap(f"note: {note}", 4, width, "  ")
+        lines += wrap(f"note: {as_options(note)}", 4, width, "  ")
     return lines
 
 

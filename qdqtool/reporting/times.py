@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.qdq import is_qdq
+from qdqtool.render.parameters import as_options
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown
 from qdqtool.reporting.nodes import Collector, kind_of
@@ -29,7 +30,8 @@ def time_of(subject: Subject) -> data.Time | None:
     base = time.float_time
     return data.Time(
         time.gpu.name, time.gpu.clock, time.total_ms, time.low_ms, time.high_ms, time.conversions_ms,
-        str(base.precision) if base else "", base.total_ms if base else None, time.gain, list(time.notes),
+        str(base.precision) if base else "", base.total_ms if base else None, time.gain,
+        [as_options(note) for note in time.notes],
     )
 
 

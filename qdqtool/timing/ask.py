@@ -58,10 +58,10 @@ def predict_on(
     """
     chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
     if request.save_calibration and not request.calibrate:
-        raise QdqtoolError("--save-calibration keeps what --calibrate measures; give both")
+        raise QdqtoolError("`save_calibration` keeps what `calibrate` measures; give both")
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
         raise QdqtoolError(
-            f"--sm {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
+            f"`sm` {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
         )
     index = load(model)
     prediction = predict(index, target, assume=assume, way=way)

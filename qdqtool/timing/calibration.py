@@ -69,7 +69,7 @@ def measured_time(text: str) -> float | None:
         return None
     value = float(match[1]) * _UNITS[(match[2] or "ms").lower()]
     if not value > 0:
-        raise QdqtoolError(f"--calibrate {text}: the measured time must be above zero")
+        raise QdqtoolError(f"`calibrate` {text}: the measured time must be above zero")
     return value
 
 
@@ -117,7 +117,7 @@ def _checked(factor: float, source: str) -> float:
     low, high = _FACTORS
     if not low <= factor <= high:
         raise QdqtoolError(
-            f"--calibrate {source}: {factor:.3g} times the estimate; that is of another model, batch or GPU"
+            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, batch or GPU"
         )
     return factor
 
@@ -131,7 +131,7 @@ def read(path: str | os.PathLike[str]) -> Calibration | None:
     file = Path(path)
     if not file.exists():
         raise QdqtoolError(
-            f"--calibrate {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
+            f"`calibrate` {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
         )
     text = read_input(file, _MOST).decode("utf-8", "replace")
     if SCHEMA not in text[:4096]:
@@ -140,7 +140,7 @@ def read(path: str | os.PathLike[str]) -> Calibration | None:
         data = json.loads(text)
         gpu, factor, kernel = str(data["gpu"])[:200], float(data["factor"]), float(data["kernel_us"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with --save-calibration") from None
+        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`") from None
     if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
-        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with --save-calibration")
+        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`")
     return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])

@@ -214,7 +214,7 @@ def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
     firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
     own = firsts.pop() if len(firsts) == 1 else None
     if not own:
-        raise QdqtoolError(f"--batch {batch}: the model's inputs have no common first dimension to scale")
+        raise QdqtoolError(f"`batch` {batch}: the model's inputs have no common first dimension to scale")
     if own != batch:
         notes.append(f"the model's batch is {own}; work scaled to {batch}")
     return batch / own

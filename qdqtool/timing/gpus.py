@@ -249,7 +249,7 @@ def find(name: str) -> Gpu:
                 name=f"{desktop.name} Laptop",
                 clock=desktop.clock * _LAPTOP,
                 evidence=Evidence.ASSUMED,
-                note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give --clock",
+                note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give `clock`",
             )
     longer = [
         gpu
@@ -268,7 +268,7 @@ def find(name: str) -> Gpu:
     told = f"; nearest: {', '.join(dict.fromkeys(near[:5]))}" if near else ""
     raise QdqtoolError(
         f"GPU '{name}' is not in the table{told}; see 'qdqtool gpus', or describe it: "
-        "--gpu sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"
+        "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
     )
 
 
@@ -284,7 +284,7 @@ def of_description(text: str) -> Gpu:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key.strip().lower() not in ("sm", "cc", "sms", "clock", "bandwidth", "l2", "name"):
-            raise QdqtoolError(f"--gpu: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)")
+            raise QdqtoolError(f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)")
         parts[key.strip().lower()] = value.strip()
     known, note = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
@@ -298,9 +298,9 @@ def of_description(text: str) -> Gpu:
         try:
             numbers[key] = float(given)
         except ValueError:
-            raise QdqtoolError(f"--gpu: {key}= needs a number, not '{given}'") from None
+            raise QdqtoolError(f"`gpu`: {key}= needs a number, not '{given}'") from None
         if not low <= numbers[key] <= high:
-            raise QdqtoolError(f"--gpu: {key}={given} is outside {low:g} to {high:g}")
+            raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
     return Gpu(
         parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
         (),
@@ -356,10 +356,10 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
             # Dynamic power goes with f V^2 and V with f between its ends: f with the square root in between.
             share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else 0.4))
             gpu = replace(gpu, clock=gpu.clock * share)
-            notes.append(f"clock of {gpu.clock:.0f} MHz guessed from {limit:g} W of {gpu.power:g} W; --clock is better")
+            notes.append(f"clock of {gpu.clock:.0f} MHz guessed from {limit:g} W of {gpu.power:g} W; `clock` is better")
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
-            raise QdqtoolError(f"--clock {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
+            raise QdqtoolError(f"`clock` {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
         gpu = replace(gpu, clock=clock)
     return replace(gpu, note="; ".join(notes))
 
@@ -373,5 +373,5 @@ def _watts(power: str) -> float | None:
     except ValueError:
         value = 0.0
     if not 1 <= value <= 2000:
-        raise QdqtoolError(f"--power {power[:40]}: give watts (15W) or MAXN")
+        raise QdqtoolError(f"`power` {power[:40]}: give watts (15W) or MAXN")
     return value

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qdqtool.graph import Node
+from qdqtool.operators import CONVOLUTIONS
 from qdqtool.timing import work
 
 
@@ -33,7 +34,7 @@ def product_of(node: Node, shape_of: Callable[[str], tuple[int, ...] | None]) ->
     if source is None or target is None or weights is None or not target:
         return None
     total, out = float(math.prod(source)), float(math.prod(target))
-    if node.op in ("Conv", "ConvTranspose"):
+    if node.op in CONVOLUTIONS:
         if len(weights) < 3 or len(target) < 3:
             return None
         groups = max(1, node.integer("group", 1))

@@ -80,7 +80,7 @@ def test_another_model_data_or_resolution_is_not_mixed_in(pictures: Path, tmp_pa
     for other, options in (
         (conv_net(seed=1), {}), (conv_net(), {"max_images": 5}), (conv_net(), {"bins": 4096})
     ):
-        with pytest.raises(DataError, match="--overwrite-cache"):
+        with pytest.raises(DataError, match="`overwrite_cache`"):
             collect(other, pictures, NAMES, cache=file, progress=False, **options)
         assert file.read_bytes() == before
     collect_again = functools.partial(collect, overwrite_cache=True)

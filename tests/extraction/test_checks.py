@@ -36,7 +36,7 @@ def test_a_refused_build_comes_down_to_its_cause() -> None:
 
 @needs_compiler
 def test_a_healthy_build_needs_a_finding() -> None:
-    with pytest.raises(QdqtoolError, match="nothing to extract; give --finding"):
+    with pytest.raises(QdqtoolError, match="nothing to extract; give `finding`"):
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
 

@@ -154,7 +154,7 @@ def test_a_cache_is_reused_for_another_method(yolo: onnx.ModelProto, folder: Pat
     other.CopyFrom(yolo)
     other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
     onnx.save(other, path)
-    with pytest.raises(QdqtoolError, match="another model; give another name, or --overwrite-cache"):
+    with pytest.raises(QdqtoolError, match="another model; give another name, or `overwrite_cache`"):
         qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
     changed = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False)
     assert "another model" in changed.calibration["notes"][0]

@@ -72,7 +72,7 @@ def test_unknown_names_are_refused_with_a_way_out(typed):
 def test_an_unknown_laptop_is_the_desktop_part_and_says_so():
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
-    assert "laptop" in gpu.note and "--clock" in gpu.note
+    assert "laptop" in gpu.note and "`clock`" in gpu.note
 
 
 def test_a_described_gpu():
