@@ -206,6 +206,27 @@ def versions_compared() -> Broken:
                 yield f"version: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
+def targets_named() -> Broken:
+    """Neither is a target compared by its name, or by how that begins; the codes of explain say where they hold."""
+    named = re.compile(r"trt\d+(\.\d+)?|rtx\d*(\.\d+)?")
+    for module, path in sources().items():
+        if module == "qdqtool.trt.targets" or room_of(module) == "explain":
+            continue
+        for node in ast.walk(tree_of(path)):
+            looked: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                looked = [node.left, *node.comparators]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+                looked = node.args
+            texts = [part.value for side in looked for part in ast.walk(side) if isinstance(part, ast.Constant)]
+            if any(isinstance(text, str) and named.fullmatch(text) for text in texts):
+                yield f"target: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+            if isinstance(node, ast.Assign):
+                parts = node.value.elts if isinstance(node.value, (ast.Tuple, ast.List, ast.Set)) else []
+                if any(isinstance(p, ast.Constant) and named.fullmatch(str(p.value)) for p in parts):
+                    yield f"target: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def long_files() -> Broken:
     for module, path in sources().items():
         lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -250,7 +271,7 @@ def words_of_the_command_line() -> Broken:
 
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
-        versions_compared, long_files, lists_of_operators, words_of_the_command_line)  # fmt: skip
+        versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line)  # fmt: skip
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from qdqtool.explain.report import Report, number, scale_text
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
 _WIDE: dict[int, str] = {
@@ -19,7 +20,6 @@ _WIDE: dict[int, str] = {
     onnx.TensorProto.UINT16: "uint16",
     onnx.TensorProto.FLOAT8E5M2: "FP8 E5M2",
 }
-_BLOCKS_FROM = ("trt10", "trt11", "rtx1.7")
 
 
 def run(view: View, report: Report) -> None:
@@ -105,7 +105,8 @@ def _scale(view: View, report: Report, node: Node, params: QuantParams) -> None:
                 which = f" in {int(bad.sum())} of {scale.size} channels ({channels}{' ...' if bad.sum() > 5 else ''})"
             report.add("SCALE-NONPOS", name, f"{name} has scale {number(float(scale[bad][0]))}{which}.")
     shape = params.scale_shape
-    if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or report.target not in _BLOCKS_FROM):
+    blocks = target_named(report.target).blocked_scales
+    if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):
         blocked = node.integer("block_size", 0) > 0
         report.add(
             "SCALE-RANK", name,

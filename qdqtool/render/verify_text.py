@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
 from qdqtool.text import as_text
+from qdqtool.trt.targets import target_named
 from qdqtool.verified import Verification
 
 _KINDS = {
@@ -44,7 +45,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     lines = wrap(verdict(result), 2, width, first="")
     build = result.build
     target = result.prediction.target if result.prediction else ""
-    product = "TensorRT-RTX" if target.startswith("rtx") else "TensorRT"
+    product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
     version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not told"
     device = f" on {build.device}" if build.device else ""
     lines += wrap(f"Build: {version}{device} ({build.source}); predicted for {target}.", 2, width, first="")

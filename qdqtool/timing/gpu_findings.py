@@ -7,6 +7,7 @@ from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.view import View
 from qdqtool.timing.gpus import Gpu
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Finding, Prediction
 
 _SINCE = ((10.0, (10, 0)), (8.9, (8, 5)), (8.6, (8, 0)))  # compute capability, first target that knows it
@@ -19,7 +20,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     A prediction for TensorRT-RTX gets none: its own rules speak of the GPUs that it supports.
     ``model`` tells which convolutions are depthwise; without it nothing is said of those.
     """
-    if prediction.target.startswith("rtx"):
+    if target_named(prediction.target).is_rtx:
         return []
     int8 = [c.name for c in prediction.convolutions if c.is_int8]
     floats = [c.name for c in prediction.convolutions if not c.is_int8]

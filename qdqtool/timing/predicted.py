@@ -17,6 +17,7 @@ from qdqtool.timing import work
 from qdqtool.timing.products import Product, product_of
 from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import Work, width
+from qdqtool.trt.targets import target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
 
 _FREE = (  # views and what is computed before the network runs
@@ -187,7 +188,7 @@ class _Reader:
 
     @property
     def _strong(self) -> bool:
-        return self.prediction.target.startswith(("trt11", "rtx"))
+        return target_named(self.prediction.target).strongly_typed
 
     def _elements(self, tensor: str) -> float | None:
         if tensor in self.made:

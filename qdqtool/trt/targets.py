@@ -38,6 +38,7 @@ class Target:
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
         constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
+        blocked_scales: A scale may have several dimensions (blocks of weights).
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
@@ -63,6 +64,7 @@ class Target:
     multiply_in_pointwise_name: bool = False
     constants_first: bool = False
     float16_scales: bool = False
+    blocked_scales: bool = False
     needs_zero_point: bool = True
     int8_weights: bool = False
     uint8_inputs: bool = True
@@ -120,6 +122,7 @@ TARGETS: dict[str, Target] = {
             multiply_in_pointwise_name=True,
             constants_first=True,
             float16_scales=True,
+            blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
         ),
@@ -132,6 +135,7 @@ TARGETS: dict[str, Target] = {
             multiply_in_pointwise_name=True,
             constants_first=True,
             float16_scales=True,
+            blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
             residual_through_activation=True,
@@ -145,6 +149,7 @@ TARGETS: dict[str, Target] = {
             "rules found by experiment with TensorRT-RTX 1.7.1 itself",
             strongly_typed=True,
             float16_scales=True,
+            blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
         ),

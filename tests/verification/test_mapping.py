@@ -24,7 +24,7 @@ def test_how_telling_a_layer_is_of_a_product(kind: str, rank: int | None) -> Non
 @pytest.mark.parametrize(
     ("kind", "name", "aside"),
     [("Constant", "c", True), ("Myelin", "{ForeignNode[a...b]}", True), ("Myelin", "a", False),
-     ("Convolution", "c", False)],
+     ("Convolution", "c", False), ("Myelin", "{ForeignNode[a", True), ("CaskConvolution", "{ForeignNode[a", False)],
 )  # fmt: skip
 def test_what_no_prediction_speaks_of(kind: str, name: str, aside: bool) -> None:
     assert is_aside(BuiltLayer(name=name, type=kind)) is aside

@@ -40,6 +40,7 @@ def precision_of(one: BuiltLayer) -> str:
     ("correlation", "first_myl0_1", "Float Float", "Float", "Float", "FP32"),
     ("correlation", "first_myl0_1", "Half", "Half Float", "Half", "FP16"),
     ("correlation", "first_myl0_1", "", "Int8 Int8 Float", "Float", "INT8"),  # a constant input
+    ("correlation", "first_myl0_1", "", "Int8 Float Float", "Half", "FP32"),  # a constant input, float weights
     ("correlation", "first_myl0_1", "Int8 Float", "Float Float", "Half", "FP32"),  # the weights are no integers
     ("correlation", "first_myl0_1", "Int8", "Float", "Half", "FP32"),  # its weights are floats
     ("gemm", "first_myl0_1", "Half", "Int4 Float", "Half", "FP16"),
