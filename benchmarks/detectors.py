@@ -14,17 +14,10 @@ from qdqtool.tuning.detection import Detections, decode
 def run_model(
     model: bytes | str, samples: Iterable[npt.NDArray[np.float32]], threads: int = 0
 ) -> list[Detections]:
-    """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, graph optimizations off.
+    """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, Q/DQ computed in float."""
+    from qdqtool.runtime import open_session
 
-    Optimizations are off because onnxruntime would replace Q/DQ patterns by integer kernels of its own.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_session(model, threads, optimize="extended", fold_qdq=False)
     name = session.get_inputs()[0].name
     return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
 

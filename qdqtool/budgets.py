@@ -53,6 +53,7 @@ SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest 
 
 # Tuning.
 TUNING_CUTS = 512 * MB  # activations at cuts, of all samples that are measured at the same time
+TUNING_REFERENCES = 256 * MB  # what the float model does on samples, kept for the next run
 TUNING_STATE = 256 * MB  # a file of what was measured
 TUNING_SAMPLES = 4096  # in one set
 

@@ -28,7 +28,7 @@ def open_session(
     Args:
         source: The model's bytes, or its path.
         threads: For one operator.
-        optimize: Graph optimizations: ``all``, ``basic`` or ``none``.
+        optimize: Graph optimizations: ``all``, ``extended`` (those that keep the layout), ``basic`` or ``none``.
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
         arena: Whether onnxruntime keeps freed memory for the next run; not where all outputs go to buffers of ours.
@@ -47,7 +47,8 @@ def open_session(
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = {
-            "all": levels.ORT_ENABLE_ALL, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL,
+            "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,
+            "none": levels.ORT_DISABLE_ALL,
         }[optimize]
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")

@@ -169,17 +169,41 @@ def measure(
 def output_error(wanted: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]],
                  looked_at: FocusMap | None) -> float:  # fmt: skip
     """Root of the squared difference over the variance, the mean over the outputs; see the module."""
-    errors = []
-    for name, array in wanted.items():
-        pairs = [(array, found[name])]
-        if looked_at is not None:
-            pairs = list(zip(looked_at.values(array), looked_at.values(found[name]), strict=True)) or pairs
-        before = np.concatenate([a.reshape(-1).astype(np.float64) for a, _ in pairs])
-        after = np.concatenate([b.reshape(-1).astype(np.float64) for _, b in pairs])
-        spread = float(before.var())
-        if before.size and spread > 0.0:
-            errors.append(np.sqrt(np.mean((after - before) ** 2) / spread))
-    return float(np.mean(errors)) if errors else 0.0
+    return Compared(wanted, looked_at).error(found)
+
+
+class Compared:
+    """What the float network does where it is compared: worked out once for many runs, and no more of it held.
+
+    Args:
+        wanted: Its outputs, by name.
+        looked_at: Where they are compared; None for everywhere.
+    """
+
+    def __init__(self, wanted: Mapping[str, npt.NDArray[Any]], looked_at: FocusMap | None) -> None:
+        self.looked_at = looked_at
+        self._before = {name: self._values(array) for name, array in wanted.items()}
+        self._spread = {name: float(values.var()) if values.size else 0.0 for name, values in self._before.items()}
+
+    def _values(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        found = [] if self.looked_at is None else self.looked_at.values(array)
+        return np.concatenate([a.reshape(-1) for a in found or [array]]).astype(np.float64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(values.nbytes for values in self._before.values())
+
+    def error(self, found: Mapping[str, npt.NDArray[Any]]) -> float:
+        """Root of the squared difference over the variance, the mean over the outputs; see the module."""
+        errors = []
+        for name, before in self._before.items():
+            spread = self._spread[name]
+            if spread > 0.0:
+                difference = self._values(found[name])
+                difference -= before
+                errors.append(np.sqrt(np.square(difference, out=difference).mean() / spread))
+        return float(np.mean(errors)) if errors else 0.0
 
 
 def compared_tensors(model: Model) -> list[str]:

@@ -25,6 +25,10 @@ class Detections:
     scores: Floats
     classes: npt.NDArray[np.int64]
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
+
     def above(self, score: float) -> Detections:
         keep = self.scores >= score
         return Detections(self.boxes[keep], self.scores[keep], self.classes[keep])

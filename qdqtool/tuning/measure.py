@@ -2,8 +2,8 @@
 
 A sweep changes one site at a time. The network with everything as in the base recipe is rolled forward over the samples
 of a task, from cut to cut; only the tensors that cross one cut are held. Each candidate then runs from the last cut in
-front of its first change to the end. Kernels are onnxruntime's, without graph optimizations and on one thread each, so
-that a candidate computes the same bits behind a cut as in the whole network, on any number of workers.
+front of its first change to the end. Kernels are onnxruntime's, Q/DQ computed in float, on one thread each; a candidate
+always runs from the same cut, so that it gives the same bits on any number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from calibration.dataset import Dataset
 from calibration.partial import partial_model
 from qdqtool import budgets, runtime
 from qdqtool.errors import ModelError
-from qdqtool.insertion.losses import output_error
+from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.prepare import index_of
 from qdqtool.tuning.cuts import Cuts
 from qdqtool.tuning.metrics import Evidence, Metric
@@ -74,7 +74,7 @@ class Job:
 
     def based_on(self, base: Recipe) -> Job:
         """The same with another base; what was parsed for the old one is not taken over."""
-        return replace(self, base=base, _kept={})
+        return replace(self, base=base, _kept={"references": self.references})
 
     @property
     def network(self) -> Network:
@@ -84,6 +84,12 @@ class Job:
                 self._kept["network"] = Network(self)
             found: Network = self._kept["network"]
             return found
+
+    @property
+    def references(self) -> References:
+        """What the float network does on samples, kept for the tasks of one process."""
+        found: References = self._kept.setdefault("references", References())
+        return found
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def iterate(job: Job, task: Task) -> Iterator[Result]:
         if loaded is not None:
             samples[number] = loaded
     broken: dict[int, Row | None] = {n: None for n in task.images if n not in samples}
-    reference = network.reference(samples, task.whole)
+    reference = network.reference(samples)
     measured = network.whole(samples, reference, task) if task.whole else network.sweep(samples, reference, task)
     for key, rows in measured:
         yield Result(task.key, {key: {**rows, **broken}})
@@ -157,11 +163,42 @@ _parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
-class _Reference:
-    """What the float network does on a sample."""
+class Reference:
+    """What the float network does on a sample: where the error is measured, and what the metric keeps of it."""
 
-    outputs: _Arrays
-    looked_at: Any
+    compared: Compared
+    kept: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return self.compared.nbytes + _bytes(self.kept)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_bytes(v) for v in value.values())
+    return sum(_bytes(v) for v in value) if isinstance(value, list) else int(getattr(value, "nbytes", 0))
+
+
+class References:
+    """References by sample, as many as there is room for: tasks go through all samples again and again, so that those
+    that came first are worth as much as any others."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Reference] = {}
+        self._left = budgets.TUNING_REFERENCES
+        self._lock = threading.Lock()
+
+    def known(self, samples: Iterable[int]) -> dict[int, Reference]:
+        with self._lock:
+            return {n: self._known[n] for n in samples if n in self._known}
+
+    def add(self, number: int, reference: Reference) -> None:
+        with self._lock:
+            if number not in self._known and reference.nbytes <= self._left:
+                self._known[number] = reference
+                self._left -= reference.nbytes
 
 
 class Network:
@@ -177,17 +214,25 @@ class Network:
     def _everything(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.job.compared, *self.job.metric.tensors)))
 
-    def reference(self, samples: Mapping[int, _Arrays], whole: bool) -> dict[int, _Reference]:
-        names = tuple(dict.fromkeys((*(self._everything if whole else self.job.compared), *self.job.scores)))
+    def reference(self, samples: Mapping[int, _Arrays]) -> dict[int, Reference]:
+        """What the float network does on samples; runs it on those that are not known yet."""
+        job = self.job
+        found = job.references.known(samples)
+        if len(found) == len(samples):
+            return found
+        names = tuple(dict.fromkeys((*self._everything, *job.scores)))
         session = _open(partial_model(self.model, [n for n in names if n not in self.model.inputs]))
-        found = {}
         for number, sample in samples.items():
+            if number in found:
+                continue
             outputs = _run(session, sample)
-            found[number] = _Reference(outputs, self.focus.find(outputs) if self.focus else None)
+            compared = Compared({t: outputs[t] for t in job.compared}, self.focus.find(outputs) if self.focus else None)
+            found[number] = Reference(compared, job.metric.kept({t: outputs[t] for t in job.metric.tensors}))
+            job.references.add(number, found[number])
         return found
 
     def whole(
-        self, samples: Mapping[int, _Arrays], reference: Mapping[int, _Reference], task: Task
+        self, samples: Mapping[int, _Arrays], reference: Mapping[int, Reference], task: Task
     ) -> Iterator[tuple[str, dict[int, Row | None]]]:
         """Every candidate from the network's inputs to its outputs."""
         for recipe in task.candidates:
@@ -196,15 +241,14 @@ class Network:
             for number, sample in samples.items():
                 outputs = _run(session, sample)
                 before = reference[number]
-                wanted = {t: before.outputs[t] for t in self.job.metric.tensors}
                 seen = self.job.metric.look(
-                    wanted, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
+                    before.kept, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
                 )
-                rows[number] = Row(self._error(before, outputs), seen)
+                rows[number] = Row(before.compared.error(outputs), seen)
             yield recipe.key, rows
 
     def sweep(
-        self, samples: Mapping[int, _Arrays], reference: Mapping[int, _Reference], task: Task
+        self, samples: Mapping[int, _Arrays], reference: Mapping[int, Reference], task: Task
     ) -> Iterator[tuple[str, dict[int, Row | None]]]:
         """Every candidate from its cut, the base recipe in front of it."""
         base = self.job.base
@@ -225,7 +269,7 @@ class Network:
                 outputs = {t: tensors[t] for t in self.job.compared if t in tensors}
                 if session is not None:
                     outputs.update(_run(session, tensors))
-                rows[number] = Row(self._error(reference[number], outputs))
+                rows[number] = Row(reference[number].compared.error(outputs))
             yield recipe.key, rows
 
     def _roll(self, state: dict[int, _Arrays], here: int, there: int) -> None:
@@ -236,10 +280,6 @@ class Network:
         for number, tensors in state.items():
             made = _run(session, tensors) if session is not None else {}
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
-
-    def _error(self, reference: _Reference, outputs: _Arrays) -> float:
-        wanted = {t: reference.outputs[t] for t in self.job.compared}
-        return output_error(wanted, {t: outputs[t] for t in self.job.compared}, reference.looked_at)
 
     def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Any:
         proto, _ = recipe.build(self.model)
@@ -255,7 +295,7 @@ class Network:
 
 def _open(proto: onnx.ModelProto) -> Any:
     try:
-        return runtime.open_session(proto.SerializeToString(), 1, optimize="none")
+        return runtime.open_session(proto.SerializeToString(), 1, optimize="extended", fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise ModelError(f"onnxruntime cannot run the network: {' '.join(str(error).split())[:300]}") from error
 

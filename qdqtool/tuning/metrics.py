@@ -20,7 +20,7 @@ import numpy.typing as npt
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
-from qdqtool.insertion.losses import compared_tensors, output_error
+from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.tuning import detection
 
@@ -42,8 +42,12 @@ class Metric(Protocol):
         """What it looks at."""
         ...
 
-    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
-        """What one sample shows: the float network's outputs and the quantized one's, by name."""
+    def kept(self, reference: Outputs) -> Any:
+        """What is held of the float network's outputs on one sample, to look at many placements."""
+        ...
+
+    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
+        """What one sample shows: what was kept of the float network's outputs, and the quantized one's, by name."""
         ...
 
     def value(self, evidence: Sequence[Evidence]) -> float:
@@ -81,11 +85,12 @@ class AgreementMap:
             array = array.swapaxes(1, 2)
         return [detection.decode(row[None, : 4 + self.classes]) for row in array]
 
-    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
-        rows = []
-        for wanted, made in zip(self._detections(reference), self._detections(found), strict=True):
-            rows.append(detection.match(wanted.above(_SCORE), made).as_json())
-        return rows
+    def kept(self, reference: Outputs) -> Any:
+        return [found.above(_SCORE) for found in self._detections(reference)]
+
+    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
+        pairs = zip(kept, self._detections(found), strict=True)
+        return [detection.match(wanted, made).as_json() for wanted, made in pairs]
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         matches = [detection.Matches.from_json(row) for rows in evidence for row in rows]
@@ -103,9 +108,11 @@ class OutputAgreement:
         "as a part of the float outputs' own spread; 1 is the same outputs"
     )
 
-    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
-        wanted = {t: reference[t] for t in self.tensors}
-        return 1.0 - output_error(wanted, {t: found[t] for t in self.tensors}, None)
+    def kept(self, reference: Outputs) -> Any:
+        return Compared({t: reference[t] for t in self.tensors}, None)
+
+    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
+        return 1.0 - kept.error(found)
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         return _mean(evidence)
@@ -129,8 +136,12 @@ class UserMetric:
     def sentence(self) -> str:
         return f"{self.name}: the mean of this function over the images, as a part of what it gives for the float model"
 
-    def look(self, reference: Outputs, found: Outputs, image: str) -> Evidence:
+    def kept(self, reference: Outputs) -> Any:
+        return dict(reference)
+
+    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         function = self.function or imported(self.name)
+        reference = {name: array.copy() for name, array in kept.items()}  # the next call gets the same
         try:
             value = float(function(reference, found, image))
         except Exception as error:  # whatever a user's function raises

@@ -59,17 +59,17 @@ def detections(boxes: list[tuple[float, float, float, float, int, float]]) -> np
 def test_agreement_map_by_hand() -> None:
     metric = AgreementMap("o", 2)
     reference = {"o": detections([(50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8), (200, 50, 9, 9, 1, 0.1)])}
-    same = metric.look(reference, reference, "a")
+    same = metric.look(metric.kept(reference), reference, "a")
     assert metric.value([same]) == 1.0
     # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
-    one = metric.look(reference, {"o": detections([(50, 50, 20, 20, 0, 0.9)])}, "a")
+    one = metric.look(metric.kept(reference), {"o": detections([(50, 50, 20, 20, 0, 0.9)])}, "a")
     assert metric.value([one]) == pytest.approx(51 / 101)
     # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
     moved = {"o": detections([(50, 50, 20, 20, 0, 0.9), (152, 50, 20, 20, 1, 0.8)])}
-    value = metric.value([metric.look(reference, moved, "a")])
+    value = metric.value([metric.look(metric.kept(reference), moved, "a")])
     assert value == pytest.approx((7 * 1.0 + 3 * 51 / 101) / 10)
     wrong_class = {"o": detections([(50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 0, 0.8)])}
-    assert metric.value([metric.look(reference, wrong_class, "a")]) == pytest.approx(51 / 101)
+    assert metric.value([metric.look(metric.kept(reference), wrong_class, "a")]) == pytest.approx(51 / 101)
 
 
 def test_evidence_survives_json_bit_by_bit() -> None:
@@ -79,7 +79,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     def made() -> dict[str, np.ndarray]:
         return {"o": rng.random((1, 6, 40), np.float32) * np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]}
 
-    evidence = [metric.look(made(), made(), "a") for _ in range(4)]
+    evidence = [metric.look(metric.kept(made()), made(), "a") for _ in range(4)]
     back = json.loads(json.dumps(evidence))
     assert metric.value(back) == metric.value(evidence)
     assert (resampled(metric, back, 20) == resampled(metric, evidence, 20)).all()
@@ -88,13 +88,13 @@ def test_evidence_survives_json_bit_by_bit() -> None:
 def test_without_reference_boxes_there_is_no_value() -> None:
     metric = AgreementMap("o", 2)
     empty = {"o": detections([])}
-    assert math.isnan(metric.value([metric.look(empty, empty, "a")]))
+    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
 
 
 def test_output_agreement_by_hand() -> None:
     metric = OutputAgreement(("o",))
     wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
-    assert metric.look({"o": wanted}, {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
+    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
 
 
 def test_resamples_are_the_same_for_every_candidate() -> None:
@@ -122,7 +122,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_function_by_name(module: str) -> None:
     metric = UserMetric(f"{module}:top1", ("o",))
-    values = [metric.look({"o": np.array([0.1, 0.9])}, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
+    kept = metric.kept({"o": np.array([0.1, 0.9])})
+    values = [metric.look(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
     assert values == [1.0, 0.0] and metric.value(values) == 0.5
 
 
