@@ -111,10 +111,10 @@ def measure(entry: dict[str, Any], home: Path, options: argparse.Namespace) -> l
 
     began = time.process_time()
     tuning = qdqtool.tune(
-        model, feeds(calibration, 512), evaluation=feeds(choose, options.chosen_on + options.judged_on),
+        model, feeds(calibration, 512), evaluation=feeds(choose, 2 * max(options.chosen_on, options.judged_on)),
         keep=entry.get("keep", 0.97), gpu=options.gpu, chosen_on=options.chosen_on, judged_on=options.judged_on,
-        whole_front=True, state=options.work / f"{re.sub(r'[^a-z0-9]+', '-', entry['name'])}.tuning", say=print,
-        progress=True,
+        swept_on=options.swept_on, workers=options.workers, whole_front=True, say=print, progress=True,
+        state=options.work / f"{re.sub(r'[^a-z0-9]+', '-', entry['name'])}.tuning",
     )  # fmt: skip
     print(f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time", flush=True)
     samples = evenly(unseen, options.judge)
@@ -181,6 +181,8 @@ def main() -> int:
     parser.add_argument("--gpu")
     parser.add_argument("--only", metavar="REGEX")
     parser.add_argument("--chosen-on", type=int, default=16)
+    parser.add_argument("--swept-on", type=int, help="of these, for the sensitivity of single sites")
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--judged-on", type=int, default=4, help="of tune itself; the table has images of its own")
     parser.add_argument("--judge", type=int, default=24, help="images that the table is measured on")
     parser.add_argument("--work", type=Path, default=Path("tune-work"))

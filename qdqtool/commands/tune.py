@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ from qdqtool.commands import inputs
               help="At most so many images to choose on.")
 @click.option("--judged-on", type=click.IntRange(1), default=64, show_default=True, metavar="N",
               help="At most so many images to judge on.")
+@click.option("--swept-on", type=click.IntRange(1), default=None, metavar="N",
+              help="At most so many of those to choose on for the sensitivity of single sites. [default: all]")
 @click.option("--workers", type=click.IntRange(1, 64), default=None, help="Threads; the result is the same.")
 @click.option("--cluster", default=None, metavar="ADDRESS",
               help="Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.")
@@ -55,7 +58,7 @@ def command(
     model: str, calib: str, evaluation: str | None, keep: float | None, budget_ms: float | None, metric: str | None,
     gpu: str | None, clock: float | None, power: str | None, output: str | None, result_file: str | None,
     state: str | None, no_state: bool, time_limit: str | None, whole_front: bool, chosen_on: int, judged_on: int,
-    workers: int | None, cluster: str | None, mixed_cpus: bool, target: str | None, method: str,
+    swept_on: int | None, workers: int | None, cluster: str | None, mixed_cpus: bool, target: str | None, method: str,
     method_for: tuple[str, ...], percentile: float,
     max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None, mean: str | None,
     std: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
@@ -91,15 +94,16 @@ def command(
     from qdqtool.trt.targets import DEFAULT_TARGET
     from qdqtool.tuning.api import tune
 
-    result = tune(
-        model, calib, evaluation=evaluation, keep=keep, budget_ms=budget_ms, metric=metric, gpu=gpu, clock=clock,
-        power=power, target=target or DEFAULT_TARGET, method=method, method_for=methods, percentile=percentile,
-        max_images=max_images, chosen_on=chosen_on, judged_on=judged_on, preprocess=preprocess, size=sizes, head=head,
-        residual=residual, unify=not no_unify, exclude=exclude, include=include, exclude_op=exclude_op,
-        weights=weights, whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, cluster=cluster,
-        mixed_cpus=mixed_cpus, progress=True,
-        say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
-    )  # fmt: skip
+    with contextlib.redirect_stdout(sys.stderr):  # a metric of the user's may print, and stdout is the answer's
+        result = tune(
+            model, calib, evaluation=evaluation, keep=keep, budget_ms=budget_ms, metric=metric, gpu=gpu, clock=clock,
+            power=power, target=target or DEFAULT_TARGET, method=method, method_for=methods, percentile=percentile,
+            max_images=max_images, chosen_on=chosen_on, judged_on=judged_on, swept_on=swept_on, preprocess=preprocess,
+            size=sizes, head=head, residual=residual, unify=not no_unify, exclude=exclude, include=include,
+            exclude_op=exclude_op, weights=weights, whole_front=whole_front, time_limit=seconds, state=kept,
+            workers=workers, cluster=cluster, mixed_cpus=mixed_cpus, progress=True,
+            say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
+        )  # fmt: skip
     result.save(path)
     if result_file is not None:
         result.save_result(result_file)

@@ -69,6 +69,7 @@ def tune(
     max_images: int = 512,
     chosen_on: int = CHOSEN_ON,
     judged_on: int = JUDGED_ON,
+    swept_on: int | None = None,
     preprocess: Preprocess | None = None,
     size: tuple[int, int] | None = None,
     head: str = "box",
@@ -109,6 +110,7 @@ def tune(
             ``size``, ``head``, ``residual``, ``unify``, ``exclude``, ``include``, ``exclude_op`` and ``weights``.
         chosen_on: At most so many images to choose on.
         judged_on: At most so many images to judge on.
+        swept_on: At most so many of the images to choose on for the sensitivity of single sites; None for all of them.
         whole_front: Whether to measure the front even where everything INT8 is accurate enough.
         time_limit: Seconds after which the best that was found is taken.
         state: A file that keeps what was measured, so that another run goes on from there.
@@ -130,7 +132,7 @@ def tune(
         from qdqtool.cluster.connection import check_where
 
         check_where(cluster)
-    _check(keep, budget_ms, gpu, head, residual, weights, method, time_limit, workers, chosen_on, judged_on)
+    _check(keep, budget_ms, gpu, head, residual, weights, method, time_limit, workers, chosen_on, judged_on, swept_on)
     goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
     chosen = target_named(target)
     machine = _gpu(gpu, clock, power)
@@ -143,23 +145,24 @@ def tune(
     rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
     measure = metric_for(work, metric)
     sets = open_sets(work, data, evaluation, preprocess=preprocess, size=size, max_images=max_images,
-                     chosen_on=chosen_on, judged_on=judged_on)
+                     chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
     planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine,
                       Precision.FP16 if machine is None else machine.plain)
-    settings = _settings(locals(), chosen, measure.name)
+    settings = _settings(locals(), chosen, measure.identity)
     with contextlib.ExitStack() as stack:
         opened = None
         if cluster is not None:
             from qdqtool.cluster.mapping import Cluster
 
             opened = stack.enter_context(Cluster(cluster, mixed_cpus))
+        serialized = _serialized(work)
+        store = Store(state, {"model": hashlib.sha256(serialized).hexdigest()[:20], "images": sets.fingerprint,
+                              "settings": settings})  # before anything takes long: it may be another tuning's
         calibration = _calibrate(planner, sets, progress, getattr(opened, "client", None), mixed_cpus)
         scores = class_outputs(work)
         base = planner.plan(Configuration())
-        job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
+        job = Job(serialized, sets.measured, base.recipe, tuple(compared(work)),
                   scores if set(scores) <= set(compared(work)) else (), measure)
-        store = Store(state, {"model": hashlib.sha256(job.model).hexdigest()[:20], "images": sets.fingerprint,
-                              "settings": settings})
         count = workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
             from qdqtool.tuning.clustered import ClusterMapper
@@ -183,7 +186,8 @@ def tune(
             _cost_words(machine), _images(sets, data, evaluation, calibration),
             _effort(search, bench, began, cpu),
             {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)},
-            chosen.name, None if machine is None else machine.name, [*notes, *search.notes],
+            chosen.name, None if machine is None else machine.name,
+            [*notes, *search.notes, *_float_is_better(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
             builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0],
         )  # fmt: skip
@@ -229,7 +233,7 @@ def _unread(sets: Sets) -> list[str]:
 
 def _check(
     keep: float | None, budget_ms: float | None, gpu: str | None, head: str, residual: str, weights: str, method: str,
-    time_limit: float | None, workers: int | None, chosen_on: int, judged_on: int,
+    time_limit: float | None, workers: int | None, chosen_on: int, judged_on: int, swept_on: int | None,
 ) -> None:
     for value, choices, parameter in (
         (head, presets.HEADS, "head"), (residual, RESIDUALS, "residual"), (weights, WEIGHT_FORMS, "weights"),
@@ -244,7 +248,7 @@ def _check(
     if budget_ms is not None and (gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)):
         raise QdqtoolError(f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`")
     for number, parameter in ((time_limit, "time_limit"), (workers, "workers"), (chosen_on, "chosen_on"),
-                              (judged_on, "judged_on")):
+                              (judged_on, "judged_on"), (swept_on, "swept_on")):
         if number is not None and not number > 0:
             raise QdqtoolError(f"`{parameter}` {number:g}: has to be above 0")
 
@@ -330,6 +334,18 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     return found
 
 
+def _float_is_better(search: Search, point: Point) -> list[str]:
+    """What to say where the float model needs no more time than what was asked for or found."""
+    alone = search.float_cost()
+    if alone.ms is None or point.cost.ms is None:
+        return []
+    if search.goal.budget is not None and alone.ms <= search.goal.budget:
+        return [f"the float model itself is predicted to take {alone.ms:.4g} ms, which fits: no INT8 is needed"]
+    if alone.ms <= point.cost.ms:
+        return [f"the float model itself is predicted to take {alone.ms:.4g} ms, no more than this: deploy that"]
+    return []
+
+
 def _cost_words(gpu: gpus.Gpu | None) -> Json:
     if gpu is None:
         return {"unit": "operations", "sentence": "float convolutions and conversions, counted together (no `gpu`)"}
@@ -341,7 +357,8 @@ def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> 
         return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
 
     return {
-        "calibration": calibration["images"], "chosen_on": len(sets.chosen_on), "judged_on": len(sets.judged_on),
+        "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
+        "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
         "calibration_data": told(data), "evaluation_data": told(evaluation), "fingerprint": sets.fingerprint,
     }  # fmt: skip
 

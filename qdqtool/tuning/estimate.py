@@ -51,8 +51,8 @@ class Estimate:
             recipe = search.recipe(search.start.joined(judged.candidate.configuration))
             sweep += behind[first_change(search.planner.model, base, recipe)]
         whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-        total = None if seconds is None else seconds * (sweep * len(bench.sets.chosen_on) + whole)
-        return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.chosen_on),
+        total = None if seconds is None else seconds * (sweep * len(bench.sets.swept_on) + whole)
+        return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.swept_on),
                         total, bench.workers)  # fmt: skip
 
     @property

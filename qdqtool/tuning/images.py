@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calibration.dataset import Dataset, Source, spread
@@ -35,12 +35,22 @@ class Sets:
         measured: All others; numbers count in it.
         chosen_on: Numbers of those that choices are made on.
         judged_on: Numbers of those that the result is judged on, and nothing is chosen by.
+        swept_on: Numbers of those to choose on that single sites are measured on; all of them by default.
     """
 
     calibration: Dataset
     measured: Dataset
     chosen_on: tuple[int, ...]
     judged_on: tuple[int, ...]
+    swept_on: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.swept_on = self.swept_on or self.chosen_on
+
+    def swept_on_at_most(self, count: int | None) -> Sets:
+        """The same, with so many of the samples to choose on, evenly spread, for the sensitivity of single sites."""
+        at = spread(len(self.chosen_on), min(count or len(self.chosen_on), len(self.chosen_on)))
+        return replace(self, swept_on=tuple(self.chosen_on[i] for i in at))
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +78,7 @@ def open_sets(
     if evaluation is None:
         if len(whole.indices) < _FEWEST * whole.batch:
             raise DataError(
-                f"`data`: {len(whole.indices)} images are too few to calibrate, choose and judge with; give "
+                f"`data`: {_images(len(whole.indices))} too few to calibrate, choose and judge with; give "
                 f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
             )
         parts = _three(whole.indices, whole.batch, chosen_on, judged_on)
@@ -83,10 +93,14 @@ def open_sets(
     other = _open(model, evaluation, preprocess, size, max(max_images, chosen_on + judged_on), "evaluation")
     assert other.indices is not None
     if len(other.indices) < 2 * other.batch:
-        raise DataError(f"`evaluation`: {len(other.indices)} images are too few to choose on one half and judge on the "
+        raise DataError(f"`evaluation`: {_images(len(other.indices))} too few to choose on one half and judge on the "
                         f"other; give {2 * other.batch} or more")
     chosen, judged = _halves(other.indices, other.batch, chosen_on, judged_on)
     return Sets(whole, _part(other.source, [*chosen, *judged], other), *_numbers(chosen, judged, other.batch))
+
+
+def _images(count: int) -> str:
+    return "1 image is" if count == 1 else f"{count} images are"
 
 
 def _open(

@@ -55,12 +55,12 @@ class Measurements:
     # Sweeps: one site at a time --------------------------------------------------------------------------------
 
     def sweep(self, recipes: Sequence[Recipe], what: str) -> bool:
-        """Measures the error of each recipe on the samples to choose on.
+        """Measures the error of each recipe on the samples for single sites.
 
         Returns:
             Whether all was measured; False where the time limit came first.
         """
-        images = self.sets.chosen_on
+        images = self.sets.swept_on
         unique = {r.key: r for r in recipes}
         room = self.job.network.images_at_once(unique.values(), self.workers)
         size = max(1, min(room, _AT_ONCE, -(-len(images) // self.workers)))
@@ -79,7 +79,7 @@ class Measurements:
     def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
         """Errors of a swept recipe on the samples that were measured, NaN for the others."""
         rows = self.store.known(SWEEP, recipe.key)
-        found = [rows.get(n) for n in self.sets.chosen_on]
+        found = [rows.get(n) for n in self.sets.swept_on]
         return np.asarray([math.nan if r is None else r.error for r in found], np.float64)
 
     # Whole runs: the metric ------------------------------------------------------------------------------------

@@ -6,12 +6,15 @@ any samples follows: so that samples can be resampled, and measured on different
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +38,10 @@ class Metric(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """Another one's measurements are not this one's."""
+        ...
     @property
     def sentence(self) -> str: ...
     @property
@@ -79,6 +86,10 @@ class AgreementMap:
     def tensors(self) -> tuple[str, ...]:
         return (self.output,)
 
+    @property
+    def identity(self) -> str:
+        return self.name
+
     def _detections(self, outputs: Outputs) -> list[detection.Detections]:
         array = outputs[self.output]
         if self.transposed:
@@ -108,6 +119,10 @@ class OutputAgreement:
         "as a part of the float outputs' own spread; 1 is the same outputs"
     )
 
+    @property
+    def identity(self) -> str:
+        return self.name
+
     def kept(self, reference: Outputs) -> Any:
         return Compared({t: reference[t] for t in self.tensors}, None)
 
@@ -133,6 +148,16 @@ class UserMetric:
     function: Callable[[Outputs, Outputs, str], float] | None = None
 
     @property
+    def identity(self) -> str:
+        """Changes with the source of the function's module: what another one measured is not this one's."""
+        function = self.function or imported(self.name)
+        try:
+            source = Path(inspect.getfile(inspect.unwrap(function))).read_bytes()
+        except (OSError, TypeError):
+            return self.name
+        return f"{self.name} {hashlib.sha256(source).hexdigest()}"
+
+    @property
     def sentence(self) -> str:
         return f"{self.name}: the mean of this function over the images, as a part of what it gives for the float model"
 
@@ -144,7 +169,7 @@ class UserMetric:
         reference = {name: array.copy() for name, array in kept.items()}  # the next call gets the same
         try:
             value = float(function(reference, found, image))
-        except Exception as error:  # whatever a user's function raises
+        except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
             raise QdqtoolError(
                 f"`metric` {self.name}: raised {type(error).__name__} on {image}{': ' if reason else ''}{reason}"
@@ -174,7 +199,7 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
         found: Any = _module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs the user's module
+    except (Exception, SystemExit) as error:  # importing runs the user's module
         reason = " ".join(str(error).split())[:200]
         raise QdqtoolError(f"`metric` {name}: cannot be imported: {type(error).__name__}: {reason}") from error
     if not callable(found):

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqtool.tuning.candidates import Judged, judge
 from qdqtool.tuning.chain import Gain, chain, neighbours
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
+from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import Bought, Point
@@ -65,6 +65,12 @@ class Search:
         """Finds the sites and predicts every choice."""
         self.sites = find_sites(self.planner)
         self.start, self.judged = judge(candidates(self.sites), self.planner.cost)
+
+    def float_cost(self) -> Cost:
+        """What the float network costs."""
+        placement = self.planner.placement(self.start)
+        nodes = {r.node.name for readers in placement.readers.values() for r in readers}
+        return self.planner.cost(Configuration(floats=frozenset(nodes) | self.start.floats))
 
     def swept(self) -> list[Judged]:
         """The candidates that a sweep measures."""

@@ -94,7 +94,8 @@ class Store:
             raise DataError(f"{path}: is damaged; {remedy}") from None
 
 
-_WORDS = {"model": "model", "images": "set of images", "settings": "setting (target, method, metric, head ...)",
+_WORDS = {"model": "model", "images": "set of images",
+          "settings": "setting (target, method, metric or its source, head ...)",
           "tool": "version of qdqtool"}  # fmt: skip
 
 

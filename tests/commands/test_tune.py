@@ -61,6 +61,16 @@ def test_everything_int8_is_enough(folder: Path, capsys: pytest.CaptureFixture[s
     assert "Nothing has to stay float" in text and "no single site was measured" in text
 
 
+def test_what_a_metric_prints_is_not_in_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "def loud(reference, outputs, image):\n    print('called')\n    return 1.0\n"
+    (folder / "loud_metric.py").write_text("print('imported')\n" + source)
+    args = ["tune", "m.onnx", "--calib", "x.npy", "--metric", "loud_metric:loud", "--no-state", "--format", "json"]
+    assert run(args) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["metric"]["name"] == "loud_metric:loud"
+    assert "imported" in captured.err and "called" in captured.err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -71,6 +81,7 @@ def test_everything_int8_is_enough(folder: Path, capsys: pytest.CaptureFixture[s
         (["--metric", "f"], "--metric f: is not package.module:function"),
         (["--metric", "json:dumps", "--keep", "0.9"], "--metric json:dumps: raised TypeError on x.npy["),
         (["--time-limit", "soon"], "'soon' is no time above 0"),
+        (["--eval", "one.npy"], "--eval: 1 image is too few to choose on one half and judge on the other; give 2"),
         (["--eval", "missing"], "missing: no such file or folder"),
         (["--state", "x.npy"], "is one of the files read"),
         (["-o", "m.onnx"], "is one of the files read"),
@@ -84,6 +95,7 @@ def test_wrong_input_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
     Path("junk").write_bytes(b"junk")
+    np.save("one.npy", np.load("x.npy")[:1])
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert run(["tune", "m.onnx", "--calib", "x.npy", *args]) == 2
     captured = capsys.readouterr()

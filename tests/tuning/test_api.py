@@ -15,7 +15,11 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.tuning import measurements
+from qdqtool.graph import Model
+from qdqtool.timing import gpus
+from qdqtool.timing.estimate import estimate
+from qdqtool.trt.targets import target_named
+from qdqtool.tuning import api, measurements
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task
 from qdqtool.tuning.result import Tuning
@@ -145,6 +149,48 @@ def test_it_goes_on_where_it_was_killed(tuned: Tuning, tmp_path: Path, after: in
         qdqtool.tune(branchy(1), DATA, keep=KEEP, method="mse", state=state)
 
 
+def test_another_state_is_refused_before_anything_takes_long(
+    tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "t.tuning"
+    qdqtool.tune(branchy(), DATA, keep=0.9, method="mse", state=state)
+    monkeypatch.setattr(api, "_calibrate", None)
+    with pytest.raises(DataError, match="another setting"):
+        qdqtool.tune(branchy(), DATA, keep=0.9, method="max", state=state)
+
+
+def test_a_metric_whose_source_changed_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "measures_of_mine.py"
+    source.write_text("def same(reference, outputs, image):\n    return 1.0\n")
+    state = tmp_path / "t.tuning"
+
+    def tune() -> Tuning:
+        return qdqtool.tune(branchy(), DATA, metric="measures_of_mine:same", method="mse", state=state)
+
+    tune()
+    assert tune().effort["runs"] == 0
+    source.write_text("def same(reference, outputs, image):\n    return 2.0\n")
+    with pytest.raises(DataError, match=r"another setting .*metric or its source"):
+        tune()
+
+
+def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
+    swept: set[int] = set()
+    whole: set[int] = set()
+
+    def watching(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        for task in tasks:
+            (whole if task.whole else swept).update(task.images)
+        return local(1)(job, tasks)
+
+    fewer = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", swept_on=2, mapper=watching)
+    assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
+    assert fewer.images["swept_on"] == 2 and tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
+    known = {p.name: p.chosen_on for p in [*tuned.front, *tuned.others]}
+    assert next(p.chosen_on for p in fewer.front if p.name == "everything INT8") == known["everything INT8"]
+
+
 # Goals ------------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +225,14 @@ def test_a_budget_takes_the_most_accurate_that_fits() -> None:
     assert tuning.chosen.cost.ms <= middle.cost.ms + 1e-9 and tuning.chosen.chosen_on >= middle.chosen_on
     none = qdqtool.tune(branchy(), DATA, budget_ms=1e-4, gpu="RTX 3060", method="mse", time_limit=60)
     assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
+
+
+def test_where_the_float_model_is_fast_enough_that_is_said() -> None:
+    tuning = qdqtool.tune(branchy(), DATA, budget_ms=1000.0, gpu="RTX 3060", method="mse", swept_on=1)
+    said = [n for n in tuning.notes if n.startswith("the float model itself")]
+    model, target = Model(branchy()), target_named("trt8.5")
+    alone = estimate(model, qdqtool.predict(branchy()), gpus.chosen("RTX 3060", None, None), target).total_ms
+    assert said == [f"the float model itself is predicted to take {alone:.4g} ms, which fits: no INT8 is needed"]
 
 
 @pytest.mark.parametrize("after", [8, 20, 30])

@@ -100,7 +100,7 @@ def test_the_same_data_cannot_judge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "evaluation", "message"),
-    [(numbered(3), None, "3 images are too few"), (numbered(8), numbered(1), "1 images are too few"),
+    [(numbered(3), None, "3 images are too few"), (numbered(8), numbered(1), "1 image is too few"),
      (iter(numbered(9)), None, "once only"), (None, None, "no images"), (numbered(8), iter(numbered(9)), "once only")],
 )  # fmt: skip
 def test_too_little(data: object, evaluation: object, message: str) -> None:

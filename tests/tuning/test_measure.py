@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,3 +99,57 @@ def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeyp
     monkeypatch.setattr(budgets, "TUNING_CUTS", 2 * 3 * (2 * 16384))
     assert job.network.images_at_once(recipes, 1) == 3
     assert job.network.images_at_once(recipes, 3) == 1
+
+
+class Counting:
+    """A metric that counts for which outputs of the float network it was asked what to keep."""
+
+    name = identity = sentence = "counting"
+
+    def __init__(self, tensors: tuple[str, ...]) -> None:
+        self.tensors = tensors
+        self.kept_of = 0
+
+    def kept(self, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.kept_of += 1
+        return dict(reference)
+
+    def look(self, kept: dict[str, np.ndarray], found: dict[str, np.ndarray], image: str) -> float:
+        return float(np.abs(kept[self.tensors[0]] - found[self.tensors[0]]).mean())
+
+    def value(self, evidence: list[float]) -> float:
+        return float(np.mean(evidence))
+
+
+def test_the_float_network_runs_once_for_each_sample(
+    job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes for i in (0, 2) for whole in (True, False)]
+    found = []
+    for room, runs in ((None, 4), (0, 2 * len(tasks))):
+        if room is not None:
+            from qdqtool import budgets
+
+            monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
+        metric = Counting(job.metric.tensors)
+        counted = Job(job.model, job.images, job.base, job.compared, (), metric)
+        rows = [run_task(counted, task) for task in tasks[: len(tasks) // 2]]
+        rows += [run_task(counted.based_on(recipes[1]), task) for task in tasks[len(tasks) // 2 :]]
+        assert metric.kept_of == runs
+        found.append(rows)
+    assert found[0] == found[1]
+
+
+def test_a_metric_that_writes_into_what_it_gets_changes_nothing_for_the_next(job: Job, recipes: list[Recipe]) -> None:
+    def rude(reference: dict[str, np.ndarray], outputs: dict[str, np.ndarray], image: str) -> float:
+        (wanted,), (found,) = reference.values(), outputs.values()
+        value = float(np.abs(wanted - found).mean())
+        wanted[:] = found[:] = 0.0
+        return value
+
+    metric = UserMetric("m:f", job.metric.tensors, rude)
+    task = Task("t", (0,), tuple(recipes), whole=True)
+    rows = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), task).rows
+    backwards = replace(task, candidates=tuple(recipes[::-1]))
+    again = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), backwards)
+    assert again.rows == rows

@@ -112,6 +112,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def top1(reference, outputs, image):\n"
         "    return float(reference['o'].argmax() == outputs['o'].argmax())\n"
         "def broken(reference, outputs, image):\n    raise KeyError('labels of ' + image)\n"
+        "def leaves(reference, outputs, image):\n    raise SystemExit(3)\n"
         "def nothing(reference, outputs, image):\n    return float('nan')\n"
         "number = 3\n", "utf-8",
     )  # fmt: skip
@@ -136,7 +137,10 @@ def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [("broken", "raised KeyError on a.jpg: 'labels of a.jpg'"), ("nothing", "gave nan on a.jpg; it has to be")],
+    [
+        ("broken", "raised KeyError on a.jpg: 'labels of a.jpg'"), ("leaves", "raised SystemExit on a.jpg: 3"),
+        ("nothing", "gave nan on a.jpg; it has to be"),
+    ],
 )
 def test_a_function_that_fails_is_named_with_the_image(module: str, function: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=f"`metric` {module}:{function}: {message}"):
