@@ -64,7 +64,7 @@ def what_was_read(build: Build) -> list[str]:
         (len(build.trace), "optimizer line"),
         (len(build.headings), "heading of the optimizer"),
         (len(build.placement), "layer placed on a device"),
-        (len(build.milestones), "layer count of the optimizer"),
+        (len(build.milestones), "count of layers by the optimizer"),
         (tactics.timed, "tactic timed"),
         (tactics.combinations, "format combination tried"),
         (tactics.reformat_timings, "reformat costed"),
@@ -92,7 +92,7 @@ def what_was_read(build: Build) -> list[str]:
 def _plural(count: int, what: str) -> str:
     noun, space, rest = what.partition(" ")
     if count != 1 and noun in ("tactic", "node", "initializer", "reformat", "layer", "timing", "kernel", "warning",
-                               "error", "line"):
+                               "error", "line", "count"):
         return f"{count} {noun}s{space}{rest}"
     return f"{count} {what}s" if count != 1 else f"{count} {what}"
 

@@ -56,6 +56,8 @@ def precision_of(one: BuiltLayer) -> str:
     ("kgen", "__myl_CastCorrMulAdd_myl0_2", "Float", "Float Int8", "Float", "INT8"),
     ("kgen", "__myl_CastMulReshMulSum_myl0_0", "Float", "Int8 Float", "Float", "FP32"),
     ("kgen", "__myl_MulMinMaxRounCastCastMulReluReshMulSum_myl0_0", "Float", "Float Float", "Float", "FP32"),
+    ("kgen", "__myl_CastMulCorr_myl0_1", "Half Float", "", "Int8", "FP16"),  # what it writes is no float: its first one
+    ("kgen", "__myl_CastMulCorr_myl0_1", "Int32", "", "Int32", "UNKNOWN"),
     ("kgen", "__myl_MulAddRelu_myl0_0", "Float", "Float", "Float", "UNKNOWN"),  # only what follows it
 ])
 def test_precision_of_a_layer(
