@@ -100,6 +100,10 @@ def evenly(array: npt.NDArray[np.float32], wanted: int) -> list[npt.NDArray[np.f
     return [np.ascontiguousarray(array[i : i + 1]) for i in chosen]
 
 
+def digest_of(image: npt.NDArray[np.float32]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest()
+
+
 def measure(entry: dict[str, Any], home: Path, options: argparse.Namespace) -> list[Held]:
     """One split: tune, then everything on the images to judge."""
     model = home / entry["model"]
@@ -117,11 +121,14 @@ def measure(entry: dict[str, Any], home: Path, options: argparse.Namespace) -> l
         state=options.work / f"{re.sub(r'[^a-z0-9]+', '-', entry['name'])}.tuning",
     )  # fmt: skip
     print(f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time", flush=True)
-    samples = evenly(unseen, options.judge)
+    seen = {digest_of(x) for array in (calibration, choose) for x in array}
+    samples = [x for x in evenly(unseen, options.judge) if digest_of(x[0]) not in seen]
     judge = Judge(samples, options.work)
     judge.references = [d.above(0.25) for d in run_model(model.read_bytes(), samples, 2)]
     boxes = sum(len(r.scores) for r in judge.references)
-    print(f"judged on {len(samples)} images, {boxes} boxes", flush=True)
+    left = min(options.judge, len(unseen)) - len(samples)
+    print(f"judged on {len(samples)} images, {boxes} boxes{f'; {left} that tune was given left out' * bool(left)}",
+          flush=True)  # fmt: skip
     front = [p for p in tuning.front if p.chosen_on is not None]
     measured: list[tuple[Held, list[Matches]]] = []
     of_front: list[tuple[Point, list[Matches]]] = []

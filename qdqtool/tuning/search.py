@@ -20,6 +20,7 @@ _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
 _REMOVED = 12  # choices that are taken back one by one in the end
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
+_EQUAL = 1e-9  # by which the cost of equal placements may differ
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 Say = Callable[[str], None]
@@ -166,14 +167,20 @@ class Search:
         self._take_back()
 
     def _along(self, steps: Iterator[Configuration]) -> None:
-        """Measures steps of the chain, ever farther apart, past the first good one, and closes in on that."""
+        """Measures steps of the chain, ever farther apart, past the first good one, and closes in on that.
+
+        For the whole front it goes on until it costs what the dearest placement does that one would try without a
+        search, and measures what it has to set against each of them.
+        """
+        dearest = max(p.cost.value for p in self.pool.values()) if self.whole_front else -math.inf
         named: list[tuple[str, Configuration]] = []
         good: int | None = None
         bad = -1
         for configuration in steps:
-            if not self.planner.cost(configuration).int8:
+            cost = self.planner.cost(configuration)
+            if not cost.int8:
                 break
-            named.append((f"{len(named) + 1} choices", configuration))
+            named.append((f"{len(named) + 1} choice{'s' * bool(named)}", configuration))
             index = len(named) - 1
             if index + 1 not in _STEPS:
                 continue
@@ -182,8 +189,9 @@ class Search:
                 good = index
             elif good is None:
                 bad = index
-            elif index > good + good // 2:
+            elif index > good + good // 2 and cost.value > dearest:
                 break
+        self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
         if good is None and named:
             self.measure([named[-1]])
             good = len(named) - 1 if self._is_good(named[-1][1]) else None
@@ -193,6 +201,11 @@ class Search:
             middle = (good + bad) // 2
             self.measure([named[middle]])
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
+
+    def _beside(self, point: Point, named: Sequence[tuple[str, Configuration]]) -> tuple[str, Configuration] | None:
+        """The last step of the chain that costs no more than a placement."""
+        fits = (n for n in reversed(named) if self.planner.cost(n[1]).value <= point.cost.value + _EQUAL)
+        return next(fits, None)
 
     def gains(self) -> list[Gain]:
         """Measured floats; those that do not make the output error smaller come last."""

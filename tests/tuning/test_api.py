@@ -201,6 +201,16 @@ def test_everything_int8_may_be_enough() -> None:
     assert len(qdqtool.tune(branchy(), DATA, keep=0.9, whole_front=True).front) > 2
 
 
+def test_the_whole_front_is_searched_past_the_goal() -> None:
+    """Beside what one would try without a search, also where that costs more than the goal needs."""
+    tuning = qdqtool.tune(branchy(), DATA, keep=0.978, method="mse", whole_front=True)
+    worst = next(p for p in tuning.others if p.name == "4 worst by sensitivity")
+    assert worst.cost.value > tuning.chosen.cost.value
+    beside = [p for p in tuning.front if p.cost.value <= worst.cost.value][-1]
+    one, other = (agreement(tuning.model_of(p), DATA[3::4]) for p in (beside, worst))
+    assert beside.name == "5 choices" and one > other  # on images that nothing was chosen by
+
+
 def test_a_goal_that_cannot_be_reached_is_said_so() -> None:
     tuning = qdqtool.tune(branchy(), DATA, keep=1.0, method="mse", metric=always_worse)
     assert not tuning.reached
