@@ -98,3 +98,12 @@ def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     if len(pieces) < sum(name.count(" + ") + 1 for name in names):
         return
     assert parts(" + ".join(names), known).components == names
+
+
+@pytest.mark.parametrize(("name", "components"), [
+    ("w + f( + b + x + y", ["w", "f(", "b", "x + y"]),  # never closed: each of them is a name
+    ("w + f(a + b) + x + y", ["w", "f(a + b)", "x + y"]), ("x + y + x + z", ["x + y", "x", "z"]),
+    ("f( + x + y) + b", ["f( + x + y)", "b"]),
+])  # fmt: skip
+def test_brackets_beside_a_name_that_holds_a_joint(name: str, components: list[str]) -> None:
+    assert parts(name, frozenset({"x + y"})).components == components

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdqtool.buildlog.records import ParsedNode, ParsedTensor, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
 from qdqtool.graph import Model
 from qdqtool.verification.mapping import Mapper, common_names, is_aside, product_rank, trt_name
@@ -126,6 +127,7 @@ def test_the_metadata_outranks_the_name() -> None:
     (Build(layers=[layer("/m_0/cv", "kgen")]), 0),  # dots as underscores: only Myelin
     (Build(layers=[layer("/m_0/cv_myl0_1", "kgen")]), 1),
     (Build(trace=[LogEvent("P", "Running", "/m.0/cv")]), 1),
+    (Build(parse=ParseSection([ParsedNode("/m.0/cv", "Conv"), ParsedNode("other", "Conv")])), 1),
     (Build(trace=[LogEvent("P", "Fusing", "other", "w + /m_1/cv")]), 1),
 ])  # fmt: skip
 def test_how_many_convolutions_a_build_names(build: Build, found: int) -> None:
@@ -137,3 +139,14 @@ def test_a_model_without_convolutions_is_known_by_all_its_nodes() -> None:
     model = Model(g.model(g.op("Neg", g.relu(g.input(1, 4), "r"), "n")))
     assert common_names(model, Build(layers=[layer("r", "PointWiseV2")])) == (1, 2)
     assert [trt_name(n) for n in model.nodes] == ["r", "n"]
+
+
+def test_a_node_without_a_name_is_known_by_what_it_writes() -> None:
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1))
+    written = ParsedTensor(next(n for n in proto.graph.node if n.op_type == "Conv").output[0], None, "FLOAT")
+    for node in proto.graph.node:
+        node.name = ""
+    for name, found in (("", 1), ("another", 0)):
+        section = ParseSection([ParsedNode(name, "Conv", outputs=[None, written])])
+        assert common_names(Model(proto), Build(parse=section)) == (found, 1)

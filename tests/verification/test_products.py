@@ -58,6 +58,8 @@ def precision_of(one: BuiltLayer) -> str:
     ("kgen", "__myl_MulMinMaxRounCastCastMulReluReshMulSum_myl0_0", "Float", "Float Float", "Float", "FP32"),
     ("kgen", "__myl_CastMulCorr_myl0_1", "Half Float", "", "Int8", "FP16"),  # what it writes is no float: its first one
     ("kgen", "__myl_CastMulCorr_myl0_1", "Int32", "", "Int32", "UNKNOWN"),
+    ("kgen", "__myl_MoveCorrMul_myl0_0", "Int8", "Float Int8", "Float", "INT8"),  # no Cast: what its first input is
+    ("kgen", "__myl_MoveCorrMul_myl0_0", "Float", "Int8 Int8", "Float", "FP32"),
     ("kgen", "__myl_MulAddRelu_myl0_0", "Float", "Float", "Float", "UNKNOWN"),  # only what follows it
 ])
 def test_precision_of_a_layer(
