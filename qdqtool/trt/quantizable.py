@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import OPERATORS
 from qdqtool.qdq import precision_of
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
@@ -108,8 +109,11 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
 
 
 def _float(dq: Layer) -> Precision:
-    """The float type that a DQ writes, which is that of its scale."""
-    return precision_of(dq.quant.scale_type) if dq.quant is not None else Precision.UNKNOWN
+    """The float type that a DQ gives its reader: that of its scale, or of the Cast that it moved down past."""
+    known = (OPERATORS.get(step.op) for step in dq.passed)
+    if dq.quant is None or any(op is not None and op.kind == LayerKind.IDENTITY for op in known):
+        return precision_of(dq.out.elem_type)
+    return precision_of(dq.quant.scale_type)
 
 
 def _precision(dq: Layer) -> Precision:

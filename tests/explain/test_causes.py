@@ -434,6 +434,20 @@ def test_data_and_weights_of_two_float_types(target, int8, severity):
         assert "SCALE-FP16" in codes
 
 
+@pytest.mark.parametrize(("weights", "int8"), [("float16", True), ("float32", False), ("cast", True)])
+def test_a_cast_behind_a_dq_decides_over_the_type(weights, int8):
+    """The data's scale is float32, a Cast makes it float16: weights have to be float16, by their scale or by a Cast."""
+    g = Graph(opset=19)
+    x = g.op("Cast", g.pair(g.input(1, 16, 8, 8), "in"), "cast", to=10)
+    kind = np.float16 if weights == "float16" else np.float32
+    scale, zero = g.const("scale", 0.1, kind), g.const("zero", np.int8(0))
+    w = g.op("QuantizeLinear", [g.const("w", np.ones((16, 16, 1, 1)), kind), scale, zero], "wq.Q")
+    w = g.op("DequantizeLinear", [w, scale, zero], "wq.DQ")
+    w = g.op("Cast", w, "weights", to=10) if weights == "cast" else w
+    prediction, codes = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
+    assert prediction.convolution("c").is_int8 is int8 and ("FLOAT-MIXED" in codes) is not int8
+
+
 @pytest.mark.parametrize(("data", "weights", "told"), [
     (np.float16, np.float32, True), (np.float32, np.float16, True), (np.float16, np.float16, False),
     (np.float32, np.float32, False),
