@@ -23,6 +23,7 @@ from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
+from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write, write_text
 
 FORMAT = "qdqtool/calibration/3"
@@ -207,7 +208,7 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
 
 
 def _parse(archive: Archive, path: str) -> Progress:
-    header = json.loads(archive.read("header").tobytes().decode())
+    header = parse_json(archive.read("header").tobytes().decode(), infinities=True)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:

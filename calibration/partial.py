@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from calibration.dataset import InputSpec
 from qdqtool import external
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, all_tensors, external_location
+from qdqtool.jsontext import parse_json
 
 Size = tuple[int, int]
 
@@ -47,8 +47,8 @@ def metadata_size(model: Model) -> Size | None:
     """Height and width from the ``imgsz`` metadata that Ultralytics writes (``[640, 640]``); None without it."""
     text = model.metadata.get("imgsz", "")
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text)
+    except (ValueError, RecursionError):
         numbers = re.findall(r"\d+", text)
         value = [int(n) for n in numbers[:2]]
     if isinstance(value, int):

@@ -13,7 +13,7 @@ from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -50,7 +50,7 @@ def prepare() -> None:
 
     A file opened later would get their numbers otherwise, and a library's message would be written into it.
     """
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):

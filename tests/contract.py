@@ -143,7 +143,7 @@ def _parameter(parameter: click.Parameter) -> Described:
 
 def prepare(folder: Path) -> None:
     """Writes the files that :data:`RUNS` name."""
-    onnx.save(_residual(), folder / "residual.onnx")
+    onnx.save(residual(), folder / "residual.onnx")
     onnx.save(_plain(), folder / "float.onnx")
     (folder / "images").mkdir()
     for i in range(2):
@@ -162,7 +162,7 @@ def prepare(folder: Path) -> None:
     (folder / "garbage.log").write_text("no build\n")
 
 
-def _residual() -> onnx.ModelProto:
+def residual() -> onnx.ModelProto:
     """A block whose skip connection is float, and weights that nothing quantizes."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=0.05), "r0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -192,6 +194,29 @@ def test_the_filter_keeps_json_whole() -> None:
     assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
     assert not HIDDEN.search(text.visible(everything))
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, 0.0])
+@pytest.mark.parametrize("command", ["predict", "predict --target rtx1.7", "predict --gpu T4", "verify own.log",
+                                     "fix -o out", "extract --finding SKIP-FLOAT -o out", "report -o out"])
+def test_json_has_only_numbers(
+    command: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NaN and infinity are none: readers other than Python's stop there."""
+    monkeypatch.chdir(tmp_path)
+    write_seeds(tmp_path)
+    proto = onnx.load("own.onnx")
+    scales = [t for t in proto.graph.initializer if t.name == "c1.in.Q.scale"]
+    scales[0].CopyFrom(onnx.numpy_helper.from_array(np.float32(value), scales[0].name))
+    onnx.save(proto, "own.onnx")
+    verb, *options = command.split()
+    assert run([verb, "own.onnx", *options, "--format", "json"]) in (0, 1)
+    texts = [capsys.readouterr().out]
+    if verb == "report":
+        texts += re.findall(r'<script[^>]*"application/json"[^>]*>(.*?)</script>', Path("out").read_text(), re.S)
+        assert len(texts) == 2
+    for found in texts:
+        json.loads(found, parse_constant=pytest.fail)
 
 
 def test_names_that_are_not_utf8_are_refused_at_load(tmp_path: Path) -> None:

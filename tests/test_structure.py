@@ -42,14 +42,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cluster",),
     ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime",
      "subgraphs", "threads"),
-    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "patterns", "progress", "text",
-     "types"),
+    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
+     "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
 FOR_CALIBRATION = {
-    "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "modelfile", "outputs", "patterns",
-    "progress", "runtime", "text", "threads", "types",
+    "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "jsontext", "modelfile", "outputs",
+    "patterns", "progress", "runtime", "text", "threads", "types",
 }
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")

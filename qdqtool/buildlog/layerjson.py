@@ -17,6 +17,7 @@ from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
+from qdqtool.jsontext import parse_json
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
@@ -78,7 +79,7 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
     error: Exception
     for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
         try:
-            return json.loads(candidate, strict=False), True
+            return parse_json(candidate, strict=False), True
         except RecursionError:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
         except ValueError as found:

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from qdqtool.buildlog.records import MAX_DIMENSION, Shape
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
+from qdqtool.jsontext import parse_json
 from qdqtool.types import Precision
 
 _TYPES = {
@@ -214,7 +214,7 @@ def _pairs(text: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     if text[:1] in "[{" or text.lstrip("-").isdecimal():
         try:
-            return json.loads(text)
+            return parse_json(text)
         except (ValueError, RecursionError):
             return text
     return text

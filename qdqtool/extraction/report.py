@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 from typing import Any
@@ -13,6 +12,7 @@ from qdqtool.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.api import Extraction
 from qdqtool.files import read_input
+from qdqtool.jsontext import parse_json
 from qdqtool.text import as_line, as_text
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Precision
 
@@ -28,7 +28,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         DataError: It cannot be read, or is something else.
     """
     try:
-        data = json.loads(read_input(path, budgets.VERIFICATION_FILE, error=DataError))
+        data = parse_json(read_input(path, budgets.VERIFICATION_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
 from typing import Any
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.jsontext import json_text
 from qdqtool.outputs import commit, write_text
 from qdqtool.process import silence_stdout
 from qdqtool.text import as_line, visible
@@ -42,7 +42,7 @@ def emit(text: str, output: str | None) -> None:
 
 def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
-    return visible(json.dumps(data, indent=1, ensure_ascii=False))
+    return visible(json_text(data))
 
 
 def terminal_width() -> int:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import importlib.util
-import json
 from importlib import resources
 from typing import Any
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.jsontext import json_text
 from qdqtool.render import layout
 from qdqtool.reporting import data
 from qdqtool.reporting.format import FILTERS
@@ -55,20 +56,26 @@ def render(page: data.Page) -> str:
         QdqtoolError: jinja2 is not installed.
     """
     require()
-    import jinja2
-
     style = _asset("style.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    html = _template().render(
+        page=page, style=_markup(style), script=_markup(script), data=_markup(embedded(page)),
+        style_hash=_hash(style), script_hash=_hash(script),
+    )
+    return visible(html)
+
+
+@functools.cache
+def _template() -> Any:
+    """The template; compiling it takes as long as all the rest of a small page."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters.update(FILTERS)
-    html = environment.get_template("page.html").render(
-        page=page, style=_markup(style), script=_markup(script), data=_markup(embedded(page)),
-        style_hash=_hash(style), script_hash=_hash(script),
-    )
-    return visible(html)
+    return environment.get_template("page.html")
 
 
 def _markup(text: str) -> Any:
@@ -80,7 +87,7 @@ def _markup(text: str) -> Any:
 
 def embedded(page: data.Page) -> str:
     """The page's data as JSON for a ``<script type="application/json">``: nothing in it can end the element."""
-    text = json.dumps(dataclasses.asdict(page), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json_text(dataclasses.asdict(page), compact=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

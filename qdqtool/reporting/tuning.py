@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
+from qdqtool.jsontext import parse_json
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown, told
 from qdqtool.tuning.result import SCHEMA
@@ -26,7 +26,7 @@ def tuning_of(path: str | os.PathLike[str]) -> data.Tuning:
     """
     name = os.fspath(path)
     try:
-        found = json.loads(read_input(path, budgets.JSON_FILE, error=DataError))
+        found = parse_json(read_input(path, budgets.JSON_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: is no JSON ({str(error)[:80]}); {_GIVE}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:

@@ -61,7 +61,7 @@ def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any],
             largest = largest * (scale if scale.size in (1, largest.size) else float("nan"))
         if not np.isfinite(largest).all():
             largest = np.zeros(0)
-    return largest, scale * LEVELS, "x".join(map(str, shape))
+    return largest, scale.astype(np.float64) * LEVELS, "x".join(map(str, shape))
 
 
 def _short(values: npt.NDArray[Any]) -> list[float]:

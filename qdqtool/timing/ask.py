@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.jsontext import json_text
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.outputs import write_text
 from qdqtool.prediction import predict
@@ -79,7 +79,7 @@ def predict_on(
         )
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
-            write_text(request.save_calibration, json.dumps(time.calibration.as_json(), indent=1) + "\n")
+            write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")
     prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""), index)
     return prediction, time
 

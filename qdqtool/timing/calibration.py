@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.files import read_input
+from qdqtool.jsontext import parse_json
 from qdqtool.types import Json
 
 SCHEMA = "qdqtool/time-calibration/1"
@@ -137,7 +137,7 @@ def read(path: str | os.PathLike[str]) -> Calibration | None:
     if SCHEMA not in text[:4096]:
         return None
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         gpu, factor, kernel = str(data["gpu"])[:200], float(data["factor"]), float(data["kernel_us"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.files import Guard, not_over
+from qdqtool.jsontext import json_text
 from qdqtool.modelfile import save
 from qdqtool.outputs import write_visible
 from qdqtool.tuning.configuration import Configuration, Cost
@@ -208,7 +208,7 @@ class Tuning:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
         with not_over(self.read):
-            write_visible(path, json.dumps(self.as_json(), indent=1) + "\n")
+            write_visible(path, json_text(self.as_json()) + "\n")
 
     def as_json(self) -> Json:
         front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]

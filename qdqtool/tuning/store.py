@@ -12,6 +12,7 @@ from typing import Any
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import check_output, open_input
+from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write
 from qdqtool.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.tuning.measure import Row
@@ -77,7 +78,7 @@ class Store:
         what = f"{path}: is no file of an earlier `qdqtool tune`"
         remedy = "give another name with `state`, or remove it"
         try:
-            data = json.loads(_unpacked(path))
+            data = parse_json(_unpacked(path))
         except (ValueError, RecursionError):
             raise DataError(f"{what}, or damaged; {remedy}") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import resource
 import shutil
 import sys
@@ -11,9 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz_inputs.check import Bench
-
-MEMORY_MB = 1000
+from qdqtool.process import OBJECTS_BETWEEN_COLLECTIONS
+from tests.fuzz_inputs.check import MEMORY_MB, Bench
 
 
 def main() -> int:
@@ -36,6 +36,8 @@ def main() -> int:
     failures = 0
     with tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-") as temporary:
         bench = Bench(Path(temporary))
+        gc.freeze()  # what is there stays, and need not be looked through a hundred thousand times
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         for number in range(options.first, options.first + most):
             if time.monotonic() > until:
                 break

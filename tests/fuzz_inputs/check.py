@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
+import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,8 +19,18 @@ from qdqtool.cli import run
 from tests.fuzz_inputs.mutate import mutated
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 
-SECONDS = 10.0
+SECONDS = 10.0  # of processor time
+MEMORY_MB = 1000
+State = dict[str, tuple[int, ...]]
+_OUTPUTS = {"OUT": "out", "MORE": "more"}
+LEFT = {*_OUTPUTS.values(), "out.data", "out.tuning"}
+_REPLACED = ("statistics.npz", "state.tuning")  # what a command reads and replaces
+_ARGUMENT = 100_000  # bytes of one; Linux takes 128 KB
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
+
+
+def _no_number(name: str) -> None:
+    raise AssertionError(f"{name} is no number in JSON")
 
 
 class Bench:
@@ -36,8 +47,11 @@ class Bench:
         rng = random.Random(seed * 1_000_003 + number)
         kind = rng.choice(list(COMMANDS))
         file = self.folder / f"mutated-{kind}"
-        file.write_bytes(mutated(self.seeds[kind], kind, rng))
-        names = {"FILE": str(file), "OUT": str(self.folder / "out"), **{k: str(self.folder / k) for k in COMMANDS}}
+        data = mutated(self.seeds[kind], kind, rng)
+        file.write_bytes(data)
+        names = {"FILE": str(file), **{word: str(self.folder / name) for word, name in _OUTPUTS.items()},
+                 "TEXT": data[:_ARGUMENT].replace(b"\0", b"").decode("utf-8", "surrogateescape"),
+                 **{k: str(self.folder / k) for k in COMMANDS}}
         return [names.get(word, word) for word in rng.choice(COMMANDS[kind])], file
 
     def check(self, number: int, seed: int) -> int:
@@ -59,18 +73,25 @@ class Bench:
         """Runs a case as a process of its own."""
         args, file = self.case(number, seed)
         before = self._state(file)
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "qdqtool", *args], capture_output=True, timeout=300, check=False)
-        out, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
-        self._judge(args, done.returncode, out, error, min(time.monotonic() - started, SECONDS), before, file)
-        return done.returncode
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+            process = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], stdout=out, stderr=error)
+            _, status, used = os.wait4(process.pid, 0)
+            code = process.returncode = os.waitstatus_to_exitcode(status)
+            said = []
+            for stream in (out, error):
+                stream.seek(0)
+                said.append(stream.read().decode("utf-8", "replace"))
+        self._judge(args, code, *said, used.ru_utime + used.ru_stime, before, file)
+        assert used.ru_maxrss <= MEMORY_MB << 10, f"{used.ru_maxrss >> 10} MB: {' '.join(args)}"
+        return code
 
-    def _state(self, file: Path) -> dict[str, str]:
-        names = [n for n in (*self.others, file.name) if "statistics" not in n]  # a cache is replaced
-        return {n: hashlib.sha1((self.folder / n).read_bytes()).hexdigest() for n in names}
+    def _state(self, file: Path) -> State:
+        """What tells that a file was written to or replaced: looking into all of them takes longer than most cases."""
+        stats = {n: os.stat(self.folder / n) for n in (*self.others, file.name) if not n.endswith(_REPLACED)}
+        return {n: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats.items()}
 
     def _judge(
-        self, args: list[str], code: int, out: str, error: str, seconds: float, before: dict[str, str], file: Path
+        self, args: list[str], code: int, out: str, error: str, seconds: float, before: State, file: Path
     ) -> None:
         what = f"{' '.join(args)}: exit code {code}, {error[-2000:]}"
         assert code in (0, 1, 2), what
@@ -81,12 +102,12 @@ class Bench:
         if code == 2 and not out:
             assert len(error.strip().splitlines()) == 1, what
         if "json" in args and out:
-            json.loads(out)
-        left = {p.name for p in self.folder.iterdir()} - self.others - {"out", "out.data"}
+            json.loads(out, parse_constant=_no_number)
+        left = {p.name for p in self.folder.iterdir()} - self.others - LEFT
         left = {name for name in left if not name.startswith("mutated-")}
         assert not left, f"{left}: {what}"
         assert self._state(file) == before, f"changed what was read: {what}"
-        for name in ("out", "out.data"):
+        for name in LEFT:
             path = self.folder / name
             if path.is_dir():
                 shutil.rmtree(path)

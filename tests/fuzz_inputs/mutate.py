@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import random
 import warnings
 import zipfile
@@ -24,8 +26,12 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         choice = rng.random()
         if kind.endswith(".onnx") and choice < 0.6:
             data = _model(data, rng)
+        elif kind.endswith((".gz", ".tuning")) and choice < 0.7:
+            data = _inside(data, kind, rng)
         elif kind.endswith(".npz") and choice < 0.5:
             data = _archive(data, rng)
+        elif kind.endswith(".json") and choice < 0.5:
+            data = _json(data, rng)
         elif kind.endswith((".log", ".json", ".txt", ".cache")) and choice < 0.7:
             data = rng.choice(TEXT)(data, rng)
         else:
@@ -93,6 +99,43 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         return model.SerializeToString()
     except Exception:
         return data
+
+
+_VALUES = (None, True, -1, 0, 1 << 70, 10**400, -1e308, float("nan"), float("inf"), "", "\x1b[31m\x85",
+           "</script><b>", "9" * 5000, [], {}, [[]], [None], {"": None}, "a" * 70_000, "\ud800", 1e-320)
+
+
+def _json(data: bytes, rng: random.Random) -> bytes:
+    """The same JSON with values replaced, doubled, or taken away."""
+    try:
+        whole = json.loads(data)
+    except ValueError:
+        return _bytes(data, rng)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, key = [whole], 0
+        while rng.random() < 0.85:
+            inner = at[key]
+            if not isinstance(inner, dict | list) or not inner:
+                break
+            at, key = inner, rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        kind = rng.randrange(4)
+        if kind == 0 and isinstance(at, dict):
+            del at[key]
+        elif kind == 1 and isinstance(at, list) and at[0] is not whole:
+            at += [at[key]] * rng.choice((1, 3000))
+        elif at != [whole]:
+            at[key] = rng.choice(_VALUES)
+    return json.dumps(whole).encode()
+
+
+def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
+    """What is packed, damaged and packed again."""
+    try:
+        plain = gzip.decompress(data)
+    except Exception:
+        return _bytes(data, rng)
+    plain = _model(plain, rng) if kind.endswith(".onnx.gz") else _json(plain, rng)
+    return gzip.compress(plain, 1, mtime=0)
 
 
 def _archive(data: bytes, rng: random.Random) -> bytes:
