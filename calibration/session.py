@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from calibration.partial import external_folder, partial_model
 from qdqtool import budgets, runtime
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
-from qdqtool.modelfile import write_model
+from qdqtool.sessions import open_proto
 
 _MAX_WORKERS = 4
 
@@ -64,13 +62,14 @@ def _open(model: Model, names: Sequence[str], threads: int) -> Any:
     partial = partial_model(model, names)
     try:
         try:
-            return _create(partial, threads, folder)
+            return open_proto(partial, threads, folder=folder, arena=False)
         except Exception:
             if not folder:
                 raise
             # Older onnxruntime (seen with 1.20) does not know the folder's key: the weights go into the model instead.
+            partial = partial_model(model, names)
             _take_weights_in(model, partial)
-            return _create(partial, threads, "")
+            return open_proto(partial, threads, arena=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(model.path, error) from error
 
@@ -113,17 +112,6 @@ def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
     for tensor in partial.graph.initializer:
         if external_data_helper.uses_external_data(tensor):
             tensor.CopyFrom(model.external_tensor(tensor) or tensor)
-
-
-def _create(partial: onnx.ModelProto, threads: int, folder: str) -> Any:
-    try:
-        source = partial.SerializeToString()
-    except (ValueError, EncodeError):  # over 2 GB in memory: through a file with external weights
-        with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
-            path = Path(temporary) / "model.onnx"
-            write_model(partial, path, at_once=True)
-            return runtime.open_session(path, threads, arena=False)
-    return runtime.open_session(source, threads, folder=folder, arena=False)
 
 
 def return_freed_memory() -> None:

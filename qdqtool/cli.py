@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
@@ -87,7 +88,9 @@ def _filtered() -> Iterator[None]:
 
 def run(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
-    with _filtered():
+    with _filtered(), warnings.catch_warnings():
+        if not sys.warnoptions:  # numpy's remarks on damaged numbers tell users nothing; who wants them asks Python
+            warnings.simplefilter("ignore")
         return _run(args)
 
 

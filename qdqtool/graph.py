@@ -236,10 +236,7 @@ class Model:
             if loaded is None:
                 return None
             proto = loaded
-        try:
-            return numpy_helper.to_array(proto)
-        except (ValueError, TypeError, RuntimeError, KeyError) as error:
-            raise ModelError(f"{self.path or 'model'}: tensor '{tensor}' cannot be read: {error}") from error
+        return array_of(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
         """Drops the cached values of constants, after their protos were filled in."""
@@ -355,6 +352,23 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
     return external.all_tensors(graph)
+
+
+def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
+    """The values of a tensor whose data is in its message.
+
+    Args:
+        tensor: It.
+        model: The model's path, for messages.
+        name: What it is called there, where it has no name of its own.
+
+    Raises:
+        ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
+    """
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
+        raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
 
 
 def external_location(proto: onnx.TensorProto) -> str:

@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("onnxgraph",),
     ("operators",),
     ("operator_facts",),
-    ("qdq", "modelfile", "graph", "calibration"),
+    ("qdq", "modelfile", "graph", "calibration", "sessions"),
     ("verified",),
     ("cluster",),
     ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime",
@@ -49,7 +49,7 @@ FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
 FOR_CALIBRATION = {
     "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "jsontext", "modelfile", "outputs",
-    "patterns", "progress", "runtime", "text", "threads", "types",
+    "patterns", "progress", "runtime", "sessions", "text", "threads", "types",
 }
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from qdqtool import qdq
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.graph import Model
+from qdqtool.graph import Model, array_of
 from qdqtool.subgraphs import inner_graphs
 
 Array = npt.NDArray[Any]
@@ -45,11 +45,11 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
         if name in after:
             tensor.CopyFrom(_tensor(after[name], tensor))
         elif name not in kept and tensor.data_type in _WEIGHTS and tensor.dims:
-            value = numpy_helper.to_array(tensor)
+            value = array_of(tensor)
             ratio = _ratio(model, name, value, before, after)
             tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
         elif name not in kept and np.prod(tensor.dims) > _LARGE and tensor.data_type != onnx.TensorProto.STRING:
-            value = numpy_helper.to_array(tensor)
+            value = array_of(tensor)
             if value.dtype.kind in "iuf":
                 tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
     for _, node in _nodes(proto):

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool import qdq
 from qdqtool.extraction.cut import FLOATS
+from qdqtool.graph import array_of
 from qdqtool.subgraphs import held
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
@@ -266,7 +267,7 @@ def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         candidate = copied(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
-            array = numpy_helper.to_array(tensor)
+            array = array_of(tensor)
             flat = array.reshape(-1)
             plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
             tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
@@ -276,7 +277,7 @@ def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 def _can_be_plain(tensor: onnx.TensorProto) -> bool:
     if tensor.data_type not in FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
         return False
-    array = numpy_helper.to_array(tensor)
+    array = array_of(tensor)
     return bool((array != array.reshape(-1)[0]).any())
 
 
@@ -309,7 +310,7 @@ def _resized(
             continue
         wanted = [change(d) if axis in axes else d for axis, d in enumerate(tensor.dims)]
         if wanted != list(tensor.dims):
-            array = numpy_helper.to_array(tensor)
+            array = array_of(tensor)
             part: npt.NDArray[Any] = array[tuple(slice(0, w) for w in wanted)]
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(part), tensor.name))
     for value in candidate.graph.input:
@@ -329,7 +330,7 @@ def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
     """Changes the sizes that Reshape, Slice, Split and the like take from constants and attributes."""
     for tensor in _tensors(proto):
         if tensor.data_type in _INTEGERS and len(tensor.dims) <= 1:
-            array = numpy_helper.to_array(tensor)
+            array = array_of(tensor)
             changed = np.array([change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)], array.dtype)
             tensor.CopyFrom(numpy_helper.from_array(changed.reshape(array.shape), tensor.name))
     for node in proto.graph.node:

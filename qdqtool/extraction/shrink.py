@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx
 
-from qdqtool.errors import BuilderError
+from qdqtool.errors import BuilderError, ModelError
 from qdqtool.extraction.moves import ALL, Move, prune
 
 Holds = Callable[[onnx.ModelProto], bool]
@@ -37,7 +37,11 @@ class Shrinker:
         except Exception:
             # onnx refuses some models as a whole (plugins, odd types); then it cannot judge parts of them either.
             self._strict = False
-            self.proto = self._typed(proto)
+            try:
+                self.proto = self._typed(proto)
+            except Exception as error:  # dimensions or data that it stumbles over
+                raise ModelError("onnx cannot infer the model's shapes, so that nothing smaller can be looked for "
+                                 f"({' '.join(str(error).split())[:200]}); leave out `minimize`") from error
         self._holds = holds
         self._moves = moves
         self._limit = limit

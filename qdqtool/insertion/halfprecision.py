@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from qdqtool import qdq
-from qdqtool.graph import Model, Node
+from qdqtool.graph import Model, Node, array_of
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor
@@ -253,5 +253,5 @@ def _widen_attributes(node: onnx.NodeProto) -> None:
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_type == TensorProto.FLOAT16:
-        wide = numpy_helper.to_array(tensor).astype(np.float32)
+        wide = array_of(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))

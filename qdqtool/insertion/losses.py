@@ -20,11 +20,11 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from qdqtool import runtime
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.onnxgraph.heads import find_head
+from qdqtool.sessions import open_proto
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def _switched(
 
 def _session(model: onnx.ModelProto) -> Any:
     try:
-        return runtime.open_session(model.SerializeToString(), 0, fold_qdq=False)
+        return open_proto(model, 0, fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _cannot_run(error) from error
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import Model, array_of, without_large_weights
 from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operator_facts import LayerKind
@@ -218,7 +218,7 @@ def copy_shared_weights(model: Model) -> int:
 
 
 def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
-    fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value).reshape(-1)
+    fill = np.zeros(1, np.float32) if value is None else array_of(value).reshape(-1)
     dims = [int(d) for d in shape.reshape(-1)]
     if any(d < 0 for d in dims) or math.prod(dims) > _MAX_FILLED or fill.size != 1:
         return None

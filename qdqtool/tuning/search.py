@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.tuning.candidates import Judged, judge
 from qdqtool.tuning.chain import Gain, chain, neighbours
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
@@ -331,8 +332,15 @@ class Search:
         return next((p for p in self.points() if p.chosen_on >= level), None)
 
     def choose(self) -> tuple[Point, bool]:
-        """The placement to take, and whether the goal is reached on the samples that nothing was chosen by."""
+        """The placement to take, and whether the goal is reached on the samples that nothing was chosen by.
+
+        Raises:
+            QdqtoolError: There is none.
+        """
         front = self.front()
+        if not front:
+            raise QdqtoolError("no convolution would run in INT8 whatever is quantized, so that there is nothing to "
+                               "choose; insert and predict say why")
         if self.goal.budget is not None:
             fits = [p for p in front if p.cost.value <= self.goal.budget]
             return (fits[-1], True) if fits else (front[0], False)

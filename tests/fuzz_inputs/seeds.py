@@ -96,6 +96,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+#: Kinds as often as they are tried: what is told in milliseconds more often than what runs a network or writes a page.
+_SLOW = ("samples.npz", "samples.npy", "packed.npz", "picture.png", "picture.jpg", "list.txt", "tuning.json",
+         "own.onnx", "inserted.onnx", "float.onnx", "state.tuning", "verification.json", "inputs.npz",
+         "statistics.npz")
+KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
+#: How lines begin by which `tune` says what it does.
+PROGRESS = tuple(f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices"))
+
 _LINES = (
     "[11/21/2026-12:00:00] [V] [TRT] Running: ConstQDQInitializersFusion on c0.in.Q",
     "[V] [TRT] ConstWeightsQuantizeFusion: Fusing model.0.conv.weight with QuantizeLinear_7_quantize_scale_node",

@@ -23,6 +23,7 @@ from qdqtool.tuning import api, measurements
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task
 from qdqtool.tuning.result import Tuning
+from tests.calibration.nets import conv_net
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, resnet, segmentation
 
@@ -361,3 +362,11 @@ def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> 
     assert (model.read_bytes(), data.read_bytes()) == before
     tuning.save_result(tmp_path / "t.json")
     assert (tmp_path / "t.json").read_bytes().startswith(b"{")
+
+
+def test_a_network_without_any_int8_is_told() -> None:
+    net = conv_net()
+    next(n for n in net.graph.node if n.name == "conv2").name = "other"
+    samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
+    with pytest.raises(QdqtoolError, match="no convolution would run in INT8"):
+        qdqtool.tune(net, samples, include=["conv"])
