@@ -25,7 +25,7 @@ def open_proto(proto: onnx.ModelProto, threads: int, **options: Any) -> Any:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
     try:
-        source = proto.SerializeToString()
+        source = serialized(proto)
     except (ValueError, EncodeError):
         with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
             path = Path(temporary) / "model.onnx"
@@ -33,3 +33,13 @@ def open_proto(proto: onnx.ModelProto, threads: int, **options: Any) -> Any:
             proto.Clear()
             return runtime.open_session(path, threads, **{k: v for k, v in options.items() if k != "folder"})
     return runtime.open_session(source, threads, **options)
+
+
+def serialized(proto: onnx.ModelProto) -> bytes:
+    """The bytes of a model.
+
+    Raises:
+        ValueError: It is over 2 GB; also EncodeError, by version of protobuf.
+    """
+    data: bytes = proto.SerializeToString()
+    return data

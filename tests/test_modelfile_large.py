@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 
 from qdqtool import modelfile
+from qdqtool.sessions import open_proto
 from tests.calibration.nets import conv_net, run_all
 
 
@@ -24,3 +26,18 @@ def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, m
     assert (onnx.numpy_helper.to_array(back.graph.initializer[-1]) == big).all()
     feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
     assert (run_all(back, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
+
+
+def test_a_session_on_a_model_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """protobuf refuses to serialize such a model; here every model is one."""
+    model = conv_net()
+    feed = {"images": np.ones((1, 3, 16, 16), np.float32)}
+    wanted = open_proto(model, 1).run(None, feed)
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
+    monkeypatch.setattr("qdqtool.sessions.serialized", _refuse)
+    found = open_proto(model, 1, folder="/nowhere").run(None, feed)
+    assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
+
+
+def _refuse(proto: onnx.ModelProto) -> bytes:
+    raise EncodeError("Failed to serialize proto")

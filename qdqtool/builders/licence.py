@@ -27,7 +27,7 @@ def tell_once() -> bool:
     Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.
     """
     marker = _marker()
-    if marker.exists():
+    if os.path.exists(marker):  # Path.exists raises where a folder may not be looked into
         return False
     print(NOTICE, file=sys.stderr)
     try:
