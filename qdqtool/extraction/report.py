@@ -33,6 +33,8 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})")
+    if not isinstance(data.get("mismatches", []), list):
+        raise DataError(f"{path}: its mismatches are no list; run qdqtool verify again")
     return data
 
 

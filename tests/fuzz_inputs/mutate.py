@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
@@ -122,9 +123,9 @@ def _json(data: bytes, rng: random.Random) -> bytes:
         if kind == 0 and isinstance(at, dict):
             del at[key]
         elif kind == 1 and isinstance(at, list) and at[0] is not whole:
-            at += [at[key]] * rng.choice((1, 3000))
+            at += copy.deepcopy([at[key]] * rng.choice((1, 3000)))
         elif at != [whole]:
-            at[key] = rng.choice(_VALUES)
+            at[key] = copy.deepcopy(rng.choice(_VALUES))
     return json.dumps(whole).encode()
 
 
