@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import onnx
-from onnx import external_data_helper
+from onnx import external_data_helper, numpy_helper
 
 from qdqtool import budgets
 from qdqtool.errors import ModelError
@@ -25,6 +27,23 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from attribute.tensors
             for inner in held(attribute):
                 yield from all_tensors(inner)
+
+
+def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
+    """The values of a tensor whose data is in its message.
+
+    Args:
+        tensor: It.
+        model: The model's path, for messages.
+        name: What it is called there, where it has no name of its own.
+
+    Raises:
+        ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
+    """
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
+        raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import external_data_helper, numpy_helper
+from onnx import external_data_helper
 
 from qdqtool import external
 from qdqtool.errors import ModelError
@@ -236,7 +236,7 @@ class Model:
             if loaded is None:
                 return None
             proto = loaded
-        return array_of(proto, self.path, tensor)
+        return external.array_of(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
         """Drops the cached values of constants, after their protos were filled in."""
@@ -352,23 +352,6 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
     return external.all_tensors(graph)
-
-
-def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
-    """The values of a tensor whose data is in its message.
-
-    Args:
-        tensor: It.
-        model: The model's path, for messages.
-        name: What it is called there, where it has no name of its own.
-
-    Raises:
-        ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
-    """
-    try:
-        return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
-        raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
 
 
 def external_location(proto: onnx.TensorProto) -> str:

@@ -14,7 +14,7 @@ from qdqtool import budgets, external, packed
 from qdqtool.errors import ModelError
 from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
-from qdqtool.graph import Model, all_tensors, array_of, external_location, tensor_bytes, without_large_weights
+from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
 from qdqtool.modelnames import check_names
 from qdqtool.outputs import atomic_write, together
 
@@ -186,7 +186,7 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
         for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
             if tensor_bytes(source) <= 1024:
                 continue
-            raw = source.raw_data or array_of(source).tobytes()
+            raw = source.raw_data or external.array_of(source).tobytes()
             file.write(raw)
             # Not onnx's set_external_data: it asks for the data to be in the tensor already.
             for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):

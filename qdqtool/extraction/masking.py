@@ -16,8 +16,9 @@ import onnx
 from onnx import numpy_helper
 
 from qdqtool import qdq
+from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.graph import Model, array_of
+from qdqtool.graph import Model
 from qdqtool.subgraphs import inner_graphs
 
 Array = npt.NDArray[Any]

@@ -11,8 +11,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qdqtool import qdq
+from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.graph import array_of
 from qdqtool.subgraphs import held
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]

@@ -15,7 +15,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from qdqtool import qdq
-from qdqtool.graph import Model, Node, array_of
+from qdqtool.external import array_of
+from qdqtool.graph import Model, Node
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor

@@ -22,7 +22,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, array_of, without_large_weights
+from qdqtool.external import array_of
+from qdqtool.graph import Model, without_large_weights
 from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operator_facts import LayerKind
