@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
 
 
+_LONGEST = 7 * 86_400.0
+
+
 @click.command()
 @click.argument("model")
 @click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), default="tensorrt-rtx",
@@ -35,6 +38,8 @@ def command(
     from qdqtool.render.output import emit, to_json
     from qdqtool.verification.build_model import build_model
 
+    if not 0.0 < timeout <= _LONGEST:
+        raise BuilderError(f"--timeout {timeout:g}: is not positive, or more than {_LONGEST:.0f} seconds")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if builder == "tensorrt-rtx":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 from qdqtool.errors import DataError
+
+OWN_NAME = re.compile(r"demo-\d{3,6}\.png")  # of what :func:`write_images` writes
 
 
 def make_image(size: int, index: int, seed: int = 0) -> Image.Image:

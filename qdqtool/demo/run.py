@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqtool.demo.images import make_image, write_images
+from qdqtool.demo.images import OWN_NAME, make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
@@ -47,8 +47,9 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
         raise QdqtoolError(f"{folder}: cannot be made: {error.strerror or error}") from error
     model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
     save(proto, model)
-    for old in pictures.glob("demo-*.png"):  # of an earlier run with more images
-        old.unlink()
+    for old in pictures.glob("demo-*.png"):
+        if OWN_NAME.fullmatch(old.name):  # of an earlier run with more images; others are the user's
+            old.unlink()
     write_images(pictures, images, size)
     commit()  # the next steps read what this one wrote
     yield f"1. wrote {model} (YOLOv8n architecture, random weights)"

@@ -20,6 +20,7 @@ from qdqtool.builders.processes import exit_code
 from qdqtool.builders.run import build_with, read_log
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.graph import Model
+from qdqtool.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification.build_model import BuiltModel, build_model, mapped
@@ -113,7 +114,7 @@ class BuilderCheck:
         """Builds a model."""
         work = Path(self._folder.name)
         path = work / "model.onnx"
-        path.write_bytes(proto.SerializeToString())
+        write_model(proto, path, at_once=True)  # over 2 GB as well
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
@@ -204,7 +205,7 @@ class CommandCheck:
     def code(self, proto: onnx.ModelProto) -> int | None:
         """The exit code for a model; None when the time was over."""
         path = Path(self._folder.name) / "model.onnx"
-        path.write_bytes(proto.SerializeToString())
+        write_model(proto, path, at_once=True)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
             return exit_code(words, self._timeout)

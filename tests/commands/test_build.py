@@ -48,6 +48,8 @@ def test_a_refusal_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (["--shapes", "images"], "give INPUT:1x3x640x640"),
     (["--shapes", "a:1x2,1x2"], "give INPUT:1x3x640x640"),
     (["--timeout", "-1"], "not positive"),
+    (["--timeout", "nan"], "not positive"),
+    (["--timeout", "inf"], "more than 604800 seconds"),
     (["--builder", "tvm"], "Invalid value for '--builder'"),
     (["--engine"], "needs a folder"),
 ])

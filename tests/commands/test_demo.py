@@ -30,8 +30,9 @@ def test_demo_writes_a_model_and_says_what_to_do_next(
 def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
     args = ["demo", "-o", str(tmp_path), "--size", "32"]
     assert run([*args, "--images", "3"]) == 0
+    (tmp_path / "images" / "demo-000.png").rename(tmp_path / "images" / "demo-mine.png")  # not a name of the demo's
     assert run([*args, "--images", "2"]) == 0
-    assert len(list((tmp_path / "images").iterdir())) == 2
+    assert len(list((tmp_path / "images").iterdir())) == 3
 
 
 @pytest.mark.parametrize(

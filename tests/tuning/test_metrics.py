@@ -156,3 +156,11 @@ def test_a_function_that_fails_is_named_with_the_image(module: str, function: st
 def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message):
         metric_for(Model(branchy()), name)
+
+
+def test_a_function_does_not_end_the_process() -> None:
+    def leaves(reference: object, outputs: object, image: str) -> float:
+        raise SystemExit(0)
+
+    with pytest.raises(QdqtoolError, match="raised SystemExit"):
+        UserMetric("m:f", ("o",), leaves).look({"o": np.ones(2)}, {"o": np.zeros(2)}, "a.jpg")
