@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,11 @@ TORCHVISION = (
 # Inputs other than one picture of 64 pixels.
 SIZES = {
     "rtdetr-l": 256, "yolov8s-world": 192, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128,
-    "mvit_v1_b": 224, "alexnet": 224, "inception_v3": 299,
+    "mvit_v1_b": 224, "alexnet": 224, "vgg11_bn": 224, "inception_v3": 299,
 }  # fmt: skip
-VIDEO = {"r3d_18": 4, "s3d": 14, "mvit_v1_b": 16}
+VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
+DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")
+RESIZED = 160  # what torchvision's detectors make of a picture, instead of 800
 
 
 def main() -> None:
@@ -87,8 +89,9 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
     def pictures(count: int) -> Any:
         return sample_of(name, shape, count)
 
-    settle(network, lambda: call(network, pictures(4)))
+    settle(network, lambda: losses_of(name, network, pictures(4)))
     plan = qat.prepare(made, pictures(1), report=None)
+    planned = runs(network, plan.convolutions, lambda: call(network, pictures(1)))
     qat.calibrate(made, [pictures(2), pictures(2)])
     network.train()
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1e-6)
@@ -96,7 +99,7 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
     for _ in range(2):
-        losses = [t.float().square().mean() for t in tensors(call(network, pictures(2))) if t.requires_grad]
+        losses = losses_of(name, network, pictures(2))
         optimizer.zero_grad()
         sum(losses, torch.zeros(())).backward()
         optimizer.step()
@@ -104,7 +107,7 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
     done = qat.export(made, path, pictures(1))
     summary = done.summary
     row = {
-        "planned": len(plan.convolutions), "merged": len(plan.merged), "unseen": len(plan.unseen),
+        "planned": planned, "merged": len(plan.merged), "unseen": len(plan.unseen),
         "pieces": done.check.pieces, "worst": done.check.worst, "difference": done.difference, "noise": done.noise,
         **summary,
     }  # fmt: skip
@@ -127,6 +130,8 @@ def built(name: str) -> tuple[Any, tuple[int, ...]]:
     options: dict[str, Any] = {"weights": None}
     if "_fpn" in name or name.startswith(("ssd", "fcn", "deeplab", "lraspp")):
         options["weights_backbone"] = None
+    if "_fpn" in name:
+        options |= {"min_size": RESIZED, "max_size": RESIZED}
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = False
     model = torchvision.models.get_model(name, **options)
@@ -139,6 +144,32 @@ def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
     if name == "raft_small":
         return images, torch.rand(count, *shape)
     return images
+
+
+def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -> int:
+    """How often these modules run in a forward pass: heads of detectors run once on each level of a pyramid."""
+    counted: list[nn.Module] = []
+    modules = dict(network.named_modules())
+    hooks = [modules[n].register_forward_hook(lambda module, *_: counted.append(module)) for n in names]
+    network.eval()
+    with torch.no_grad(), qat.disabled(network):
+        forward()
+    for hook in hooks:
+        hook.remove()
+    return len(counted)
+
+
+def losses_of(name: str, network: nn.Module, sample: Any) -> list[Tensor]:
+    """What training adds up: the losses of torchvision's detectors, of others the squares of what they return."""
+    if not name.startswith(DETECTION):
+        return [t.float().square().mean() for t in tensors(call(network, sample)) if t.requires_grad]
+    side = sample.shape[-1]
+    target = {
+        "boxes": torch.tensor([[4.0, 4.0, side / 2, side / 2], [side / 3, side / 4, side - 2.0, side - 4.0]]),
+        "labels": torch.tensor([1, 1]), "masks": torch.ones(2, side, side, dtype=torch.uint8),
+        "keypoints": torch.tensor([[[side / 3, side / 3, 1.0]] * 17] * 2),
+    }  # fmt: skip
+    return list(network(list(sample), [target] * len(sample)).values())
 
 
 def call(network: nn.Module, sample: Any) -> Any:

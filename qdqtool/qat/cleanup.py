@@ -31,7 +31,8 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
             continue
         values[node.output] = value
         editor.redirect(node.output, editor.constant(f"{node.output}_value", value))
-        editor.remove(node)
+        if not editor.is_captured(node.output):
+            editor.remove(node)
     return editor.finish()
 
 
@@ -59,6 +60,8 @@ def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
     value = model.constant(q.input(0))
     if value is None or len(model.readers(dq.output)) != 1 or model.is_output(node.output):
         return
+    if editor.is_captured(dq.output) or editor.is_captured(node.output):
+        return
     perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
     editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
     for pair in (q, dq):
@@ -83,7 +86,7 @@ def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
             continue
         key = (q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii"))
         first = kept.setdefault(key, dqs[0])
-        if first is not dqs[0] and not model.is_output(dqs[0].output):
+        if first is not dqs[0] and not model.is_output(dqs[0].output) and not editor.is_captured(dqs[0].output):
             editor.redirect(dqs[0].output, first.output)
             editor.remove(dqs[0])
             editor.remove(q)

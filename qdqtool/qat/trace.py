@@ -295,8 +295,7 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     graph = proto.graph
     kept = [n for n in graph.node if n.domain != _DOMAIN]
     for node in kept:
-        for position, tensor in enumerate(node.input):
-            node.input[position] = source.get(tensor, tensor)
+        _read_instead(node, source)
     for output in graph.output:
         if output.name in source:
             raise ModelError(f"output '{output.name}' is made by nothing; return a new tensor instead of an input")
@@ -307,3 +306,15 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     for index in reversed(range(len(proto.opset_import))):
         if proto.opset_import[index].domain == _DOMAIN:
             del proto.opset_import[index]
+
+
+def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
+    """Lets a node read other tensors, its subgraphs (If, Loop) as well."""
+    for position, tensor in enumerate(node.input):
+        node.input[position] = source.get(tensor, tensor)
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                _read_instead(inner, source)
+            for output in graph.output:
+                output.name = source.get(output.name, output.name)
