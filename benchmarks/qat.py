@@ -9,9 +9,9 @@ only places and ranges differ. The box error is the mean distance in pixels betw
 images calibrate, the last ``--judge`` are judged. Conversions and INT8 convolutions are those predicted for trt8.5.
 Lines of code are the statements of a row's function below, from the float network to the file; the float export that
 two of them need counts for one. ``--keep FILE`` remembers rows that are done, ``--docs`` writes the table into a page.
-``--speed`` measures what calibration costs instead, against a float forward pass, in CPU time.
 
-Fine-tuning over three seeds is qat_training.py, and examples/qat_yolov8/run.py with a naive placement and distillation.
+What calibration costs is qat_calibration.py, fine-tuning over three seeds is qat_training.py and
+examples/qat_yolov8/run.py with a naive placement and distillation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import io
 import sys
 import tempfile
 import textwrap
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -59,7 +58,6 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
     parser.add_argument("--docs", type=Path, help="a page whose table between markers is replaced")
-    parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     images = load_images(options.images, options.size)
@@ -69,9 +67,6 @@ def main() -> None:
     from ultralytics import YOLO
 
     yolo = YOLO(options.weights)
-    if options.speed:
-        speed(yolo, calibration)
-        return
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "float.onnx"
         export_float(yolo, judged[:1], plain)
@@ -267,30 +262,6 @@ def lines_of(row: Row) -> int:
     )
     called = {n.func.id for n in ast.walk(body) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     return own + sum(lines_of(r) - 1 for r in ROWS.values() if r.__name__ in called)
-
-
-def speed(yolo: Any, images: Tensor) -> None:
-    """CPU time (user and system) of calibration over that of a float forward pass, on the same images."""
-    model = yolo.model.float().eval()
-    batches = images[:16].split(4)
-
-    def timed(work: Callable[[], object]) -> float:
-        before = time.process_time()
-        work()
-        return time.process_time() - before
-
-    def forward() -> None:
-        with torch.no_grad():
-            for batch in batches:
-                model(batch)
-
-    forward()
-    plain = min(timed(forward) for _ in range(3))
-    qat.prepare(yolo, images[:1], report=None)
-    calibrating = min(timed(lambda: qat.calibrate(yolo, batches)) for _ in range(3))
-    count = sum(map(len, batches))
-    print(f"{count} images: float forward {plain / count:.3f} s CPU an image, calibration {calibrating / count:.3f} s, "
-          f"{calibrating / plain:.2f} times")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,3 +14,9 @@ def freeze(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
+
+
+def untrained(model: nn.Module) -> bool:
+    """Whether no BatchNormalization has statistics of any data; their count of batches does not get into an EMA."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    return bool(norms) and all(not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms)

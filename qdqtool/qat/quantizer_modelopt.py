@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from modelopt.torch.quantization.config import QuantizerAttributeConfig
-from modelopt.torch.quantization.nn import TensorQuantizer
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of packages for language models that it would use
+    from modelopt.torch.quantization.config import QuantizerAttributeConfig
+    from modelopt.torch.quantization.nn import TensorQuantizer
 
 from qdqtool.qat.amax import Int8
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pytorch_quantization import nn as quant_nn
-from pytorch_quantization.tensor_quant import QuantDescriptor
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # of torch.jit.script, which the package uses
+    from pytorch_quantization import nn as quant_nn
+    from pytorch_quantization.tensor_quant import QuantDescriptor
 
 from qdqtool.qat.amax import Int8
 

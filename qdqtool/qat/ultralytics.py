@@ -36,7 +36,7 @@ from ultralytics.utils import DEFAULT_CFG, LOGGER
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.guards import protect
 from qdqtool.qat.networks import unwrapped
-from qdqtool.qat.norms import FREEZE_NORMS, freeze
+from qdqtool.qat.norms import FREEZE_NORMS, freeze, untrained
 from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate, uncalibrated
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
@@ -122,8 +122,7 @@ class QuantizedTraining:
                 LOGGER.warning(f"qdqtool: {warning}")
 
     def _insert(self, network: nn.Module) -> None:
-        norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
-        if norms and all(not bool(m.num_batches_tracked) for m in norms):
+        if untrained(network):
             LOGGER.warning("qdqtool: this network was never trained; start from a trained checkpoint")
         height, width = self._size(network)
         channels = self.data.get("channels", 3)
