@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
+from qdqtool.qat.trace import drop_marks
 
 RNG = np.random.default_rng(0)
 
@@ -87,3 +88,43 @@ def test_a_pair_that_is_an_output_stays() -> None:
     constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
     model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
     assert _ops(merge_pairs(model)).count("DequantizeLinear") == 2
+
+
+def _branch(captured: str, name: str) -> onnx.GraphProto:
+    nodes = [helper.make_node("Add", [captured, captured], [f"{name}_out"])]
+    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)])
+
+
+def _if(captured: str) -> onnx.NodeProto:
+    """A node whose both branches read a tensor from outside, as detectors of torchvision have them."""
+    branches = {f"{n}_branch": _branch(captured, f"{n}_{captured}") for n in ("then", "else")}
+    return helper.make_node("If", ["yes"], [f"if_{captured}"], f"if_{captured}", **branches)
+
+
+def test_what_a_subgraph_reads_stays() -> None:
+    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "yes": np.array(True)}
+    nodes = [
+        helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))),
+        *_pair("x", "a"), *_pair("x", "b"), _if("c"), _if("b_dq"),
+        helper.make_node("Add", ["a_dq", "c"], ["sum"], "sum"),
+        helper.make_node("Add", ["sum", "if_c"], ["more"], "more"),
+        helper.make_node("Add", ["more", "if_b_dq"], ["y"], "y"),
+    ]  # fmt: skip
+    model = _model(nodes, constants, ["y"])
+    for tidied in (fold_constants(model), merge_pairs(model), merge_pairs(fold_constants(model))):
+        onnx.checker.check_model(tidied)
+        np.testing.assert_array_equal(_run(model)[0], _run(tidied)[0])
+
+
+def test_a_subgraph_reads_what_stood_in_front_of_a_mark() -> None:
+    mark = helper.make_node("Mark", ["x"], ["marked"], domain="qdqtool.qat", key=b"0")
+    adding = helper.make_node("Add", ["if_marked", "marked"], ["y"])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy")
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    graph = helper.make_graph([mark, _if("marked"), adding], "g", [x], [y], [yes])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("qdqtool.qat", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    drop_marks(model, {"marked": "x"})
+    onnx.checker.check_model(model)
+    values = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    np.testing.assert_array_equal(_run(model)[0], 3 * values)
