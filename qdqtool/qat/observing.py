@@ -46,30 +46,37 @@ class DeviceStatistics:
 
     def add(self, values: Tensor, images: int = 1) -> None:
         """Takes in an activation of any shape, floating type and device, of so many images."""
-        flat = _flat(values.detach()).float()
-        if not flat.numel():
+        size = values.numel()
+        if not size:
             return
-        self._ends.extend(torch.aminmax(flat))
-        sampled = self._sampled(flat, math.ceil(flat.numel() / (COUNTED * images)))
+        # No call of torch more than needed: for one small image they cost as much as the layer itself.
+        if values.requires_grad:
+            values = values.detach()
+        if values.dtype is not torch.float32:
+            values = values.float()
+        if not values.is_contiguous():
+            values = _in_order_of_memory(values)
+        self._ends.extend(torch.aminmax(values))
+        sampled = self._sampled(values, size, math.ceil(size / (COUNTED * images)))
         self._held.append(sampled)
         self._size += sampled.numel()
         if self._size >= HELD:
             self._count()
 
-    def _sampled(self, flat: Tensor, step: int) -> Tensor:
+    def _sampled(self, values: Tensor, size: int, step: int) -> Tensor:
         """A copy of all values, or of every n-th run of them, from another run on each time."""
         first = int(self._calls * GOLDEN % 1.0 * step)
         self._calls += 1
         if step == 1:
-            return flat.clone()  # what follows may work in place
-        runs = (flat.numel() // RUN - first + step - 1) // step
-        chosen = flat.as_strided((runs, RUN), (step * RUN, 1), flat.storage_offset() + first * RUN)
-        return chosen.clone(memory_format=torch.contiguous_format).view(-1)
+            return values.clone()  # what follows may work in place
+        runs = (size // RUN - first + step - 1) // step
+        chosen = values.as_strided((runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN)
+        return chosen.clone(memory_format=torch.contiguous_format)
 
     def _count(self) -> None:
         if not self._held:
             return
-        sampled, ends = torch.cat(self._held), torch.stack(self._ends).cpu()
+        sampled, ends = torch.cat([h.view(-1) for h in self._held]), torch.stack(self._ends).cpu()
         self._held, self._ends, self._size = [], [], 0
         stats = self._result
         if not bool(torch.isfinite(ends).all()):
@@ -93,9 +100,7 @@ class DeviceStatistics:
         counter.counts[: len(counts)] += counts.astype(np.int64, copy=False)
 
 
-def _flat(values: Tensor) -> Tensor:
-    """All values in the order in which they lie in memory, without a copy where that is possible."""
-    if values.is_contiguous():
-        return values.view(-1)
+def _in_order_of_memory(values: Tensor) -> Tensor:
+    """The values in the order in which they lie in memory, contiguous, without a copy where that is possible."""
     order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
-    return values.permute(order).reshape(-1)
+    return values.permute(order).contiguous()
