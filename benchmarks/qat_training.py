@@ -219,24 +219,30 @@ def score(path: Path, pictures: np.ndarray, objects: list[np.ndarray]) -> float:
 
 
 def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> str:
-    """Markdown: means over the seeds, and paired differences to float with their standard deviation."""
+    """Markdown: means over the seeds, and paired differences to float, with their standard deviations."""
     seeds = list(results.values())
     lines = [
         f"| {len(seeds)} seed{'s' * (len(seeds) != 1)}, {options.judge} pictures | mAP50-95 | minus float, paired "
         "| INT8 | INT8 in and out | conversions, trt8.5 |",
         "|---|---|---|---|---|---|",
     ]
-    base = np.array([s["float"]["map"] for s in seeds])
     for row, name in ROWS.items():
-        if any(row not in s for s in seeds):
+        having = [s for s in seeds if row in s]
+        if not having:
             continue
-        scores = np.array([s[row]["map"] for s in seeds])
-        spread = f" ± {(scores - base).std(ddof=1):.2f}" if len(seeds) > 1 else ""
-        difference = "" if row == "float" else f"{(scores - base).mean():+.2f}{spread}"
-        one = seeds[0][row]
+        scores = np.array([s[row]["map"] for s in having])
+        differences = scores - np.array([s["float"]["map"] for s in having])
+        difference = "" if row == "float" else f"{differences.mean():+.2f}{spread(differences)}"
+        one = having[0][row]
         counts = f"{one['int8']} of {one['convolutions']} | {one['int8_to_int8']} | {one['conversions']}"
-        lines.append(f"| {name} | {scores.mean():.2f} | {difference} | {counts} |")
+        some = "" if len(having) == len(seeds) else f", {len(having)} seed{'s' * (len(having) != 1)}"
+        lines.append(f"| {name}{some} | {scores.mean():.2f}{spread(scores)} | {difference} | {counts} |")
     return "\n".join(lines)
+
+
+def spread(values: np.ndarray) -> str:
+    """The standard deviation between seeds, where there are several."""
+    return f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
 
 
 if __name__ == "__main__":
