@@ -6,8 +6,8 @@ All methods are symmetric (zero point 0): they choose ``amax``, and the scale is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ INT8_LEVELS = 127
 FOCUS_WEIGHT = 0.9  # of the error where the network looks, against that of all values
 # Shares of a tensor that lie where the network looks, and the powers of the error there; see focus_power.
 _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
+# Steps, as parts of the depth of the negative side, between which the power falls to 2; see settle.
+_SHALLOW = (0.5, 1.0)
 
 _SEARCH_BITS = 7  # bins to an octave while searching: 128, each at most 0.8 % of its value wide
 _SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
@@ -30,21 +32,38 @@ _ENTROPY_BINS = 2048
 _ENTROPY_LEVELS = 128
 
 
+class Range(NamedTuple):
+    """A range, and the power of the error that it has least of; None for methods without one.
+
+    Attributes:
+        amax: In units of the tensor, above zero.
+        power: From 2 to 3.
+    """
+
+    amax: float
+    power: float | None
+
+
 def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> float:
-    """The range that a method chooses.
+    """The range that a method chooses; see :func:`range_of`."""
+    return range_of(stats, method, percentile).amax
+
+
+def range_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> Range:
+    """The range that a method chooses, and how.
 
     Args:
         stats: Of one tensor, or merged over tensors that share a scale.
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that ``percentile`` per
             cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least
             expected squared error. ``entropy``: the range with the least KL divergence between the histogram and its
-            128-level version, searched over 2048 bins as TensorRT's entropy calibrator does. ``focus``: the
-            range with the least :func:`focused_error` to the power :func:`focus_power`; the same as ``mse`` where it
-            is not known where the network looks.
+            128-level version, searched over 2048 bins as TensorRT's entropy calibrator does. ``focus``: the range with
+            the least :func:`focused_error` to the power that :func:`settle` chooses; the same as ``mse`` where it is
+            not known where the network looks.
         percentile: From above 0 to 100.
 
     Returns:
-        amax > 0, in units of the tensor. A tensor that is always zero gets 1.0: any positive range is exact.
+        amax > 0, in units of the tensor, and the power. A tensor that is always zero gets 1.0: any range is exact.
 
     Raises:
         ValueError: Unknown method, or a percentile outside its range.
@@ -55,17 +74,18 @@ def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PE
         raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
     absmax = stats.absmax
     if absmax < math.ldexp(1.0, MIN_TOP):  # nothing but zeros, or values that no float32 scale could resolve
-        return 1.0
+        return Range(1.0, None)
+    power: float | None = None
     if method == "percentile":
         amax = _percentile(stats, percentile)
     elif method in ("mse", "focus"):
-        amax = _least_error(stats, focused=method == "focus")
+        amax, power = _least_error(stats, focused=method == "focus")
     elif method == "entropy":
         amax = _least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
     else:
         amax = absmax
     # A range below the window has no meaning: there the values count as zero.
-    return max(min(amax, absmax), float(stats.histogram.edges[1]))
+    return Range(max(min(amax, absmax), float(stats.histogram.edges[1])), power)
 
 
 def _percentile(stats: TensorStatistics, percentile: float) -> float:
@@ -124,6 +144,31 @@ def focus_power(parts: Sequence[TensorStatistics]) -> float:
         return 2.0
     at = (sum(shares) / len(shares) - _SPARSE[0]) / (_DENSE[0] - _SPARSE[0])
     return _SPARSE[1] + min(max(at, 0.0), 1.0) * (_DENSE[1] - _SPARSE[1])
+
+
+def settle(parts: Sequence[TensorStatistics], search: Callable[[float], float]) -> Range:
+    """The range of the method ``focus``, by a search of the range with the least error to a power.
+
+    The power is :func:`focus_power`, lowered to 2 where the step of the range found comes to the depth of the negative
+    side. SiLU and its like end at a small negative value (-0.28), and many of their values lie between there and zero.
+    A step of half that depth still tells them apart; one of the whole depth makes them one of two levels. The errors
+    are then the same over flat areas, the layers behind do not average them out, and a shorter step brings more than a
+    longer range. Such tensors are the first of a network, with large values: edges and colours, whatever the objects.
+
+    Args:
+        parts: The tensor, or tensors that share the range.
+        search: From a power to the range.
+    """
+    power = focus_power(parts)
+    amax = search(power)
+    depth = max((-p.minimum for p in parts if p.count), default=0.0)
+    if depth <= 0.0 or power <= 2.0:
+        return Range(amax, power)
+    at = (amax / INT8_LEVELS / depth - _SHALLOW[0]) / (_SHALLOW[1] - _SHALLOW[0])
+    if at <= 0.0:
+        return Range(amax, power)
+    power += min(at, 1.0) * (2.0 - power)
+    return Range(search(power), power)
 
 
 def focused_error(stats: TensorStatistics, amax: npt.NDArray[np.float64], power: float = 2.0) -> Floats:
@@ -200,11 +245,16 @@ def _errors(histogram: Histogram, ranges: Floats, levels: int, power: float = 2.
     return result
 
 
-def _least_error(stats: TensorStatistics, focused: bool) -> float:
+def _least_error(stats: TensorStatistics, focused: bool) -> Range:
     """The range of least mean squared error; ``focused`` takes :func:`focused_error` instead."""
-    absmax = stats.absmax
-    parts = _weighted(stats, _SEARCH_BITS) if focused else [(stats.coarse(_SEARCH_BITS), 1.0)]
-    power = focus_power([stats]) if focused else 2.0
+    if focused:
+        weighted = _weighted(stats, _SEARCH_BITS)
+        return settle([stats], lambda power: _search(weighted, stats.absmax, power))
+    return Range(_search([(stats.coarse(_SEARCH_BITS), 1.0)], stats.absmax, 2.0), 2.0)
+
+
+def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -> float:
+    """The range of least error: coarse steps down from the largest magnitude, then fine ones around the best."""
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
     best = _best_of(parts, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)

@@ -155,6 +155,7 @@ def insert(
             warnings.extend(said)
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
+    calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
     measured = None
     if losses and statistics is not None:

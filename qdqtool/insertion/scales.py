@@ -16,6 +16,7 @@ from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.patterns import compile_pattern
 
 if TYPE_CHECKING:
+    from calibration.methods import Range
     from calibration.statistics import TensorStatistics
 
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
@@ -93,12 +94,17 @@ class Member:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scale of a group: ``amax / 127`` in units of the tensor per integer step."""
+    """The scale of a group: ``amax / 127`` in units of the tensor per integer step.
+
+    Attributes:
+        power: Of the error that the range has least of; None for methods without one.
+    """
 
     group: ScaleGroup
     scale: float
     method: str
     members: tuple[Member, ...]
+    power: float | None = None
 
 
 def choose_scale(
@@ -113,12 +119,13 @@ def choose_scale(
     Returns:
         The scale, and warnings.
     """
-    from calibration.methods import amax_of
+    from calibration.methods import Range, amax_of, range_of
     from calibration.statistics import merge_all
 
     method = choice.of(group)
     warnings: list[str] = []
     own: dict[str, float] = {}
+    found = Range(1.0, None)
     for tensor in group.sources:
         seen = statistics[tensor]
         if seen.nonfinite:
@@ -128,42 +135,42 @@ def choose_scale(
                 "check the model and the preprocessing, or leave its readers float with `exclude`"
             )
         if seen.absmax > 0.0:
-            own[tensor] = amax_of(seen, method, percentile=choice.percentile)
+            found = range_of(seen, method, percentile=choice.percentile)
+            own[tensor] = found.amax
         else:
             warnings.append(f"'{tensor}' is always zero on the calibration data; its scale says nothing")
     parts = [statistics[t] for t in own]
-    if not own:
-        amax = 1.0
-    elif len(own) == 1 or method == "max":
-        amax = max(own.values())
-    elif method in ("mse", "focus"):
-        amax = _least_error(parts, min(own.values()), max(own.values()), method)
-    else:
-        amax = amax_of(merge_all(parts), method, percentile=choice.percentile)
+    if len(own) > 1 and method in ("mse", "focus"):
+        found = _least_error(parts, min(own.values()), max(own.values()), method)
+    elif len(own) > 1:
+        found = Range(amax_of(merge_all(parts), method, percentile=choice.percentile), None)
+    amax = found.amax
     members = tuple(Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0) for t in group.sources)
-    return GroupScale(group, positive(amax / LEVELS), method, members), warnings
+    return GroupScale(group, positive(amax / LEVELS), method, members, found.power), warnings
 
 
-def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, method: str) -> float:
+def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, method: str) -> Range:
     """The range between the smallest and largest own one with the least sum of relative errors (roots of mean powers).
 
     Measured on two trained models against other sums, box error in pixels, lower is better (B in brackets): relative
     squared errors 0.62 (0.57), their logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared
     errors, which only the members with large values decide, cost 0.03 mAP50-95 on one model.
     """
-    from calibration.methods import focus_power, focused_error, squared_error
-
-    power = focus_power(parts) if method == "focus" else 2.0
-
-    def error(part: TensorStatistics, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return focused_error(part, at, power) if method == "focus" else squared_error(part, at)
+    from calibration.methods import Range, focused_error, settle, squared_error
 
     ranges = np.geomspace(low, high, _CANDIDATES)
-    total = np.zeros(len(ranges))
-    for part in parts:
-        everything = error(part, np.array([part.absmax * 1e-6]))  # clipped away, the error is the tensor itself
-        total += (error(part, ranges) / max(float(everything[0]), _SMALLEST)) ** (1.0 / power)
-    return float(ranges[int(np.argmin(total))])
+
+    def best(power: float) -> float:
+        def error(part: TensorStatistics, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            return focused_error(part, at, power) if method == "focus" else squared_error(part, at)
+
+        total = np.zeros(len(ranges))
+        for part in parts:
+            everything = error(part, np.array([part.absmax * 1e-6]))  # clipped away, the error is the tensor itself
+            total += (error(part, ranges) / max(float(everything[0]), _SMALLEST)) ** (1.0 / power)
+        return float(ranges[int(np.argmin(total))])
+
+    return settle(parts, best) if method == "focus" else Range(best(2.0), 2.0)
 
 
 def positive(scale: float) -> float:

@@ -9,7 +9,7 @@ import pytest
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
 from calibration.cache import Statistics
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
-from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, squared_error
+from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_of, settle, squared_error
 from qdqtool.errors import DataError, ModelError
 from tests.calibration.nets import conv_net
 
@@ -100,6 +100,47 @@ def test_power_falls_with_the_share_of_what_is_looked_at(rare: int, power: float
     stats.add_focus([np.ones(rare, np.float32)])
     assert focus_power([stats]) == pytest.approx(power)
     assert focus_power([stats, TensorStatistics.of(np.ones(10))]) == 2.0
+
+
+def silu(values: np.ndarray) -> np.ndarray:
+    return (values / (1 + np.exp(-values))).astype(np.float32)
+
+
+@pytest.mark.parametrize(("spread", "power"), [(2.0, 3.0), (30.0, 2.0)])
+def test_where_the_step_hides_the_negative_side_the_error_is_squared(spread: float, power: float) -> None:
+    """SiLU of small values keeps the power; of values so large that a step is all of its negative side, it does not."""
+    whole = silu(np.random.default_rng(3).standard_normal(60_000) * spread)
+    part = whole[:3_000]
+    stats = TensorStatistics.of(whole)
+    stats.add_focus([part])
+    found = range_of(stats, "focus")
+    assert found.power == power and found.amax == amax_of(stats, "focus")
+
+    def error(values: np.ndarray, amax: float) -> float:
+        step = amax / 127
+        return float(np.mean(np.abs(np.clip(np.rint(values / step), -127, 127) * step - values) ** power))
+
+    ranges = np.geomspace(stats.absmax / 4, stats.absmax, 200)
+    by_hand = np.array([(1 - FOCUS_WEIGHT) * error(whole, a) + FOCUS_WEIGHT * error(part, a) for a in ranges])
+    assert np.interp(found.amax, ranges, by_hand) <= by_hand.min() * 1.05
+
+
+@pytest.mark.parametrize(
+    ("step", "power"), [(0.1, 3.0), (0.5, 3.0), (0.6, 2.8), (0.75, 2.5), (1.0, 2.0), (4.0, 2.0), (None, 3.0)]
+)
+def test_the_power_falls_with_the_step_over_the_depth_of_the_negative_side(step: float | None, power: float) -> None:
+    depth = 0.25 if step is not None else 0.0  # a ReLU has no negative side
+    stats = TensorStatistics.of(np.append(np.full(1000, -depth, np.float32), 40.0))
+    stats.add_focus([np.ones(40, np.float32)])
+    tried: list[float] = []
+
+    def search(power: float) -> float:
+        tried.append(power)
+        return 127 * depth * (step or 1.0) if len(tried) == 1 else 1.5
+
+    found = settle([stats], search)
+    assert tried[0] == 3.0 and tried[-1] == found.power == pytest.approx(power)
+    assert len(tried) == (1 if power == 3.0 else 2) and (found.amax == 1.5) == (power < 3.0)
 
 
 def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path) -> None:

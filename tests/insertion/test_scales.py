@@ -50,6 +50,29 @@ def test_a_groups_range_has_the_least_total_relative_error() -> None:
     assert total(found.scale) < total(float(np.abs(WIDE).max()) / 127) * 0.9
 
 
+def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() -> None:
+    silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
+    for spread, power in ((2.0, 3.0), (30.0, 2.0)):  # steps far below, and above, SiLU's negative side
+        values = {n: silu(RNG.normal(0.0, spread * k, 40_000)).astype(np.float32) for n, k in (("a", 1.0), ("b", 0.6))}
+        stats = statistics(**values)
+        for name, array in values.items():
+            stats[name].add_focus([array[:2000]])
+        found, _ = choose_scale(group("a", "b"), stats, MethodChoice("focus"))
+        assert found.power == power
+
+        def total(scale: float) -> float:
+            errors = []
+            for array in values.values():  # noqa: B023
+                restored = np.clip(np.rint(array / scale), -127, 127) * scale
+                wrong, size = np.abs(array - restored) ** power, np.abs(array) ** power  # noqa: B023
+                errors.append([0.1 * e.mean() + 0.9 * e[:2000].mean() for e in (wrong, size)])
+            return float(sum((a / b) ** (1 / power) for a, b in errors))  # noqa: B023
+
+        own = [m.amax / 127 for m in found.members]
+        assert total(found.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
+    assert choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power is None
+
+
 def test_percentile_works_on_the_merged_values() -> None:
     found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0))
     expected = np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127
