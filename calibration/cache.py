@@ -18,6 +18,7 @@ import numpy.typing as npt
 from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
 from calibration.intervals import Intervals
 from calibration.looks import Looks
+from calibration.spots import CHANNELS, POSITIONS
 from calibration.statistics import TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
@@ -26,7 +27,7 @@ from qdqtool.files import read_input
 from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write, write_text
 
-FORMAT = "qdqtool/calibration/3"
+FORMAT = "qdqtool/calibration/4"
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _T = TypeVar("_T")
@@ -148,6 +149,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
+    spots = [(k, s) for k, name in enumerate(names) for s in sorted(statistics[name].spots, key=bytes)]
     header = {
         "format": FORMAT,
         "model": progress.model,
@@ -170,6 +172,8 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
         "counts": np.concatenate([p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
                                  or [np.zeros(0, np.int64)]),
+        "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(-1, 3),
+        "values": np.concatenate([s.reshape(-1) for _, s in spots] or [np.zeros(0, np.float32)]),
     }
     with atomic_write(path, at_once=True) as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -244,6 +248,7 @@ def _parse(archive: Archive, path: str) -> Progress:
     by_name = {_of(name, str): part for name, part in zip(plain, tensors, strict=False)}
     for name, part in zip(focused, tensors[len(plain):], strict=True):
         by_name[_of(name, str)].focus = part
+    _spots(tensors[: len(plain)], archive.read("spots"), archive.read("values"))
     statistics = Statistics(
         by_name,
         images=_of(header["images"], int),
@@ -273,6 +278,22 @@ def _looks(values: dict[str, Any]) -> Looks:
         if not isinstance(value, (int, float)) or (name not in ("low", "high") and not isinstance(value, int)):
             raise ValueError(f"'{name}' of its header is no number")
     return Looks(**values)
+
+
+def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+    """Gives each tensor what was kept of it: see :mod:`calibration.spots`."""
+    if shapes.dtype != np.int64 or shapes.shape[1:] != (3,) or values.dtype != np.float32 or values.ndim != 1:
+        raise ValueError("its arrays do not fit together")
+    if not np.isfinite(values).all():
+        raise ValueError("values that are not finite")
+    at = 0
+    for k, positions, channels in shapes.tolist():
+        if not (0 <= k < len(tensors) and 1 < positions <= POSITIONS and 0 < channels <= CHANNELS):
+            raise ValueError("positions of no tensor")
+        tensors[k].spots.append(values[at : at + positions * channels].reshape(positions, channels))
+        at += positions * channels
+    if at != len(values):
+        raise ValueError("its arrays do not fit together")
 
 
 def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]) -> MagnitudeCounter:

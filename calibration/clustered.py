@@ -19,6 +19,7 @@ from calibration.packing import absorb
 from calibration.parcels import Parcel
 from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
+from calibration.spots import chosen
 from calibration.statistics import TensorStatistics
 from calibration.threads import Snapshot
 from qdqtool.cluster.mapping import Cluster, Job
@@ -117,6 +118,7 @@ class ClusterPass:
 
     def _portions(self, job: Job) -> Iterator[Portion]:
         left = len(self.dataset) - len(self.left_out)
+        spotted = chosen(len(self.dataset))
         samples = self._samples()
         while left > 0:
             taken = list(itertools.islice(samples, self._pace.size(left, job.slots)))
@@ -125,7 +127,9 @@ class ClusterPass:
             identities = [d for _, _, digests in taken for d in digests]
             if type(self.dataset.source).identity is not Source.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
-            yield Portion(tuple(n for n, _, _ in taken), self.dataset.source.portion(indices), Parcel(identities))
+            numbers = tuple(n for n, _, _ in taken)
+            yield Portion(numbers, self.dataset.source.portion(indices), Parcel(identities),
+                          tuple(n for n in numbers if n in spotted))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """Number, indices and digests of each sample that is left; all digests are read on the way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,10 @@ class Tally:
         lock: Held while a sample is being added, so that a snapshot has whole samples.
     """
 
-    def __init__(self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int) -> None:
+    def __init__(
+        self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int,
+        spotted: Collection[int] = (),
+    ) -> None:
         """Begins with nothing counted.
 
         Args:
@@ -36,9 +39,11 @@ class Tally:
             bins: See :class:`calibration.statistics.TensorStatistics`.
             focus: See :func:`calibration.runner.collect`.
             counters: Threads that count the tensors of a sample.
+            spotted: Numbers of the samples to look at closely, see :mod:`calibration.spots`.
         """
         self._names = tuple(names)
         self._bins = bins
+        self.spotted = spotted
         self.lock = threading.Lock()
         self.forget()
         self._focus = focus
@@ -78,13 +83,15 @@ class Tally:
         looked_at = None if self._focus is None else self._focus.find(arrays)
         largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
         with self.lock:
-            list(self._pool.map(lambda n: self._count(n, arrays[n], looked_at), largest_first))
+            list(self._pool.map(lambda n: self._count(number, n, arrays[n], looked_at), largest_first))
             self.images += images
             self.done.add(number)
 
-    def _count(self, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
+    def _count(self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
         part = self.tensors[name]
         part.add(array, _thread.scratch)
+        if number in self.spotted:
+            part.add_spots(array, number)
         if looked_at is not None:
             part.add_focus(looked_at.values(array), _thread.scratch)
 

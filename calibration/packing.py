@@ -28,7 +28,10 @@ def pack(tensors: Mapping[str, TensorStatistics], names: Sequence[str]) -> dict[
         width = next(w for w in _WIDTHS if largest < 1 << (8 * w))
         row[:] = part.count, part.nonfinite, part.counter.top, part.counter.counts[0], first, width
         counts.append(window.astype(_WIDTHS[width]).tobytes())
+    spots = [(k, s) for k, name in enumerate(names) for s in tensors[name].spots]
     return {
+        "spots": [(k, *s.shape) for k, s in spots],
+        "values": b"".join(s.tobytes() for _, s in spots),
         "numbers": numbers,
         "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
         "focused": focused,
@@ -51,6 +54,11 @@ def absorb(tensors: Mapping[str, TensorStatistics], names: Sequence[str], packed
         if part.focus is None:
             part.focus = TensorStatistics(part.bins)
         parts.append(part.focus)
+    at = 0
+    for k, positions, channels in packed["spots"]:
+        values = np.frombuffer(packed["values"], np.float32, positions * channels, at)
+        parts[k].spots.append(values.reshape(positions, channels))
+        at += values.nbytes
     numbers: npt.NDArray[np.int64] = packed["numbers"]
     at = 0
     for part, row, (low, high), length in zip(

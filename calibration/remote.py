@@ -55,11 +55,13 @@ class Portion:
         numbers: The samples' numbers.
         source: Their parts, in order; the last sample alone may be filled up.
         identities: Of the parts, as the client sees them.
+        spotted: Those of the numbers to look at closely, see :mod:`calibration.spots`.
     """
 
     numbers: tuple[int, ...]
     source: Source
     identities: Parcel
+    spotted: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"samples {self.numbers[0]} to {self.numbers[-1]}"
@@ -110,7 +112,8 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         warnings.filterwarnings("ignore", module="PIL")
         begin = time.perf_counter()
         dataset = Dataset(Held(portion.source, portion.identities), given.inputs, len(portion.identities))
-        for number, load in dataset.tasks():
+        tally.spotted = portion.spotted
+        for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the job is over")
             tally.add(number, load())

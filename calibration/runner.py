@@ -21,6 +21,7 @@ from calibration.looks import Looks
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.pictures import YOLO_PREPROCESS, Preprocess
 from calibration.session import fetched_bytes, open_session, worker_count
+from calibration.spots import chosen
 from calibration.statistics import DEFAULT_BINS
 from calibration.threads import Snapshot, ThreadPass
 from qdqtool.errors import DataError, QdqtoolError
@@ -244,7 +245,8 @@ class _Job:
         count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
-        tallies = [Tally(session, wanted, self.bins, self.focus, threads) for _ in range(count)]
+        spotted = chosen(None if self.dataset.indices is None else len(self.dataset))
+        tallies = [Tally(session, wanted, self.bins, self.focus, threads, spotted) for _ in range(count)]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, snapshot: Snapshot, finished: bool = False) -> Statistics:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.histogram import Histogram, MagnitudeCounter, Scratch, linear, mantissa_bits, top_of
+from calibration.spots import Spots, taken
 from qdqtool.errors import DataError
 
 DEFAULT_BINS = 2048
@@ -26,9 +27,10 @@ class TensorStatistics:
         maximum: Largest finite value, ``-inf`` while there is none.
         focus: Statistics of those of the values that lie where the network looks, see :mod:`calibration.focus`; None
             where that is not known.
+        spots: Every channel at a few positions of a few images, see :mod:`calibration.spots`; in any order.
     """
 
-    __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite")
+    __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite", "spots")
 
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
         self.bins = bins
@@ -38,6 +40,7 @@ class TensorStatistics:
         self.maximum = -math.inf
         self.counter = MagnitudeCounter(mantissa_bits(bins))
         self.focus: TensorStatistics | None = None
+        self.spots: list[Spots] = []
 
     def __repr__(self) -> str:
         return f"<{self.count} values from {self.minimum:g} to {self.maximum:g}, {self.nonfinite} not finite>"
@@ -103,6 +106,12 @@ class TensorStatistics:
         for part in parts:
             self.focus.add(part, scratch)
 
+    def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
+        """Remembers a few positions of an activation [n, c, h, w]; :meth:`add` has to get it as well."""
+        found = taken(array, number)
+        if found is not None:
+            self.spots.append(found)
+
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -121,6 +130,7 @@ class TensorStatistics:
         result.focus = self.focus or other.focus
         if self.focus is not None and other.focus is not None:
             result.focus = self.focus.merge(other.focus)
+        result.spots = self.spots + other.spots
         return result
 
     def copy(self) -> TensorStatistics:

@@ -156,21 +156,26 @@ def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, met
     squared errors 0.62 (0.57), their logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared
     errors, which only the members with large values decide, cost 0.03 mAP50-95 on one model.
     """
-    from calibration.methods import Range, focused_error, settle, squared_error
+    from calibration.methods import SEARCH_BITS, Range, focused_error, settle, squared_error
 
     ranges = np.geomspace(low, high, _CANDIDATES)
 
-    def best(power: float) -> float:
+    def total(at: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         def error(part: TensorStatistics, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            return focused_error(part, at, power) if method == "focus" else squared_error(part, at)
+            return focused_error(part, at, power, SEARCH_BITS) if method == "focus" else squared_error(part, at)
 
-        total = np.zeros(len(ranges))
+        total = np.zeros(len(at))
         for part in parts:
             everything = error(part, np.array([part.absmax * 1e-6]))  # clipped away, the error is the tensor itself
-            total += (error(part, ranges) / max(float(everything[0]), _SMALLEST)) ** (1.0 / power)
-        return float(ranges[int(np.argmin(total))])
+            total += (error(part, at) / max(float(everything[0]), _SMALLEST)) ** (1.0 / power)
+        return total
 
-    return settle(parts, best) if method == "focus" else Range(best(2.0), 2.0)
+    def best(power: float) -> float:
+        return float(ranges[int(np.argmin(total(ranges, power)))])
+
+    if method == "focus":
+        return settle(parts, best, lambda at, power: total(at, power) ** power)
+    return Range(best(2.0), 2.0)
 
 
 def positive(scale: float) -> float:

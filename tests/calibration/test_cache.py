@@ -31,6 +31,7 @@ def same(a: Statistics, b: Statistics) -> bool:
         (a[n].count, a[n].nonfinite, a[n].minimum, a[n].maximum, a[n].counter.top)
         == (b[n].count, b[n].nonfinite, b[n].minimum, b[n].maximum, b[n].counter.top)
         and np.array_equal(a[n].counter.counts, b[n].counter.counts)
+        and sorted(map(bytes, a[n].spots)) == sorted(map(bytes, b[n].spots))
         for n in {*a, *b}
     )
 

@@ -138,7 +138,7 @@ def test_the_power_falls_with_the_step_over_the_depth_of_the_negative_side(step:
         tried.append(power)
         return 127 * depth * (step or 1.0) if len(tried) == 1 else 1.5
 
-    found = settle([stats], search)
+    found = settle([stats], search, lambda ranges, power: np.ones(len(ranges)))
     assert tried[0] == 3.0 and tried[-1] == found.power == pytest.approx(power)
     assert len(tried) == (1 if power == 3.0 else 2) and (found.amax == 1.5) == (power < 3.0)
 

@@ -1,0 +1,151 @@
+"""A few positions of a few images, and the errors that are the same all over an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration import TensorStatistics, amax_of, collect, load_statistics
+from calibration.methods import BIASED_WEIGHT, unbiased
+from calibration.spots import CHANNELS, IMAGES, POSITIONS, chosen, rounding, taken
+from qdqtool.errors import DataError
+from tests.calibration.nets import conv_net
+
+RNG = np.random.default_rng(11)
+
+
+@given(st.integers(1, 100_000))
+def test_samples_are_evenly_spread(samples: int) -> None:
+    numbers = sorted(n for n in chosen(samples) if n < samples)
+    assert len(numbers) == min(samples, IMAGES)
+    assert all(abs(n - k * samples / len(numbers)) <= 1 for k, n in enumerate(numbers))
+    assert chosen(None) == frozenset(range(IMAGES))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 130), st.integers(7, 40), st.integers(7, 40))
+def test_values_are_those_of_the_map_and_spread_over_it(number: int, channels: int, height: int, width: int) -> None:
+    where = np.arange(height * width, dtype=np.float32).reshape(1, 1, height, width)
+    array = where + np.arange(channels, dtype=np.float32).reshape(1, -1, 1, 1) * 10_000
+    values = taken(array, number)
+    assert values is not None and values.shape == (POSITIONS, min(channels, CHANNELS))
+    at, of = values % 10_000, values // 10_000
+    assert (at == at[:, :1]).all() and (of == of[:1]).all() and (np.diff(of[0]) >= 1).all()
+    gaps = np.diff(np.sort(np.concatenate([at[:, 0], [height * width + at[:, 0].min()]])))
+    assert gaps.max() <= 3 * height * width / POSITIONS + 1
+    again = taken(array.copy(), number)
+    assert again is not None and (values == again).all()
+
+
+@pytest.mark.parametrize("array", [
+    np.zeros((1, 4), np.float32), np.zeros((1, 4, 6, 7), np.float32), np.zeros((0, 4, 20, 20), np.float32),
+    np.zeros((1, 0, 20, 20), np.float32), np.full((1, 4, 20, 20), np.inf, np.float32),
+])  # fmt: skip
+def test_what_is_no_map_gives_none(array: npt.NDArray[np.float32]) -> None:
+    assert taken(array, 3) is None
+
+
+def test_errors_are_those_of_rounding_each_value() -> None:
+    spots = [RNG.normal(0, 3, (POSITIONS, 5)).astype(np.float32) + RNG.normal(0, 2, 5).astype(np.float32)
+             for _ in range(3)]
+    ranges = np.array([0.5, 2.0, 9.0, 30.0])
+    biased, whole = rounding(spots, ranges, 127)
+    for k, amax in enumerate(ranges):
+        step = np.float32(amax / 127)
+        by_hand, square = 0.0, 0.0
+        for values in spots:
+            error = np.clip(np.round(values / step), -127, 127) * step - values
+            means = error.astype(np.float64).mean(axis=0)
+            # Of n errors with a mean m and a variance v, the squared mean is m * m + v / n on average.
+            by_hand += max(float((means**2 - error.astype(np.float64).var(axis=0, ddof=1) / POSITIONS).sum()), 0.0) / 3
+            square += float((error.astype(np.float64) ** 2).sum(axis=1).mean()) / 3
+        assert whole[k] == pytest.approx(square, rel=1e-4)
+        assert biased[k] == pytest.approx(by_hand, rel=1e-3, abs=1e-4 * square)
+
+
+def test_noise_has_no_biased_error_and_a_flat_image_nothing_else() -> None:
+    noise = [RNG.normal(0, 20, (POSITIONS, 40)).astype(np.float32) for _ in range(16)]
+    flat = [np.repeat(RNG.normal(0, 20, (1, 40)), POSITIONS, axis=0).astype(np.float32) for _ in range(16)]
+    biased, whole = rounding(noise, np.array([100.0]), 127)
+    assert biased[0] < 0.02 * whole[0]
+    biased, whole = rounding(flat, np.array([100.0]), 127)
+    assert biased[0] == pytest.approx(whole[0], rel=1e-4)
+
+
+def paper(ink: float, share: float, flat: bool) -> TensorStatistics:
+    """Two channels over a map, 1.5 steps of 1 / 127 each in the background, and rare larger values."""
+    stats = TensorStatistics()
+    rng = np.random.default_rng(4)
+    for number in range(4):
+        array = np.full((1, 2, 64, 64), 1.5 / 127, np.float32)
+        if not flat:
+            array += rng.normal(0, 0.05, array.shape).astype(np.float32)
+        drawn = rng.random(array.shape) < share
+        array[drawn] = rng.uniform(0.3, ink, int(drawn.sum())).astype(np.float32)
+        stats.add(array)
+        stats.add_spots(array, number)
+    return stats
+
+
+def test_a_range_moves_where_a_flat_area_would_be_rounded_the_same_way_everywhere() -> None:
+    flat, noisy = paper(1.0, 0.02, flat=True), paper(1.0, 0.02, flat=False)
+    kept = flat.spots
+    flat.spots = []
+    least = amax_of(flat, "focus")
+    assert least == amax_of(flat, "mse")
+    # Such a background lies 0.46 of a step from the next integer at this range; at a shorter one nearer to two steps.
+    flat.spots = [np.full_like(s, 1.46 * least / 127) for s in kept]
+    found = amax_of(flat, "focus")
+    wrong = lambda amax: abs(round(1.46 * least / amax) * amax / 127 - 1.46 * least / 127)  # noqa: E731
+    assert found < least and wrong(found) < 0.75 * wrong(least)
+    assert amax_of(noisy, "focus") == amax_of(noisy, "mse")
+
+
+def test_the_sum_is_the_least_among_ranges_near() -> None:
+    stats = paper(1.0, 0.2, flat=True)
+    error = lambda at: 1.0 + 30.0 * (at / 0.9 - 1.0) ** 2  # noqa: E731
+    found = unbiased([stats], 0.9, error)
+
+    def total(amax: float) -> float:
+        biased, _ = rounding(stats.spots, np.array([amax]), 127)
+        _, whole = rounding(stats.spots, np.array([0.9]), 127)
+        return float(error(amax) + BIASED_WEIGHT * (biased[0] / whole[0]) ** 2)
+
+    near = 0.9 * 2.0 ** (np.arange(-24, 3) / 12)
+    assert total(found) == pytest.approx(min(map(total, near[near <= stats.absmax])), rel=1e-6)
+    assert unbiased([TensorStatistics.of(np.ones(9))], 0.9, error) == 0.9  # nothing is known of it
+    assert unbiased([stats], 0.9, np.zeros_like) == 0.9  # nothing to lose
+
+
+def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
+    samples = [{"images": RNG.random((1, 3, 16, 16), np.float32)} for _ in range(40)]
+    cache = tmp_path / "cache.npz"
+    found = collect(conv_net(), samples, ["images", "c1"], cache=cache, progress=False)
+    assert [len(found[n].spots) for n in found] == [IMAGES, IMAGES]
+    wanted = sorted(bytes(v) for k in chosen(40) if (v := taken(samples[k]["images"], k)) is not None)
+    assert sorted(map(bytes, found["images"].spots)) == wanted
+    back = load_statistics(cache)
+    assert sorted(map(bytes, back["images"].spots)) == wanted
+    half = found["c1"].merge(back["c1"])
+    assert amax_of(half, "focus") == pytest.approx(amax_of(found["c1"], "focus"), rel=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    {"spots": np.array([[9, 48, 3]])}, {"spots": np.array([[0, 1, 3]])}, {"spots": np.array([[0, 48, 999]])},
+    {"spots": np.zeros((1, 3), np.float32)}, {"values": np.zeros(7, np.float32)},
+    {"values": np.full(48 * 3, np.nan, np.float32)}, {"values": np.zeros(48 * 3, np.float64)},
+])  # fmt: skip
+def test_damaged_ones_are_refused(tmp_path: Path, change: dict[str, npt.NDArray[np.generic]]) -> None:
+    cache = tmp_path / "cache.npz"
+    collect(conv_net(), [{"images": RNG.random((1, 3, 16, 16), np.float32)}], ["images"], cache=cache, progress=False)
+    with np.load(cache) as file:
+        arrays = dict(file)
+    assert arrays["spots"].tolist() == [[0, 48, 3]]
+    np.savez(cache, **{**arrays, **change})
+    with pytest.raises(DataError, match=r"cache\.npz: the calibration cache is damaged \(.*\); delete it"):
+        load_statistics(cache)
