@@ -1,26 +1,30 @@
-"""Size of what `qdqtool extract` cuts out for each finding of the evidence graphs and of a YOLOv8n full of defects.
+"""Size of what `qdqtool extract` cuts out for each finding of the evidence graphs and of two spoilt YOLOv8n.
 
-usage: python benchmarks/extract.py [--builds N] [--minimize N] [--private N] [--only WORD]
+usage: python benchmarks/extract.py [--builds N] [--minimize N] [--private N] [--only WORD] [--keep rows.json]
+                                    [--docs docs/extract.md]
 
 For each finding: does the extract show the same finding (code, node, message and fix) with the convolutions that it
-names predicted alike, and with how many nodes? Targets: all do, at most 20 nodes in the median. With TensorRT-RTX
-installed, the extracts of N findings of each network (all without --builds) are built: each has to build where its
-whole network does. --minimize and --private repeat it for the first N findings of each, shrunk and made private.
-Nothing was chosen on these networks but the limit of hops.
+names predicted alike, and with how many nodes? Targets: all do, at most 20 nodes in the median of each network. With
+TensorRT-RTX installed, the extracts of N findings of each network, spread over its codes, are built: each has to build
+where its whole network does. --minimize and --private repeat it for N findings of each, shrunk and made private; a
+private one is searched for every name of the whole. Nothing was chosen on these networks but the limit of hops.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from marked import kept_rows, replace_between
 from onnx import helper, numpy_helper
 
 import qdqtool
@@ -28,24 +32,31 @@ import qdqtool.errors
 from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
 from qdqtool.demo.model import yolov8n
-from qdqtool.extraction.shown import key
+from qdqtool.extraction.private import made_private, texts
+from qdqtool.extraction.shown import choose, key
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
+from qdqtool.modelfile import load
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "tests" / "data" / "evidence"
 MEDIAN_NODES = 20
+BEGIN, END = "<!-- extract: written by benchmarks/extract.py -->", "<!-- end of extract -->"
 
 
-def defective(size: int = 320) -> Model:
-    """A quantized YOLOv8n into which defects were put, each at another place."""
+@functools.cache
+def slow(size: int = 320) -> Model:
+    """A quantized YOLOv8n without some of its pairs: it builds, and runs slower than it could."""
     random = np.random.default_rng(0)
     images = [{"images": random.random((1, 3, size, size), dtype=np.float32)} for _ in range(2)]
-    model = Model(insert(yolov8n(size), images).model)
-    model = Model(_without_pairs(model))
+    return Model(_without_pairs(Model(insert(yolov8n(size), images).model)))
+
+
+def defective() -> Model:
+    """The same with defects that a builder refuses, each at another place."""
     proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto.CopyFrom(slow().proto)
     _spoil(proto)
     return Model(proto)
 
@@ -109,13 +120,12 @@ def _spoil(proto: onnx.ModelProto) -> None:
     proto.graph.initializer.extend(unique.values())
 
 
-def networks() -> Iterator[tuple[str, Model]]:
-    """Name and model."""
-    from qdqtool.modelfile import load
-
-    for path in sorted(EVIDENCE.glob("*/model.onnx.gz")):
-        yield path.parent.name, load(path)
-    yield "yolov8n with defects", defective()
+def networks() -> dict[str, Callable[[], Model]]:
+    """Name to what makes the model."""
+    found: dict[str, Callable[[], Model]] = {
+        path.parent.name: functools.partial(load, path) for path in sorted(EVIDENCE.glob("*/model.onnx.gz"))
+    }
+    return {**found, "yolov8n without some pairs": slow, "yolov8n with defects": defective}
 
 
 def builds(proto: onnx.ModelProto) -> bool:
@@ -126,69 +136,133 @@ def builds(proto: onnx.ModelProto) -> bool:
         return build(path).status == "built"
 
 
+def spread(findings: Sequence[str], most: int) -> set[str]:
+    """At most so many, the first of each code before the second of any."""
+    return set(sorted(findings, key=lambda f: int(f.partition(":")[2]))[:most])
+
+
+class Measuring:
+    """One network after the other, each made once.
+
+    Args:
+        builds, minimize, private: Findings of each network to do that for.
+    """
+
+    def __init__(self, builds: int, minimize: int, private: int) -> None:
+        self.builds, self.limits = builds, {"minimize": minimize, "private": private}
+        self.made = networks()
+        self.at: tuple[str, Model, qdqtool.Prediction] | None = None
+
+    def model(self, name: str) -> tuple[Model, qdqtool.Prediction]:
+        if self.at is None or self.at[0] != name:
+            model = self.made[name]()
+            self.at = name, model, qdqtool.predict(model)
+        return self.at[1:]
+
+    def network(self, name: str) -> dict[str, Any]:
+        """Its size, its findings, and whether it builds."""
+        model, prediction = self.model(name)
+        counts: dict[str, int] = {}
+        found = []
+        for finding in prediction.findings:
+            counts[finding.code] = counts.get(finding.code, 0) + 1
+            found.append(f"{finding.code}:{counts[finding.code]}")
+        return {"nodes": len(model.nodes), "findings": found, "builds": self.builds > 0 and builds(model.proto)}
+
+    def finding(self, name: str, which: str, whole: dict[str, Any]) -> dict[str, Any]:
+        """One extract: its size, and what is wrong with it."""
+        model, prediction = self.model(name)
+        start = time.process_time()
+        wrong: list[str] = []
+        row: dict[str, Any] = {"wrong": wrong}
+        try:
+            result = qdqtool.extract(model, finding=which)
+        except qdqtool.errors.QdqtoolError as error:
+            wrong.append(str(error))
+            return row
+        row.update(nodes=result.nodes[0], seconds=round(time.process_time() - start, 1))
+        if key(choose(prediction, which, None)) not in {key(f) for f in result.prediction.findings}:
+            wrong.append("another finding")
+        if whole["builds"] and which in spread(whole["findings"], self.builds):
+            row["builds"] = builds(result.proto)
+            if not row["builds"]:
+                wrong.append("does not build, the whole does")
+        if which in spread(whole["findings"], self.limits["minimize"]):
+            row["minimized"] = qdqtool.extract(model, finding=which, minimize=True).nodes[0]
+        if which in spread(whole["findings"], self.limits["private"]):
+            row["private"] = self._private(model, result)
+            wrong += [f"private: {row['private']}"] if row["private"] else []
+        return row
+
+    def _private(self, model: Model, result: qdqtool.Extraction) -> str:
+        """What is wrong with the private extract; empty where nothing is."""
+        try:
+            proto, _ = made_private(model, result.proto, result.prediction)
+        except qdqtool.errors.QdqtoolError as error:
+            return str(error)
+        private = qdqtool.predict(proto)
+        if [(c.op, c.precision, c.inputs, c.output) for c in private.convolutions] != [
+            (c.op, c.precision, c.inputs, c.output) for c in result.prediction.convolutions
+        ] or private.findings_by_code() != result.prediction.findings_by_code():
+            return "another prediction"
+        names = {n.name for n in model.nodes} | set(model.producers) | set(model.initializers) | set(model.inputs)
+        left = names & set(texts(proto))
+        text = "\n".join(texts(proto))
+        left |= {n for n in names if len(n) > 5 and n in text}
+        return f"'{min(left)}' is left" if left else ""
+
+
+def page(wholes: dict[str, Any], rows: dict[str, Any]) -> list[str]:
+    """The table, and the figures of all networks."""
+    lines = ["| network | nodes | findings (codes) | nodes in the median | at most | built | private |",
+             "|---|---|---|---|---|---|---|"]
+    for name, whole in [*wholes.items(), ("all", {})]:
+        here = [rows[r] for r in rows if name == "all" or r.partition(" | ")[0] == name]
+        sizes = [r["nodes"] for r in here if "nodes" in r]
+        codes = {r.partition(" | ")[2].partition(":")[0] for r in rows if name in ("all", r.partition(" | ")[0])}
+        built = [r["builds"] for r in here if "builds" in r]
+        private = [not r["private"] for r in here if "private" in r]
+        told = f"{sum(built)} of {len(built)}" if built else "the whole does not" if whole else "-"
+        lines.append(
+            f"| {name} | {whole.get('nodes', '')} | {len(here)} ({len(codes)}) | "
+            f"{statistics.median(sizes) if sizes else 0:g} | {max(sizes, default=0)} | {told} | "
+            f"{sum(private)} of {len(private)} |"
+        )
+    small = [r["minimized"] for r in rows.values() if "minimized" in r]
+    if small:
+        lines += ["", f"With `--minimize`: {len(small)} findings, {statistics.median(small):g} nodes in the median."]
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--builds", type=int, default=10**6, help="most extracts to build for each network")
     parser.add_argument("--minimize", type=int, default=0, help="findings of each network to shrink as well")
     parser.add_argument("--private", type=int, default=0, help="findings of each network to make private as well")
     parser.add_argument("--only", default="", help="networks whose name holds this")
+    parser.add_argument("--keep", type=Path, help="rows measured so far: written after each, taken up where it ended")
+    parser.add_argument("--docs", type=Path, help="page to write the table into")
     options = parser.parse_args()
-    can_build = is_installed("tensorrt_rtx") and options.builds > 0
-    sizes: list[int] = []
-    small: list[int] = []
-    failed: list[str] = []
-    built = asked = private = 0
-    for name, model in networks():
-        if options.only not in name:
-            continue
-        start = time.process_time()
-        prediction = qdqtool.predict(model)
-        whole_builds = can_build and builds(model.proto)
-        here: list[int] = []
-        counts: dict[str, int] = {}
-        for number, finding in enumerate(prediction.findings):
-            counts[finding.code] = counts.get(finding.code, 0) + 1
-            which = f"{finding.code}:{counts[finding.code]}"
-            try:
-                result = qdqtool.extract(model, finding=which)
-            except qdqtool.errors.QdqtoolError as error:
-                failed.append(f"{name} {which}: {error}")
-                continue
-            if key(finding) not in {key(f) for f in result.prediction.findings}:
-                failed.append(f"{name} {which}: another finding")
-            here.append(result.nodes[0])
-            if whole_builds and number < options.builds:
-                asked += 1
-                if builds(result.proto):
-                    built += 1
-                else:
-                    failed.append(f"{name} {which}: does not build, the whole does")
-            if number < options.minimize:
-                small.append(qdqtool.extract(model, finding=which, minimize=True).nodes[0])
-            if number < options.private:
-                try:
-                    qdqtool.extract(model, finding=which, private=True)
-                    private += 1
-                except qdqtool.errors.QdqtoolError as error:
-                    failed.append(f"{name} {which}: private: {error}")
-        sizes += here
-        told = f"median {statistics.median(here):g} nodes, most {max(here)}" if here else "nothing"
-        print(f"{name:<44} {len(model.nodes):>4} nodes {len(here):>4} findings: {told}; "
-              f"{len(counts)} codes, {'builds' if whole_builds else 'not built'}, "
-              f"{time.process_time() - start:.0f} s CPU", flush=True)
+    measuring = Measuring(options.builds if is_installed("tensorrt_rtx") else 0, options.minimize, options.private)
+    names = [n for n in measuring.made if options.only in n]
+    suffix = options.keep.suffix if options.keep else ""
+    wholes = kept_rows(names, options.keep and options.keep.with_suffix(f".networks{suffix}"), measuring.network)
+    wholes = {n: wholes[n] for n in names}
+    cells = {f"{n} | {which}": (n, which) for n in names for which in wholes[n]["findings"]}
+    rows = kept_rows(cells, options.keep, lambda cell: measuring.finding(*cells[cell], wholes[cells[cell][0]]))
+    rows = {cell: rows[cell] for cell in cells}
+    lines = page(wholes, rows)
+    print("\n".join(lines))
+    failed = [f"{cell}: {wrong}" for cell, row in rows.items() for wrong in row["wrong"]]
     for line in failed:
         print(f"FAILED {line}")
-    if not sizes:
-        return 1
-    median = statistics.median(sizes)
-    share = sum(s <= MEDIAN_NODES for s in sizes) / len(sizes)
-    print(f"{len(sizes)} findings: median {median:g} nodes (target {MEDIAN_NODES}), {share:.0%} at or below it, "
-          f"most {max(sizes)}; {built} of {asked} build; {len(failed)} failed")
-    if small:
-        print(f"shrunk: {len(small)} findings, median {statistics.median(small):g} nodes")
-    if options.private:
-        print(f"private: {private} made")
-    return int(median > MEDIAN_NODES or bool(failed))
+    sizes = {n: [rows[c]["nodes"] for c in cells if cells[c][0] == n and "nodes" in rows[c]] for n in names}
+    large = [n for n in names if sizes[n] and statistics.median(sizes[n]) > MEDIAN_NODES]
+    for name in large:
+        print(f"FAILED {name}: more than {MEDIAN_NODES} nodes in the median")
+    if options.docs:
+        replace_between(options.docs, BEGIN, END, "\n".join(lines))
+    return int(bool(failed or large or not rows))
 
 
 if __name__ == "__main__":

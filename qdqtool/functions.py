@@ -8,6 +8,7 @@ import onnx
 
 from qdqtool import budgets
 from qdqtool.errors import ModelError
+from qdqtool.subgraphs import held
 
 _Key = tuple[str, str, str]
 
@@ -36,6 +37,18 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     if total > budgets.FUNCTION_CALLS:
         raise ModelError(f"{what}: its own functions stand for {_about(total)} nodes; the limit is "
                          f"{budgets.FUNCTION_CALLS}; export the model without functions")
+
+
+def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+    """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
+    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    found: set[_Key] = set()
+    work = [proto.graph.node]
+    while work:
+        for key in {_called(n) for n in _nodes(work.pop())} & set(functions) - found:
+            found.add(key)
+            work.append(functions[key].node)
+    return [f for key, f in functions.items() if key in found]
 
 
 def _about(count: int) -> str:
@@ -76,7 +89,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g.node)
+            for graph in held(attribute):
+                yield from _nodes(graph.node)
             for inner in attribute.graphs:
                 yield from _nodes(inner.node)

@@ -93,6 +93,7 @@ class Model:
     Args:
         types: A model of which this one is a part or a variant: its tensors of the same names have the same types and
             dimensions, so that they need not be inferred again.
+        constants: A model that holds the data of this one's initializers, which are placeholders without any.
 
     Attributes:
         proto: The model; external weights are loaded lazily, see :meth:`constant`.
@@ -109,10 +110,12 @@ class Model:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "", types: Model | None = None
+        self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "", types: Model | None = None,
+        constants: Model | None = None,
     ) -> None:
         self.proto = proto
         self._types = types
+        self._constants = constants
         self.path = path
         self.sha256 = sha256 or _hash_of(proto)
         self.base_dir = base_dir
@@ -120,6 +123,8 @@ class Model:
         names = Counter(n.name for n in graph.node)
         self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
         self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}
+        if constants is not None:
+            self.initializers = {t: constants.initializers.get(t, own) for t, own in self.initializers.items()}
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
@@ -134,7 +139,7 @@ class Model:
                             f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
                         )
                     self.producers[name] = node
-            node.captured = tuple(_captured(node.proto))
+            node.captured = tuple(captured(node.proto))
             for name in (*node.inputs, *node.captured):
                 if name:
                     self.consumers.setdefault(name, []).append(node)
@@ -215,6 +220,8 @@ class Model:
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
         """The value of an initializer or Constant; None when it is neither or its data is not at hand."""
+        if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
+            return self._constants.constant(tensor)
         if tensor not in self._arrays:
             self._arrays[tensor] = self._read_constant(tensor)
         return self._arrays[tensor]
@@ -316,14 +323,14 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
     return next((o for o in node.output if o), node.name)
 
 
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
+def captured(node: onnx.NodeProto) -> Iterator[str]:
     """Tensors that the subgraphs of a node read from outside."""
     for attribute in node.attribute:
         for graph in held(attribute):
             inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             seen: set[str] = set()
             for inner in graph.node:
-                for name in (*inner.input, *_captured(inner)):
+                for name in (*inner.input, *captured(inner)):
                     if name and name not in inside and name not in seen:
                         seen.add(name)
                         yield name
@@ -383,8 +390,13 @@ def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) 
         if tensor_bytes(tensor) <= keep:
             graph.initializer.add().CopyFrom(tensor)
         else:
-            graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            graph.initializer.add().CopyFrom(placeholder(tensor))
     return slim
+
+
+def placeholder(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """Name, type and dimensions of a tensor, without its data."""
+    return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 
 
 def _hash_of(proto: onnx.ModelProto) -> str:

@@ -223,8 +223,11 @@ class _Job:
 
     def _narrow(self, anchors: Sequence[Node]) -> None:
         """Grows and trims the part around the anchors."""
-        part = _last(self._watched(grow(self.cutter, anchors, self._part_holds), "cutting")) or self.cutter.whole()
-        part = _last(self._watched(trim(self.cutter, part, anchors, self._part_holds), "trimming")) or part
+        for holds in (self._sketch_holds, self._part_holds):
+            part = _last(self._watched(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
+            part = _last(self._watched(trim(self.cutter, part, anchors, holds), "trimming")) or part
+            if self._part_holds(part):
+                break
         self._set(part)
         if part != self.cutter.whole():
             self._plainer()
@@ -234,6 +237,12 @@ class _Job:
         for candidate in constants(self.proto):
             if self.shown.holds(self._predict(candidate)):
                 self.with_nodes, self.proto = self.proto, candidate
+
+    def _sketch_holds(self, part: Part) -> bool:
+        try:
+            return self.shown.holds(predict(self.cutter.sketch(part), self.target))
+        except ModelError:
+            return False
 
     def _part_holds(self, part: Part) -> bool:
         try:

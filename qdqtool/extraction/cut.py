@@ -12,11 +12,13 @@ from onnx import helper
 
 from qdqtool import qdq
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, Node
+from qdqtool.functions import called
+from qdqtool.graph import Model, Node, captured, placeholder, tensor_bytes
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
 })
+_SMALL = 4096  # bytes; larger constants are put in when the part is found
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,37 @@ class Cutter:
         Raises:
             ModelError: onnx-graphsurgeon cannot read the part, or the type of an input is not known.
         """
+        slim = self._slim(part)
+        cut = _through_graphsurgeon(slim, part, self.model.path or "model")
+        return self._put_back(cut, slim)
+
+    def sketch(self, part: Part) -> Model:
+        """What :meth:`make` would make, to be predicted: its weights are the whole model's, and cost no copying.
+
+        Raises:
+            ModelError: The type of an input is not known.
+        """
+        slim = self._slim(part)
+        needed = set(part.outputs)
+        nodes = []
+        for node in reversed(slim.graph.node):
+            if not needed.isdisjoint(node.output):
+                nodes.append(node)
+                needed.update(node.input)
+                needed.update(captured(node))
+        if len(nodes) < len(slim.graph.node):
+            nodes.reverse()
+            del slim.graph.node[:]
+            slim.graph.node.extend(nodes)
+        model = self.model
+        return Model(slim, model.path, "a part", model.base_dir, types=model, constants=model)
+
+    def _slim(self, part: Part) -> onnx.ModelProto:
+        """The part's nodes and small constants alone, so that the cut costs what the part is worth, not the whole.
+
+        Raises:
+            ModelError: The type of an input is not known.
+        """
         typed = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
             if typed[tensor].type.WhichOneof("value") is None:
@@ -193,12 +226,6 @@ class Cutter:
                     f"{self.model.path or 'model'}: the type of tensor '{tensor}' is not known, so it cannot become a "
                     "network input; run onnx's shape inference on the model, or cut elsewhere"
                 )
-        slim = self._slim(part, typed)
-        cut = _through_graphsurgeon(slim, part, self.model.path or "model")
-        return self._put_back(cut, slim, typed)
-
-    def _slim(self, part: Part, typed: dict[str, onnx.ValueInfoProto]) -> onnx.ModelProto:
-        """The part's nodes and constants alone, so that the cut costs what the part is worth, not the whole."""
         source = self.model.proto
         slim = onnx.ModelProto()
         for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -216,41 +243,39 @@ class Cutter:
             copy = graph.node.add()
             copy.CopyFrom(node.proto)
             copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
-        graph.initializer.extend(t for t in source.graph.initializer if t.name in tensors and t.name not in typed)
+        inside = (t for t in self.model.initializers.values() if t.name in tensors and t.name not in typed)
+        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else placeholder(t) for t in inside)
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
         graph.input.extend(typed[t] for t in part.inputs)
         graph.output.extend(typed[t] for t in part.outputs)
-        ends = {*part.inputs, *part.outputs}
-        made = {t for n in chosen for t in n.outputs if t} - ends
-        graph.value_info.extend(self._typed(t) for t in sorted(made) if self._is_typed(t))
+        made = {t for n in chosen for t in n.outputs if t} - set(typed)
+        types = (self.value_info(t) for t in sorted(made))
+        graph.value_info.extend(v for v in types if v.type.WhichOneof("value") is not None)
         return slim
 
-    def _is_typed(self, tensor: str) -> bool:
-        declared = self._declared.get(tensor)
-        return declared is not None and declared.type.WhichOneof("value") is not None
-
-    def _typed(self, tensor: str) -> onnx.ValueInfoProto:
-        declared: onnx.ValueInfoProto = self._declared[tensor]
-        return declared
-
-    def _put_back(
-        self, cut: onnx.ModelProto, slim: onnx.ModelProto, typed: dict[str, onnx.ValueInfoProto]
-    ) -> onnx.ModelProto:
+    def _put_back(self, cut: onnx.ModelProto, slim: onnx.ModelProto) -> onnx.ModelProto:
         """The original's protos for whatever graphsurgeon kept: it drops metadata and rewrites types and attributes."""
         result = onnx.ModelProto()
         result.CopyFrom(slim)
         graph = result.graph
-        by_output = {o: n for n in slim.graph.node for o in n.output if o}
-        kept = [next(by_output[o] for o in n.output if o) for n in cut.graph.node if any(n.output)]
-        tensors = {t for n in cut.graph.node for t in (*n.input, *n.output)} | set(typed)
-        tensors |= {t for n in self.model.nodes for t in n.captured}
+        made = {o for n in cut.graph.node for o in n.output if o}
+        # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
+        kept = [n for n in slim.graph.node if not made.isdisjoint(n.output)]
+        tensors = {t for n in cut.graph.node for t in (*n.input, *n.output)}
+        tensors |= {v.name for v in (*graph.input, *graph.output)} | {t for n in self.model.nodes for t in n.captured}
         del graph.node[:]
         graph.node.extend(kept)
-        for field in (graph.initializer, graph.value_info):
-            stay = [x for x in field if x.name in tensors]
-            del field[:]
-            field.extend(stay)
+        weights = [self.model.initializers[t.name] for t in graph.initializer if t.name in tensors]
+        types = [v for v in graph.value_info if v.name in tensors]
+        del graph.initializer[:], graph.value_info[:]
+        graph.initializer.extend(weights)
+        graph.value_info.extend(types)
+        functions = called(result)
+        if len(functions) < len(result.functions):
+            functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
+            del result.functions[:]
+            result.functions.extend(functions)
         used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
         opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
         if any(n.attribute and any(a.HasField("g") or a.graphs for a in n.attribute) for n in graph.node):
@@ -258,18 +283,18 @@ class Cutter:
         copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
         del result.opset_import[:]
         result.opset_import.extend(copies)
-        called = {(n.domain, n.op_type) for n in graph.node}
-        if not any((f.domain, f.name) in called for f in result.functions):
-            del result.functions[:]
         return result
 
 
 def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.ModelProto:
     import onnx_graphsurgeon as gs
 
+    bare = onnx.ModelProto()
+    bare.CopyFrom(slim)
+    del bare.functions[:]  # a call from a subgraph sends graphsurgeon round in circles; a call is a node as any other
     with _quiet(gs):
         try:
-            graph = gs.import_onnx(slim)
+            graph = gs.import_onnx(bare)
             tensors = graph.tensors()
             graph.inputs = [tensors[t] for t in part.inputs if t in tensors]
             graph.outputs = [tensors[t] for t in part.outputs]

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from qdqtool import qdq
 from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.subgraphs import held
+from qdqtool.graph import captured
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
@@ -37,7 +37,7 @@ def prune(proto: onnx.ModelProto) -> None:
         if needed & set(node.output):
             keep.append(node)
             needed.update(node.input)
-            needed.update(_captured(node))
+            needed.update(captured(node))
     keep.reverse()
     del graph.node[:]
     graph.node.extend(keep)
@@ -49,15 +49,6 @@ def prune(proto: onnx.ModelProto) -> None:
     types = [v for v in graph.value_info if v.name in unknown and v.name in needed]
     del graph.value_info[:]
     graph.value_info.extend(types)
-
-
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
-    for attribute in node.attribute:
-        for graph in held(attribute):
-            for inner in graph.node:
-                yield from inner.input
-                yield from _captured(inner)
-            yield from (v.name for v in graph.output)
 
 
 def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
@@ -145,7 +136,7 @@ class Starts:
     ) -> Iterator[onnx.ModelProto]:
         nodes = proto.graph.node
         made = {o: nodes[i] for i in sorted(gone) for o in nodes[i].output if o and o not in constants}
-        read = {t for i, n in enumerate(nodes) if i not in gone for t in (*n.input, *_captured(n))}
+        read = {t for i, n in enumerate(nodes) if i not in gone for t in (*n.input, *captured(n))}
         entering = [t for t in made if t in read]
         if ends & set(made) or any(t not in types for t in entering):
             return

@@ -80,9 +80,12 @@ def test_everything_the_original_says_is_kept() -> None:
     assert proto.opset_import == model.opset_import
     before = {n.name: n for n in model.graph.node}
     assert all(n == before[n.name] for n in proto.graph.node)
+    order = [n.name for n in model.graph.node]
+    places = [order.index(n.name) for n in proto.graph.node]
+    assert places == sorted(places)
     constants = {t.name: t for t in model.graph.initializer}
     assert all(t == constants[t.name] for t in proto.graph.initializer)
-    kept = {v.name: v for v in proto.graph.value_info}
+    kept = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input)}
     assert kept["b1.r0:0"].type.tensor_type.shape.dim[0].dim_param == "n"
     made = {o for n in model.graph.node for o in n.output} | {v.name for v in model.graph.input}
     assert {v.name for v in (*proto.graph.input, *proto.graph.output)} <= made
@@ -208,3 +211,31 @@ def test_several_findings_in_one_part() -> None:
     assert "what SKIP-FLOAT at b1.sum, OUT-FLOAT at last depends on" in result.kept
     one, two = (qdqtool.extract(model, finding=c).nodes[0] for c in ("SKIP-FLOAT", "OUT-FLOAT"))
     assert max(one, two) < result.nodes[0] < len(model.graph.node)
+
+
+def _function(name: str, *calls: str) -> onnx.FunctionProto:
+    nodes = [helper.make_node("Neg", ["x"], ["0"])]
+    nodes += [helper.make_node(call, [str(i)], [str(i + 1)], domain="own") for i, call in enumerate(calls)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_function("own", name, ["x"], [str(len(calls))], nodes, opsets)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["called", "called from a subgraph"])
+def test_functions_that_the_part_calls_stay_and_no_others(inside: bool) -> None:
+    model = residual()
+    end = model.graph.output[0].name
+    call = helper.make_node("Outer", [end], ["done"], "outer", domain="own")
+    if inside:
+        branches = [helper.make_graph([helper.make_node("Outer", [end], [f"in{i}"], domain="own")], f"g{i}", [],
+                                      [helper.make_tensor_value_info(f"in{i}", onnx.TensorProto.FLOAT, None)])
+                    for i in range(2)]
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
+        call = helper.make_node("If", ["which"], ["done"], "outer", then_branch=branches[0], else_branch=branches[1])
+    model.graph.node.append(call)
+    model.graph.output[0].name = "done"
+    model.functions.extend([_function("Unused"), _function("Outer", "Inner", "Inner"), _function("Inner")])
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    part = qdqtool.extract(model, node="outer", hops=1).proto
+    assert [f.name for f in part.functions] == ["Outer", "Inner"]
+    onnx.checker.check_model(part, full_check=True)
+    assert not qdqtool.extract(model, finding="SKIP-FLOAT").proto.functions
