@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.process import INTERRUPTED
 from qdqtool.text import as_text
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]),
               help="Build here; the small model has to fail or differ as the whole does.")
 @click.option("--check", metavar="COMMAND", help="Run this on each model; it has to exit as it does for the whole.")
+@click.option("--says", metavar="TEXT", help="What COMMAND prints of the whole, and has to print of the small model.")
 @click.option("--limit", type=click.IntRange(min=1), help="The most models to try (default 2000, 400 with builds).")
 @click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
 @click.option("--report", type=click.Path(), help="Write what an issue needs, in Markdown.")
@@ -40,14 +42,15 @@ if TYPE_CHECKING:
 def command(
     model: str, output: str, finding: tuple[str, ...], node: str | None, hops: int | None, inputs: tuple[str, ...],
     outputs: tuple[str, ...], target: str | None, minimize: bool, builder: str | None, check: str | None,
-    limit: int | None, private: bool, report: str | None, verification: str | None, form: str,
+    says: str | None, limit: int | None, private: bool, report: str | None, verification: str | None, form: str,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
     The part shows the finding with the same message and fix, and the convolutions that it names as in the whole. With
     --check, COMMAND is split as a shell would and run without one; {} stands for the model, which else comes last.
+    Ctrl-C while minimizing ends that: the smallest model found by then is written.
 
-    Exit codes: 0 done, 2 bad input.
+    Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.report import read_verification
@@ -71,7 +74,8 @@ def command(
         tell_once()
     result = extract(
         index, finding=finding, node=node, hops=hops, inputs=inputs, outputs=outputs,
-        target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, private=private, limit=limit,
+        target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, says=says, private=private,
+        limit=limit, keep_interrupted=True,
     )
     issue = _issue(result, model, output, seen) if report is not None else None
     save(result.proto, output, source=model)
@@ -84,7 +88,7 @@ def command(
         emit(to_json({**told, "notes": all_as_options(told["notes"]), "output": output, "report": report}), None)
     else:
         emit(_text(result, output, report, terminal_width()), None)
-    return 0
+    return INTERRUPTED if result.interrupted else 0
 
 
 def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> None:
@@ -141,6 +145,8 @@ def _command_line(name: Callable[[str], str]) -> str:
     words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
     if values["check"]:
         words += ["--check", values["check"] if not values["private"] else "..."]
+    if values["says"]:
+        words += ["--says", values["says"] if not values["private"] else "..."]
     return shlex.join([*words, "-o", "extract.onnx"])
 
 

@@ -19,6 +19,7 @@ from qdqtool.extraction.shown import Shown, told
 from qdqtool.graph import Model, Node
 from qdqtool.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict
+from qdqtool.process import INTERRUPTED, Stopped
 from qdqtool.progress import track
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Prediction
@@ -47,6 +48,7 @@ class Extraction:
         notes: What else the user should know.
         checked: What the builder or the command does with both, in words; empty where none was asked.
         private: The names that were replaced; None where nothing was.
+        interrupted: Whether Ctrl-C ended the shrinking.
     """
 
     proto: onnx.ModelProto
@@ -58,6 +60,7 @@ class Extraction:
     notes: list[str] = field(default_factory=list)
     checked: str = ""
     private: Private | None = None
+    interrupted: bool = False
 
     def as_json(self) -> Json:
         return {
@@ -67,6 +70,7 @@ class Extraction:
             "findings": [f.as_json() for f in self.shown.findings],
             "convolutions": [c.as_json() for c in self.shown.convolutions],
             "kept": self.kept, "checked": self.checked, "notes": list(self.notes),
+            "interrupted": self.interrupted,
         }
 
 
@@ -82,8 +86,10 @@ def extract(
     minimize: bool = False,
     builder: str | None = None,
     check: str | None = None,
+    says: str | None = None,
     private: bool = False,
     limit: int | None = None,
+    keep_interrupted: bool = False,
 ) -> Extraction:
     """Cuts the part out of a Q/DQ model that a finding, a node or a failing build depends on.
 
@@ -101,8 +107,11 @@ def extract(
             alone, or a check alone, it searches the whole model for what the build depends on, as ``minimize`` does.
         check: A command: stay with what it exits for with the same code as for the whole; see
             :class:`qdqtool.extraction.checks.CommandCheck`.
+        says: A text that the command prints of the whole model and has to print of the part; the exit code alone
+            cannot tell one error from another.
         private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
         limit: The most models to try when shrinking (default 2000; 400 with a builder or a command).
+        keep_interrupted: Whether Ctrl-C while shrinking ends that, and the smallest model found by then is returned.
 
     Returns:
         The small model, its prediction, and what was kept and why. The same arguments give the same bytes.
@@ -120,7 +129,9 @@ def extract(
     if not (finding or node or inputs or outputs):
         minimize = True  # whatever the build depends on: that has to be found
     findings = [finding] if isinstance(finding, str) else list(finding or ())
-    given = [*findings, *inputs, *outputs, *(x for x in (node, check) if x is not None)]
+    given = [*findings, *inputs, *outputs, *(x for x in (node, check, says) if x is not None)]
+    if says is not None and check is None:
+        raise QdqtoolError("`says` is what a `check` prints; give that as well")
     if not all(text.strip() for text in given):
         raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
     name = target_named(target).name
@@ -128,10 +139,10 @@ def extract(
     job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
     with ExitStack() as stack:
         if builder or check:
-            job.use(builder, check, stack)
+            job.use(builder, check, says or "", stack)
         job.keep_checked()
         if minimize:
-            job.minimize(tries)
+            job.minimize(tries, keep_interrupted)
         elif job.widened:
             job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
     return job.finish(private)
@@ -150,7 +161,7 @@ class _Job:
         self.why = ""
         self.checked = ""
         self.proto = model.proto
-        self.widened = False
+        self.widened = self.interrupted = False
         self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
 
     # Selecting ---------------------------------------------------------------------------------------------------
@@ -202,8 +213,12 @@ class _Job:
             return maker
         import difflib
 
-        near = difflib.get_close_matches(name, [n.name for n in self.model.nodes], 3, 0.5)
+        names = [n.name for n in self.model.nodes]
+        begun = [n for n in names if n.startswith(name)]
+        near = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; nearest: {', '.join(near)}" if near else ""
+        if begun:
+            hint = f"; {len(begun)} begin so: {told(begun, 3)}; name one of them"
         raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
 
     def _named(self, names: Sequence[str]) -> list[Node]:
@@ -301,7 +316,7 @@ class _Job:
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 
-    def use(self, builder: str | None, command: str | None, stack: ExitStack) -> None:
+    def use(self, builder: str | None, command: str | None, says: str, stack: ExitStack) -> None:
         """Asks a compiler or a command about the whole model."""
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
@@ -319,13 +334,13 @@ class _Job:
                 )
             self.check = asked
         elif command is not None:
-            ran = CommandCheck(whole, command)
+            ran = CommandCheck(whole, command, says)
             stack.callback(ran.close)
             self.check = ran
         assert self.check is not None
         self.checked = self.check.told
 
-    def minimize(self, limit: int) -> None:
+    def minimize(self, limit: int, keep_interrupted: bool = False) -> None:
         """Shrinks the part, or the whole model where the part does not build as the whole does."""
         from qdqtool.extraction.shrink import Shrinker
 
@@ -337,16 +352,24 @@ class _Job:
                 return False
             return check is None or check.holds(proto)
 
+        if check is not None and check.loose:
+            self.notes.append("what was held is the exit code, whatever the command says; `says` holds a text as well")
         shrinker = Shrinker(self.proto, holds, limit=limit)
-        for _ in self._watched(shrinker.steps(), "minimizing", limit):
-            pass
+        try:
+            for _ in self._watched(shrinker.steps(), "minimizing", limit):
+                pass
+        except (KeyboardInterrupt, Stopped) as stop:
+            if not keep_interrupted or (isinstance(stop, Stopped) and stop.code != INTERRUPTED):
+                raise
+            self.interrupted = True
+            self.notes.append(f"interrupted after {shrinker.tried} tries; more may make it smaller")
         if shrinker.exhausted:
             self.notes.append(f"stopped after {limit} tries; a higher `limit` may make it smaller")
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             raise QdqtoolError(
                 f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
-                "that comes out otherwise when the fault is gone"
+                "that comes out otherwise when the fault is gone, or a text that it prints (`says`)"
             )
         self.why = self.why.replace("everything between", "what counts of everything between")
 
@@ -376,6 +399,7 @@ class _Job:
         return Extraction(
             proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
             self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
+            self.interrupted,
         )
 
     def _kept(self, nodes: int) -> str:

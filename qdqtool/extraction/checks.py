@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from qdqtool.verification.pairs import compare, status_agrees
 TIMEOUT = 600.0  # seconds for one build or one run of the user's command
 _PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may take for a smaller one
 _SM = (86,)
+_BLOCK = 2**20
 
 
 class Check(Protocol):
@@ -38,6 +40,8 @@ class Check(Protocol):
     """What the whole one does, in words."""
     told_to_anybody: str
     """The same without the user's paths."""
+    loose: bool
+    """Whether another fault could look the same."""
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         """Whether a model does the same."""
@@ -88,6 +92,7 @@ class BuilderCheck:
     """
 
     def __init__(self, proto: onnx.ModelProto, builder: str, target: str) -> None:
+        self.loose = False
         self._builder = builder
         self._target = TARGETS["rtx1.7"].name if builder == "tensorrt-rtx" else target
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
@@ -167,16 +172,23 @@ class BuilderCheck:
 
 
 class CommandCheck:
-    """Runs a command of the user's on a model; holds while it ends with the same exit code.
+    """Runs a command of the user's on a model; holds while it ends with the same exit code and says the same text.
 
     The command is split as a shell would, and run without one; ``{}`` in it stands for the model's file, which is
     appended where there is none.
 
+    Args:
+        proto: The whole model.
+        command: The command.
+        says: A text that stands in its output, errors included; most programs end with 1 whatever went wrong. An
+            empty one is not looked for.
+        timeout: In seconds, for the whole model.
+
     Raises:
-        QdqtoolError: The command is empty, cannot be split or started, or does not end in time.
+        QdqtoolError: The command is empty, cannot be split or started, does not end in time, or does not say the text.
     """
 
-    def __init__(self, proto: onnx.ModelProto, command: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, proto: onnx.ModelProto, command: str, says: str = "", timeout: float = TIMEOUT) -> None:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
@@ -186,6 +198,7 @@ class CommandCheck:
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
         self._timeout = timeout
+        self._says = says.encode()
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
         try:
             start = time.monotonic()
@@ -198,9 +211,14 @@ class CommandCheck:
         if code is None:
             self.close()
             raise QdqtoolError(f"`check`: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
+        if not self._said():
+            self.close()
+            raise QdqtoolError(f"the command does not say '{says}' of the whole model (exit code {code}); correct the "
+                               "text to hold, or leave it out")
+        self.loose = code != 0 and not says
         self._code = code
-        self.told = f"{self._words[0]}: exit code {code}"
-        self.told_to_anybody = f"the command: exit code {code}"
+        self.told = f"{self._words[0]}: exit code {code}" + (f", saying '{says}'" if says else "")
+        self.told_to_anybody = f"the command: exit code {code}" + (", and a text in its output" if says else "")
 
     def code(self, proto: onnx.ModelProto) -> int | None:
         """The exit code for a model; None when the time was over."""
@@ -208,12 +226,29 @@ class CommandCheck:
         write_model(proto, path, at_once=True)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
-            return exit_code(words, self._timeout)
+            with self._output.open("wb") as output:
+                return exit_code(words, self._timeout, output if self._says else subprocess.DEVNULL)
         except OSError as error:
             raise QdqtoolError(f"`check`: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        return self.code(proto) == self._code
+        return self.code(proto) == self._code and self._said()
+
+    @property
+    def _output(self) -> Path:
+        return Path(self._folder.name) / "output"
+
+    def _said(self) -> bool:
+        """Whether the text stands in what the last run printed."""
+        if not self._says:
+            return True
+        with self._output.open("rb") as output:
+            end = b""
+            while block := output.read(_BLOCK):
+                if self._says in end + block:
+                    return True
+                end = (end + block)[-len(self._says):]
+        return False
 
     def close(self) -> None:
         self._folder.cleanup()

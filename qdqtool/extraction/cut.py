@@ -149,6 +149,9 @@ class Cutter:
                     inside.add(maker.index)
                     work.extend(t for t in (*maker.inputs, *maker.captured) if t)
         if given:
+            if not any(t in reached for t in given):
+                turned = self._turned(given, ends)
+                raise ModelError(f"{what}: output '{ends[0]}' does not depend on '{given[0]}'{turned}")
             missing = [t for t in reached if t not in stops]
             if missing:
                 raise ModelError(
@@ -164,6 +167,19 @@ class Cutter:
         read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
         starts = given or [t for t in model.inputs if t in read]
         return Part(frozenset(inside), tuple(t for t in starts if t in read), tuple(t for t in ends if t in made))
+
+    def _turned(self, given: Iterable[str], ends: Iterable[str]) -> str:
+        """What to say where the ends lie before the starts."""
+        before: set[str] = set()
+        work = list(given)
+        while work:
+            maker = self.model.producer(work.pop())
+            for tensor in (*maker.inputs, *maker.captured) if maker is not None else ():
+                if tensor and tensor not in before:
+                    before.add(tensor)
+                    work.append(tensor)
+        turned = not before.isdisjoint(ends)
+        return ", but the other way round: exchange them" if turned else "; give a tensor on the way to it"
 
     def whole(self) -> Part:
         """All of it."""

@@ -13,6 +13,7 @@ import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
+from qdqtool.process import INTERRUPTED, Stopped
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph
 
@@ -55,6 +56,64 @@ def test_a_command_decides(tmp_path: Path) -> None:
     result = qdqtool.extract(model, check=command)
     assert [n.op_type for n in result.proto.graph.node] == ["MaxPool"]
     assert result.checked.endswith("exit code 3")
+
+
+_TWO_FAULTS = """
+import onnx, sys
+ops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}
+print('x' * 3_000_000)
+if {'Conv', 'MaxPool'} <= ops:
+    sys.exit('Error: pooling of ' + str(len(ops)))
+sys.exit('another Error' if ops and 'Conv' not in ops else 0)
+"""
+
+
+def test_the_same_exit_code_for_another_reason_is_another_fault(tmp_path: Path) -> None:
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
+    model = g.model(g.relu(g.pool(x, "pool"), "r1"))
+    command = script(tmp_path, _TWO_FAULTS)
+    loose = qdqtool.extract(model, check=command, limit=60)
+    assert all(n.op_type != "Conv" for n in loose.proto.graph.node)
+    assert any("exit code" in n and "`says`" in n for n in loose.notes)
+    held = qdqtool.extract(model, check=command, says="pooling of", limit=60)
+    assert {"Conv", "MaxPool"} <= {n.op_type for n in held.proto.graph.node}
+    assert held.checked.endswith("exit code 1, saying 'pooling of'") and not any("exit code" in n for n in held.notes)
+
+
+def test_a_text_that_the_command_does_not_say(tmp_path: Path) -> None:
+    with pytest.raises(QdqtoolError, match=r"does not say 'never' .* \(exit code 0\)"):
+        CommandCheck(residual(1), script(tmp_path, _TWO_FAULTS), "never")
+    with pytest.raises(QdqtoolError, match="give that as well"):
+        qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(INTERRUPTED)])
+def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch, stop: BaseException) -> None:
+    calls = 0
+
+    def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise stop
+        return True
+
+    monkeypatch.setattr(CommandCheck, "holds", holds)
+    result = qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True, keep_interrupted=True)
+    assert result.interrupted and result.as_json()["interrupted"] and "interrupted after" in result.notes[0]
+    assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings)
+    with pytest.raises(type(stop)):
+        qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True)
+
+
+def test_a_terminated_search_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
+        raise Stopped(143)
+
+    monkeypatch.setattr(CommandCheck, "holds", holds)
+    with pytest.raises(Stopped):
+        qdqtool.extract(residual(), check="true", keep_interrupted=True)
 
 
 def test_a_command_is_never_a_shell_line(tmp_path: Path) -> None:
