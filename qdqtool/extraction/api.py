@@ -161,7 +161,7 @@ class _Job:
         self.why = ""
         self.checked = ""
         self.proto = model.proto
-        self.widened = self.interrupted = False
+        self.widened = self.interrupted = self.built = False
         self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
 
     # Selecting ---------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class _Job:
                     f"{self.model.path or 'model'}: builds with {builder} as predicted, so that there is nothing to "
                     "extract; give `finding` or `node` as well"
                 )
-            self.check = asked
+            self.check, self.built = asked, True
         elif command is not None:
             ran = CommandCheck(whole, command, says)
             stack.callback(ran.close)
@@ -410,7 +410,7 @@ class _Job:
         if self.shown.convolutions:
             same.append(f"the prediction of {told([c.name for c in self.shown.convolutions], 3)}")
         if self.checked:
-            same.append(f"the build ({self.checked})")
+            same.append(f"{'the build' if self.built else 'the outcome of the command'} ({self.checked})")
         line = f"kept {nodes} of {len(self.model.nodes)} nodes: {self.why}"
         return line + (f"; the same as in the whole: {', '.join(same)}" if same else "")
 

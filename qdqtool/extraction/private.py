@@ -40,6 +40,7 @@ _CLEARED = frozenset({
     "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
 })
 _WORD = re.compile(r"[^\s,()';\"`]+")
+_JOINED = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
 # Words that a report says of every model.
 _OWN_WORDS = frozenset({
@@ -97,7 +98,9 @@ class Private:
         return next((text[i:j] for i in ends for j in ends[i + shortest :] if text[i:j] in self._secrets), None)
 
     def place(self, name: str) -> str:
-        """The new name of a node, or of a copy that TensorRT makes of one."""
+        """The new name of a node, of a copy that TensorRT makes of one, or of a layer that it makes of several."""
+        if name not in self.names and (parts := _JOINED.split(name))[1:]:
+            return "".join(part if i % 2 else self.place(part) for i, part in enumerate(parts))
         end = len(name) if name in self.names else _without_copies(name)
         return self.names.get(name[:end], name[:end]) + name[end:]
 

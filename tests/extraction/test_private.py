@@ -16,6 +16,7 @@ from qdqtool.extraction.masking import masked
 from qdqtool.graph import Model
 from qdqtool.qdq import quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
 
 YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
@@ -212,3 +213,22 @@ def test_one_number_a_channel_is_no_range() -> None:
     new = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in result.proto.graph.initializer
                           if t.data_type == onnx.TensorProto.FLOAT])
     assert np.isin(slopes, new).sum() <= 2
+
+
+def test_a_layer_made_of_two_nodes_goes_by_both_new_names() -> None:
+    """A DQ that the copy of another Q in front of a Concat was fused into is one layer, named after both."""
+    g = Graph()
+    one, two = g.input(1, 8, 16, 16, name="one"), g.input(1, 8, 8, 8, name="two")
+    first, second = g.pair(one, "acme.first", 0.048), g.pair(two, "acme.second", 0.045)
+    joined = g.pair(g.concat([g.resize(second, "acme.resize"), first], "acme.concat"), "acme.joined", 0.048)
+    other = g.concat([g.input(1, 8, 8, 8, name="three"), second], "acme.other")
+    model = g.model(joined, other)
+    whole = qdqtool.predict(model)
+    places = [f.node for f in whole.findings if " + " in f.node]
+    assert places == ["acme.second.DQ + acme.joined.Q_clone_0"]
+    result = qdqtool.extract(model, outputs=[joined, other], private=True)
+    assert result.private is not None
+    new = f"{result.private.names['acme.second.DQ']} + {result.private.names['acme.joined.Q']}_clone_0"
+    assert [f.node for f in result.prediction.findings if " + " in f.node] == [new]
+    assert new in {f.node for f in result.shown.findings}
+    assert "acme" not in str(result.as_json())
