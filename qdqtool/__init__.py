@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
-    from qdqtool.extraction.api import Extraction, extract
+    from qdqtool.extraction.api import extract
+    from qdqtool.extraction.result import Extraction
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "extract": "qdqtool.extraction.api",
-    "Extraction": "qdqtool.extraction.api",
+    "Extraction": "qdqtool.extraction.result",
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",

@@ -15,7 +15,7 @@ from qdqtool.process import INTERRUPTED
 from qdqtool.text import as_text
 
 if TYPE_CHECKING:
-    from qdqtool.extraction.api import Extraction
+    from qdqtool.extraction.result import Extraction
     from qdqtool.graph import Model
 
 

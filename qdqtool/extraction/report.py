@@ -10,7 +10,7 @@ from typing import Any
 from qdqtool import budgets
 from qdqtool.agreement import MismatchKind
 from qdqtool.errors import DataError
-from qdqtool.extraction.api import Extraction
+from qdqtool.extraction.result import Extraction
 from qdqtool.files import read_input
 from qdqtool.jsontext import parse_json
 from qdqtool.text import as_line, as_text

@@ -1,0 +1,303 @@
+"""One extraction on its way: chooses the part, asks what has to stay, shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+import onnx
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.extraction import shown
+from qdqtool.extraction.cut import Cutter, Part
+from qdqtool.extraction.moves import constants
+from qdqtool.extraction.private import made_private
+from qdqtool.extraction.result import Extraction
+from qdqtool.extraction.select import grow, trim
+from qdqtool.extraction.shown import Shown, told
+from qdqtool.graph import Model, Node
+from qdqtool.modelfile import load_full
+from qdqtool.prediction import predict
+from qdqtool.process import INTERRUPTED, Stopped
+from qdqtool.progress import track
+from qdqtool.types import ConvOutcome, Prediction
+
+if TYPE_CHECKING:
+    from qdqtool.extraction.checks import Check
+
+T = TypeVar("T")
+
+
+class Job:
+    """One extraction on its way."""
+
+    def __init__(self, model: Model, target: str) -> None:
+        self.model, self.target = model, target
+        self.whole = predict(model, target)
+        self.cutter = Cutter(model)
+        self.shown = Shown()
+        self.check: Check | None = None
+        self.notes: list[str] = []
+        self.why = ""
+        self.checked = ""
+        self.proto = model.proto
+        self.widened = self.interrupted = self.built = False
+        self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
+
+    # Selecting ---------------------------------------------------------------------------------------------------
+
+    def select(
+        self, findings: Sequence[str], node: str | None, hops: int | None, inputs: Sequence[str],
+        outputs: Sequence[str], free: bool,
+    ) -> None:
+        """Chooses the part."""
+        between = bool(inputs or outputs)
+        if between and (findings or node or hops is not None):
+            raise QdqtoolError("give inputs and outputs, or a finding or node; not both")
+        if hops is not None and (node is None or findings):
+            raise QdqtoolError("hops are counted from a node: give one, and no finding")
+        if not (between or findings or node or free):
+            raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
+        if between:
+            self._set(self.cutter.between(inputs, outputs))
+            self.why = "everything between the tensors given"
+            self.shown = self._common()
+        elif findings:
+            chosen = [shown.choose(self.whole, f, node) for f in dict.fromkeys(findings)]
+            self.shown = shown.of_findings(self.whole, chosen)
+            anchors = {n.index: n for f in chosen for n in
+                       self._named([f.node, *f.convolutions, *shown.words([f.message, f.fix])])}
+            self._narrow(list(anchors.values()) or self.model.ordered[:1])
+            self.why = f"what {told([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
+        elif node is not None:
+            anchor = self._node(node)
+            self.shown = shown.of_node(self.whole, anchor.name)
+            if hops is not None:
+                self._set(self.cutter.part(self.cutter.around([anchor], hops)))
+                self.why = f"{anchor.name} and what is up to {hops} hops around it"
+                self._drop_unshown()
+            else:
+                self._narrow([anchor])
+                self.why = f"what the prediction of {anchor.name} depends on"
+        else:
+            self._set(self.cutter.whole())
+            self.why = "what the build depends on"
+
+    def _node(self, name: str) -> Node:
+        try:
+            return self.model.node(name)
+        except KeyError:
+            pass
+        maker = self.model.producer(name)
+        if maker is not None:
+            return maker
+        import difflib
+
+        names = [n.name for n in self.model.nodes]
+        begun = [n for n in names if n.startswith(name)]
+        near = difflib.get_close_matches(name, names, 3, 0.5)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        if begun:
+            hint = f"; {len(begun)} begin so: {told(begun, 3)}; name one of them"
+        raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
+
+    def _named(self, names: Sequence[str]) -> list[Node]:
+        """The nodes of these names; of a tensor's name, its maker. Constant nodes show nothing by themselves."""
+        found: dict[int, Node] = {}
+        for name in names:
+            node = self._find(name)
+            if node is not None and (node.index not in self.cutter.constant or name == names[0]):
+                found[node.index] = node
+        return list(found.values())
+
+    def _find(self, name: str) -> Node | None:
+        try:
+            return self.model.node(name)
+        except KeyError:
+            return self.model.producer(name)
+
+    def _narrow(self, anchors: Sequence[Node]) -> None:
+        """Grows and trims the part around the anchors."""
+        for holds in (self._sketch_holds, self._part_holds):
+            part = _last(self._watched(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
+            part = _last(self._watched(trim(self.cutter, part, anchors, holds), "trimming")) or part
+            if self._part_holds(part):
+                break
+        self._set(part)
+        if part != self.cutter.whole():
+            self._plainer()
+
+    def _plainer(self) -> None:
+        """Constant nodes become initializers, where that shows the same."""
+        for candidate in constants(self.proto):
+            if self.shown.holds(self._predict(candidate)):
+                self.with_nodes, self.proto = self.proto, candidate
+
+    def _sketch_holds(self, part: Part) -> bool:
+        try:
+            return self.shown.holds(predict(self.cutter.sketch(part), self.target))
+        except ModelError:
+            return False
+
+    def _part_holds(self, part: Part) -> bool:
+        try:
+            return self.shown.holds(self._predict(self.cutter.make(part)))
+        except ModelError:
+            return False
+
+    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+        # Weights stay where they are, so that a cut costs no reading.
+        return predict(Model(proto, self.model.path, base_dir=self.model.base_dir), self.target)
+
+    def _set(self, part: Part) -> None:
+        """Takes a part, with its weights read in."""
+        proto = self.cutter.make(part)
+        full = load_full(Model(proto, self.model.path, base_dir=self.model.base_dir))
+        self.proto = full.proto
+
+    def keep_checked(self) -> None:
+        """Goes back to Constant nodes, or to the whole model, where the part does not build as that does."""
+        check = self.check
+        if check is None or check.holds(self.proto):
+            return
+        if self.with_nodes is not None and check.holds(self.with_nodes):
+            self.proto = self.with_nodes
+            return
+        self.widened = True
+        self._set(self.cutter.whole())
+
+    def _common(self) -> Shown:
+        """What a part that was chosen by other means shows as the whole does."""
+        prediction = self._predict(self.proto)
+        there = {c.name: c for c in prediction.convolutions}
+        whole = [c for c in self.whole.convolutions if c.name in there]
+        same = tuple(c for c in whole if shown.same(c, there[c.name]))
+        keys = {shown.key(f) for f in prediction.findings}
+        self._note_changed([c for c in whole if c not in same], there)
+        return Shown(tuple(f for f in self.whole.findings if shown.key(f) in keys and f.node), same)
+
+    def _drop_unshown(self) -> None:
+        prediction = self._predict(self.proto)
+        missing = self.shown.missing(prediction)
+        if missing:
+            self.notes.append(f"with these hops the part does not show {told(missing)}; give more, or no `hops`")
+        keys = {shown.key(f) for f in prediction.findings}
+        there = {c.name: c for c in prediction.convolutions}
+        self.shown = Shown(
+            tuple(f for f in self.shown.findings if shown.key(f) in keys),
+            tuple(c for c in self.shown.convolutions if c.name in there and shown.same(c, there[c.name])),
+        )
+
+    def _note_changed(self, changed: Sequence[ConvOutcome], there: dict[str, ConvOutcome]) -> None:
+        if changed:
+            lines = [f"{c.name} ({c.precision} to {c.output}, here {there[c.name].precision} to "
+                     f"{there[c.name].output})" for c in changed]
+            self.notes.append(f"predicted otherwise than in the whole, because of the cut: {told(lines, 3)}")
+
+    # Shrinking ---------------------------------------------------------------------------------------------------
+
+    def use(self, builder: str | None, command: str | None, says: str, stack: ExitStack) -> None:
+        """Asks a compiler or a command about the whole model."""
+        from qdqtool.extraction.checks import BuilderCheck, CommandCheck
+
+        # A copy: the weights are read into it, and the model given is not to be changed.
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.model.proto)
+        whole = load_full(Model(copy, self.model.path, base_dir=self.model.base_dir)).proto
+        if builder is not None:
+            asked = BuilderCheck(whole, builder, self.target)
+            stack.callback(asked.close)
+            if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
+                raise QdqtoolError(
+                    f"{self.model.path or 'model'}: builds with {builder} as predicted, so that there is nothing to "
+                    "extract; give `finding` or `node` as well"
+                )
+            self.check, self.built = asked, True
+        elif command is not None:
+            ran = CommandCheck(whole, command, says)
+            stack.callback(ran.close)
+            self.check = ran
+        assert self.check is not None
+        self.checked = self.check.told
+
+    def minimize(self, limit: int, keep_interrupted: bool = False) -> None:
+        """Shrinks the part, or the whole model where the part does not build as the whole does."""
+        from qdqtool.extraction.shrink import Shrinker
+
+        check = self.check
+        asked = bool(self.shown.findings or self.shown.convolutions)
+
+        def holds(proto: onnx.ModelProto) -> bool:
+            if asked and not self.shown.holds(predict(proto, self.target)):
+                return False
+            return check is None or check.holds(proto)
+
+        if check is not None and check.loose:
+            self.notes.append("what was held is the exit code, whatever the command says; `says` holds a text as well")
+        shrinker = Shrinker(self.proto, holds, limit=limit)
+        try:
+            for _ in self._watched(shrinker.steps(), "minimizing", limit):
+                pass
+        except (KeyboardInterrupt, Stopped) as stop:
+            if not keep_interrupted or (isinstance(stop, Stopped) and stop.code != INTERRUPTED):
+                raise
+            self.interrupted = True
+            self.notes.append(f"interrupted after {shrinker.tried} tries; more may make it smaller")
+        if shrinker.exhausted:
+            self.notes.append(f"stopped after {limit} tries; a higher `limit` may make it smaller")
+        self.proto = shrinker.proto
+        if not self.proto.graph.node:
+            raise QdqtoolError(
+                f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
+                "that comes out otherwise when the fault is gone, or a text that it prints (`says`)"
+            )
+        self.why = self.why.replace("everything between", "what counts of everything between")
+
+    def _watched(self, steps: Iterator[T], what: str, total: int | None = None) -> Iterator[T]:
+        return track(steps, what, total)
+
+    # Finishing ---------------------------------------------------------------------------------------------------
+
+    def finish(self, private: bool) -> Extraction:
+        """The result, checked once more."""
+        proto, hidden = self.proto, None
+        prediction = predict(proto, self.target)
+        missing = self.shown.missing(prediction)
+        if missing:
+            raise ModelError(
+                f"{self.model.path or 'model'}: the extract does not show {told(missing)}; this is a defect of "
+                "qdqtool, please report it"
+            )
+        if private:
+            proto, hidden = made_private(self.model, proto, prediction)
+            prediction = predict(proto, self.target)
+            self.shown = hidden.shown(self.shown, prediction)
+            self.why = hidden.text(self.why)
+            if self.check is not None:
+                self.checked = hidden.text(self.check.told_to_anybody)
+            self.notes = [hidden.text(n) for n in self.notes]
+        return Extraction(
+            proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
+            self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
+            self.interrupted,
+        )
+
+    def _kept(self, nodes: int) -> str:
+        same = []
+        if self.shown.findings:
+            codes = list(dict.fromkeys(str(f.code) for f in self.shown.findings))
+            same.append(f"the finding{'s' if len(self.shown.findings) > 1 else ''} {told(codes)} with the same fix")
+        if self.shown.convolutions:
+            same.append(f"the prediction of {told([c.name for c in self.shown.convolutions], 3)}")
+        if self.checked:
+            same.append(f"{'the build' if self.built else 'the outcome of the command'} ({self.checked})")
+        line = f"kept {nodes} of {len(self.model.nodes)} nodes: {self.why}"
+        return line + (f"; the same as in the whole: {', '.join(same)}" if same else "")
+
+
+def _last(steps: Iterator[Part | None]) -> Part | None:
+    found = None
+    for part in steps:
+        found = part if part is not None else found
+    return found
