@@ -19,7 +19,7 @@ from onnx import external_data_helper
 
 from qdqtool import external
 from qdqtool.errors import ModelError
-from qdqtool.subgraphs import held
+from qdqtool.subgraphs import captured
 
 Shape = tuple[int | None, ...]
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
@@ -321,24 +321,6 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
     if node.name and names[node.name] == 1:
         return node.name
     return next((o for o in node.output if o), node.name)
-
-
-def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """Tensors that the subgraphs of a node read from outside."""
-    for attribute in node.attribute:
-        for graph in held(attribute):
-            inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            seen: set[str] = set()
-            for inner in graph.node:
-                for name in (*inner.input, *captured(inner)):
-                    if name and name not in inside and name not in seen:
-                        seen.add(name)
-                        yield name
-                inside.update(inner.output)
-            for value in graph.output:
-                if value.name not in inside and value.name not in seen:
-                    seen.add(value.name)
-                    yield value.name
 
 
 def _complete(type_proto: onnx.TypeProto | None) -> bool:

@@ -13,7 +13,8 @@ from onnx import helper
 from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.functions import called
-from qdqtool.graph import Model, Node, captured, placeholder, tensor_bytes
+from qdqtool.graph import Model, Node, placeholder, tensor_bytes
+from qdqtool.subgraphs import captured
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from qdqtool import qdq
 from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.graph import captured
+from qdqtool.subgraphs import captured
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
