@@ -227,6 +227,18 @@ def test_an_engine_line_that_is_quoted_twice_is_one_layer() -> None:
     assert [x.name for x in again.layers] == ["q", "r"]
 
 
+INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
+
+
+@pytest.mark.parametrize(("lines", "source"), [
+    ((INFO,), "layer-info"), ((INFO, stamped("V", "Parsing node: a [Conv]")), "log"),
+    ((INFO, stamped("V", "Running: QDQToCopy on q")), "log"), ((INFO, stamped("V", "Original: 3 layers")), "log"),
+    (("Layer(C): a, Tactic: 0x1, x (Int8[1]) -> y (Int8[1])",), "log"),
+])  # fmt: skip
+def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) -> None:
+    assert read(*lines).source == source
+
+
 @pytest.mark.parametrize(("digits", "version"), [
     ("8502", "8.5.2"), ("8510", "8.5.10"), ("100000", "10.0.0"), ("99999", "9.9.999"), ("101303", "10.13.3"),
     ("110104", "11.1.4"), ("8", "8.0.0"), ("85", "8.5.0"),

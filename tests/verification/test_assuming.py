@@ -14,7 +14,7 @@ from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
-from qdqtool.verification.api import _wrong, compare_assuming
+from qdqtool.verification.api import _wrong, compare_assuming, verify
 from qdqtool.verified import Verification
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
@@ -106,3 +106,12 @@ def test_how_wrong_a_comparison_is(
     found = Verification(Build().facts, trace=trace, layers=layers,
                          mismatches=[Mismatch(names[k], "n", {}, {}, "") for k in kinds])  # fmt: skip
     assert _wrong(found) == wrong
+
+
+def test_notes_stand_in_the_order_of_what_they_are_about() -> None:
+    """Which version was taken comes first; no note of the comparison is lost for it."""
+    lines = LINES["apart"][2:-1]  # without those that tell the version
+    at = next(i for i, x in enumerate(lines) if "fusing" in x)
+    build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
+    first, second, third = verify(MODEL, build).notes
+    assert "does not tell its version" in first and "more mismatches" in second and "silu-add" in third

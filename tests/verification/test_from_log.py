@@ -17,6 +17,7 @@ from qdqtool.qdq import quantizers, read_params
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.from_log import _differing, _with_scales, verify_from_log
 from tests.buildlog.evidence import build_file
+from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
 
 
@@ -85,3 +86,18 @@ def test_a_torn_parse_section_is_refused_and_not_held_against_the_rest() -> None
     hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
     with pytest.raises(BuildLogError, match="no node makes"):
         verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
+
+
+@pytest.mark.parametrize("nodes", [True, False])
+def test_scales_of_constants_and_of_initializers(nodes: bool) -> None:
+    """However a graph stores them, and the weights' with as many as they have channels; nothing else is touched."""
+    g = Graph(constant_nodes=nodes)
+    model = g.model(g.conv(g.pair(g.input(1, 8, 4, 4), "in", 0.3), "c", 8, 1, scale=None, bias=True))
+    for same in (True, False):
+        index = Model(_with_scales(model, same))
+        found = [read_params(index, q).scale for q in quantizers(index)]
+        assert [None if s is None else s.size for s in found] == [None if s is None else s.size for s in (
+            read_params(Model(model), q).scale for q in quantizers(Model(model)))]  # fmt: skip
+        firsts = {float(s[0]) for s in found if s is not None}
+        assert len(firsts) == (1 if same else len({q.input(1) for q in quantizers(index)})) and min(firsts) == 1 / 64
+        assert np.array_equal(index.constant("c.bias"), Model(model).constant("c.bias"))
