@@ -227,6 +227,12 @@ def test_an_engine_line_that_is_quoted_twice_is_one_layer() -> None:
     assert [x.name for x in again.layers] == ["q", "r"]
 
 
+def test_only_tensorrt_for_rtx_builds_for_a_list_of_gpus() -> None:
+    """A log that no banner names: the line about target compute capabilities tells it."""
+    assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
+    assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
+
+
 INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
 
 
