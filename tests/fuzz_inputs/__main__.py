@@ -45,6 +45,8 @@ def main() -> int:
             begun = time.process_time()
             try:
                 codes[bench.check_process(number, seed) if whole else bench.check(number, seed)] += 1
+            except KeyboardInterrupt:
+                break
             except AssertionError as error:
                 failures += 1
                 print(f"case {number}: {error}", flush=True)
@@ -53,6 +55,8 @@ def main() -> int:
                         shutil.copy(file, Path(options.keep) / f"{seed}-{number}-{file.name}")
             for file in Path(temporary).glob("mutated-*"):
                 file.unlink()  # of a case that failed
+            if (codes.total() + failures) % 1000 == 0:
+                print(f"{codes.total() + failures} cases", flush=True)
             slowest = max(slowest, (time.process_time() - begun, number))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from qdqtool.cli import run
+from qdqtool.process import INTERRUPTED
 from tests.fuzz_inputs.mutate import mutated
 from tests.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
 
@@ -66,6 +67,8 @@ class Bench:
         started = time.process_time()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             code = run(args)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         self._judge(args, code, out.getvalue(), error.getvalue(), time.process_time() - started, before, file)
         return code
 
