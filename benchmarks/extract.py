@@ -228,6 +228,9 @@ def page(wholes: dict[str, Any], rows: dict[str, Any]) -> list[str]:
             f"{statistics.median(sizes) if sizes else 0:g} | {max(sizes, default=0)} | {told} | "
             f"{sum(private)} of {len(private)} |"
         )
+    spent = sorted(r["seconds"] for r in rows.values() if "seconds" in r)
+    if spent:
+        lines += ["", f"CPU time of an extract: {statistics.median(spent):g} s in the median, {spent[-1]:g} s at most."]
     small = [r["minimized"] for r in rows.values() if "minimized" in r]
     if small:
         lines += ["", f"With `--minimize`: {len(small)} findings, {statistics.median(small):g} nodes in the median."]
