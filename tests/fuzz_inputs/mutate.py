@@ -110,7 +110,7 @@ def _json(data: bytes, rng: random.Random) -> bytes:
     """The same JSON with values replaced, doubled, or taken away."""
     try:
         whole = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _bytes(data, rng)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at, key = [whole], 0
