@@ -181,9 +181,13 @@ def left_out(data: Data, key: str) -> tuple[list[str], Array]:
     if key == "cc":
         which = [g.cc for g in data.firsts]
     errors = np.zeros(len(which))
+    fits: dict[tuple[bool, ...], tuple[dict[str, float], dict[str, float]]] = {}  # the same for all that are in none
     for one in sorted(set(which)):
         outside = [w != one for w in which]
-        fitted = fit(data.of([o and weight > 0 for o, weight in zip(outside, data.weights, strict=True)]))
+        used = tuple(o and weight > 0 for o, weight in zip(outside, data.weights, strict=True))
+        if used not in fits:
+            fits[used] = fit(data.of(used))
+        fitted = fits[used]
         inside = np.flatnonzero([not o for o in outside])
         errors[inside] = Model(data.of([not o for o in outside])).errors(*fitted)
         print(f"  without {one:22} {summary(errors[inside])}", flush=True)
@@ -290,8 +294,9 @@ def main() -> int:
 def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
     """What is left of the errors of one network on a GPU when another network on it corrects them; weights."""
     left, weights = [], []
-    for i, one in enumerate(data.firsts):
-        for j, other in enumerate(data.firsts):
+    firsts = data.firsts
+    for i, one in enumerate(firsts):
+        for j, other in enumerate(firsts):
             differs = data.labels[i].split()[1] != data.labels[j].split()[1]
             if one.name == other.name and differs and data.weights[i] and data.weights[j]:
                 left.append(errors[i] - errors[j])
@@ -302,9 +307,10 @@ def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
 def ordered(data: Data, errors: Array) -> None:
     """Whether pairs of one network, GPU and batch, of other precision or placement, come in the measured order."""
     right = wrong = 0
-    for i, one in enumerate(data.firsts):
+    firsts = data.firsts
+    for i, one in enumerate(firsts):
         for j in range(i):
-            same = one.name == data.firsts[j].name and base_of(data.labels[i]) == base_of(data.labels[j])
+            same = one.name == firsts[j].name and base_of(data.labels[i]) == base_of(data.labels[j])
             gap = data.measured[i] / data.measured[j]
             if same and abs(np.log(gap)) > np.log(1.05) and data.labels[i] != data.labels[j]:
                 estimated = gap * np.exp(errors[i] - errors[j])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from timing_tables import LATENCIES, LAYERS, NETWORKS, read, work_of
+from timing_tables import BLIND, LATENCIES, LAYERS, NETWORKS, read, work_of
 
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu, find
@@ -133,7 +133,7 @@ def totals() -> Data:
             0.0,
             0.15,
         )
-    rows = read(LATENCIES)
+    rows = read(LATENCIES) + [row | {"how": "blind"} for row in read(BLIND)]
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         counts[row["gpu"], row["network"]] += 1

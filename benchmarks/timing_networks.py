@@ -1,6 +1,7 @@
 """Derives the layers of whole networks, as the simulator predicts them, for the latencies that others published.
 
 usage: python benchmarks/timing_networks.py SHARED FOLDER   # FOLDER holds exported models, <network>.onnx
+       python benchmarks/timing_networks.py FOLDER          # adds these networks to the table, keeps the others
 
 Writes benchmarks/timing/networks.tsv.gz (work of each layer at batch 1; float types are left
 open in networks without Q/DQ, FP16 in those with) and latencies.tsv
@@ -14,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from timing_tables import LATENCIES, NETWORKS, WORK, cells, write
+from timing_tables import LATENCIES, NETWORKS, WORK, cells, read, write
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
@@ -45,12 +46,6 @@ NAMES = {
     "yolov9-c": "yolov9c",
 }
 TARGET = "trt8.6"
-# Looked up after the model's form was settled on the others: judged, never fitted. FP16, batch 1, TensorRT 10.
-BLIND = (
-    ("Tesla T4", "yolo26n", 1.7), ("Tesla T4", "yolo26s", 2.5),
-    ("Tesla T4", "yolo26m", 4.7), ("Tesla T4", "yolo26l", 6.2),
-)  # fmt: skip
-BLIND_SOURCE = "ultralytics/ultralytics docs/macros/yolo-det-perf.md, T4 TensorRT10"
 
 
 def main(shared: Path, folder: Path) -> None:
@@ -65,9 +60,18 @@ def main(shared: Path, folder: Path) -> None:
     with open(shared / "timing/latency.tsv") as source:
         found = [published(row, known) for row in csv.DictReader(source, delimiter="\t")]
     lines = [line for line in found if line]
-    lines += [[gpu, name, "float", "FP16", 1, ms, "blind", BLIND_SOURCE] for gpu, name, ms in BLIND if name in known]
     write(LATENCIES, ("gpu", "network", "variant", "float", "batch", "ms", "how", "source"), lines)
     print(f"{len(rows)} layers of {len(known)} networks, {len(lines)} latencies")
+
+
+def add(folder: Path) -> None:
+    """The networks of a folder beside those of the table."""
+    models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
+    rows: list[list[object]] = [[row[f] for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models]
+    for name, path in models.items():
+        print(name, flush=True)
+        rows += of_network(name, path)
+    write(NETWORKS, FIELDS, rows)
 
 
 def of_network(name: str, path: Path) -> list[list[object]]:
@@ -120,6 +124,9 @@ def published(row: dict[str, str], known: set[str]) -> list[object] | None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: timing_networks.py SHARED FOLDER")
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: timing_networks.py [SHARED] FOLDER")
+    if len(sys.argv) == 2:
+        add(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

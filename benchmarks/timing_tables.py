@@ -1,6 +1,7 @@
 """The derived tables of the time model in benchmarks/timing: their names, how a layer's work is written and read.
 
-timing_data.py and timing_networks.py write them, timing_measurements.py reads them for the fit.
+timing_data.py and timing_networks.py write them, timing_measurements.py reads them for the fit; blind.tsv, published
+times that are judged only, is written by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from qdqtool.timing.work import Work, width
 from qdqtool.types import Precision
 
 HERE = Path(__file__).parent / "timing"
-LAYERS, NETWORKS, LATENCIES = "layers.tsv", "networks.tsv.gz", "latencies.tsv"
+LAYERS, NETWORKS, LATENCIES, BLIND = "layers.tsv", "networks.tsv.gz", "latencies.tsv", "blind.tsv"
 WORK = (
     "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups", "read", "weights", "written",
 )  # fmt: skip
@@ -24,7 +25,8 @@ WORK = (
 def read(name: str) -> list[dict[str, str]]:
     raw = (HERE / name).read_bytes()
     text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
-    return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
+    lines = (line for line in io.StringIO(text) if not line.startswith("#"))
+    return list(csv.DictReader(lines, delimiter="\t"))
 
 
 def write(name: str, fields: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

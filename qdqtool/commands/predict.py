@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.text import as_line
 from qdqtool.types import Prediction
+
+if TYPE_CHECKING:
+    from qdqtool.graph import Model
+    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.trt.targets import Target
 
 _SEVERITIES = ("error", "warning")
 
@@ -73,7 +79,8 @@ def command(
         from qdqtool.timing import ask
 
         request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
-        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request, assume=choices, way=way)
+        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request, assume=choices, way=way,
+                                          also=_add_fixes)
     if choices and not prediction.assumptions:
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
@@ -89,6 +96,14 @@ def command(
     for line in unmet:
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)
     return 1 if unmet else 0
+
+
+def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+    """What automatic fixes save; nothing is loaded for a prediction that has none."""
+    if any(f.automatic for f in prediction.findings):
+        from qdqtool.fixing.whatif import add_fixes
+
+        add_fixes(model, prediction, time, target)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -49,6 +49,8 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
         told = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:
             told += f", {time.calibration.kernel_us:+.1f} us a kernel"
+        if time.calibration.overhead_us:
+            told += f"; the profile added {time.calibration.overhead_us:.1f} us to each layer"
         lines += wrap(told, 2, width)
     for note in time.notes:
         lines += wrap(f"note: {as_options(note)}", 4, width, "  ")
@@ -58,9 +60,17 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
 def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, everything: bool = False) -> list[str]:
     """What each fix saves, and the slowest layers."""
     lines: list[str] = []
-    fixes = saving(prediction.findings, 0.0 if everything else _WORTH * time.total_ms)
+    least = 0.0 if everything else _WORTH * time.total_ms
+    together = [f for f in time.fixes if f.saves_ms > least]
+    if together:
+        lines += ["", "What qdqtool fix saves, by simulating the fixed network"]
+    for fix in together:
+        places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
+        lines += wrap(f"{', '.join(fix.codes)}  {places}", 16, width, f"  {ms(fix.saves_ms):>10}  ")
+    simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
+    fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
     if fixes:
-        lines += ["", "What each fix saves at most (fixes of the same layers overlap)"]
+        lines += ["", "What each fix saves at most, with its neighbours quantized (they overlap)"]
         shown = fixes if everything else fixes[:_FIXES]
         for finding in shown:
             lines += wrap(f"{finding.code}  {finding.node}", 16, width, f"  {ms(finding.saves_ms or 0.0):>10}  ")

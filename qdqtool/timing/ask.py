@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.jsontext import json_text
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.outputs import write_text
@@ -13,7 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate
 from qdqtool.timing.gpu_findings import gpu_findings
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Evidence, Precision, Prediction
 
 
@@ -49,8 +50,11 @@ def predict_on(
     *,
     assume: Mapping[str, str] | None = None,
     way: str | None = None,
+    also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
+
+    ``also`` is called with the estimate before it is written into the prediction: what a room above knows of it.
 
     Raises:
         QdqtoolError: The GPU is not known, or the calibration cannot be used.
@@ -77,6 +81,8 @@ def predict_on(
             batch=request.batch,
             calibrate=request.calibrate,
         )
+        if also is not None:
+            also(index, prediction, time, target_named(target))
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")

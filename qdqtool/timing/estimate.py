@@ -16,6 +16,7 @@ from qdqtool.timing import calibration as calibrations
 from qdqtool.timing import savings, twin, work
 from qdqtool.timing.calibration import Calibration
 from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.trt.simulation import simulate
@@ -27,35 +28,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 _TYPICAL = "trt8.6"  # whose simulation names the layers where the target's does not (RTX)
-
-
-@dataclass(slots=True)
-class FloatTime:
-    """The same network without its Q/DQ."""
-
-    precision: Precision
-    total_ms: float
-
-    def as_json(self) -> Json:
-        return {"precision": str(self.precision), "total_ms": _round(self.total_ms)}
-
-
-@dataclass(slots=True)
-class Kernel:
-    """One kernel of the engine, for the list of the slowest.
-
-    ``ms`` is what a profile would show; ``title`` is the node that people know the layer by.
-    """
-
-    name: str
-    kind: str
-    ms: float
-    title: str = ""
-
-    def as_json(self) -> Json:
-        return {"name": self.name, "kind": self.kind, "ms": _round(self.ms)}
 
 
 @dataclass(slots=True)
@@ -76,6 +51,10 @@ class TimeEstimate:
         calibration: The correction that went in.
         unknown: Layers whose shapes are not known.
         notes: What the user should know about the figures.
+        plain: What floats are: FP16 or FP32.
+        is_float: Whether the time is that of a network without Q/DQ.
+        asked: The batch that was asked for; None for the model's own.
+        fixes: What automatic fixes save, by kind, the most first (``fixing.whatif``).
         load: The work that the time was estimated for; its layers are in the prediction's order where those are named.
     """
 
@@ -92,12 +71,16 @@ class TimeEstimate:
     calibration: Calibration | None = None
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    plain: Precision = Precision.FP16
+    is_float: bool = False
+    asked: int | None = None
+    fixes: list[FixTime] = field(default_factory=list)
     load: Workload | None = field(default=None, repr=False)
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the float network; None where that is not known."""
-        if self.float_time is None or self.best is not None or not self.total_ms:
+        """How many times faster than the float network; None for that itself, and where it is not known."""
+        if self.float_time is None or self.is_float or not self.total_ms:
             return None
         return self.float_time.total_ms / self.total_ms
 
@@ -105,39 +88,20 @@ class TimeEstimate:
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
-            "total_ms": _round(self.total_ms),
-            "low_ms": _round(self.low_ms),
-            "high_ms": _round(self.high_ms),
-            "conversions_ms": _round(self.conversions_ms),
-            "layers_ms": _round(sum(self.layers)),
+            "total_ms": rounded(self.total_ms),
+            "low_ms": rounded(self.low_ms),
+            "high_ms": rounded(self.high_ms),
+            "conversions_ms": rounded(self.conversions_ms),
+            "layers_ms": rounded(sum(self.layers)),
             "float": self.float_time.as_json() if self.float_time else None,
             "gain": None if self.gain is None else round(self.gain, 3),
             "best": self.best.as_json() if self.best else None,
+            "fixes": [f.as_json() for f in self.fixes],
             "slowest": [k.as_json() for k in self.kernels[:10]],
             "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,
             "unknown_layers": len(self.unknown),
             "notes": list(self.notes),
-        }
-
-
-@dataclass(slots=True)
-class BestTime:
-    """A float network with Q/DQ wherever ``insert`` would put it."""
-
-    total_ms: float
-    gain: float
-    int8: int
-    convolutions: int
-    conversions: int | None
-
-    def as_json(self) -> Json:
-        return {
-            "total_ms": _round(self.total_ms),
-            "gain": round(self.gain, 3),
-            "int8": self.int8,
-            "convolutions": self.convolutions,
-            "conversions": self.conversions,
         }
 
 
@@ -171,13 +135,19 @@ def estimate(
     fitted = constants()
     shaped, notes = twin.resolved(model, batch or 1)
     factor = _batch_factor(shaped, batch, notes)
-    listed = _with_layers(shaped, prediction, notes)
+    if not gpu.has_int8 and twin.has_qdq(shaped):
+        shaped = twin.float_twin(shaped)
+        listed = simulate(shaped, TARGETS[_TYPICAL] if target.is_rtx else target)
+        notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
+    else:
+        listed = _with_layers(shaped, prediction, notes)
     load = workload_of(shaped, listed, plain, factor)
     raw = seconds(load.all, gpu, fitted) * 1e3
-    kernels = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
-    correction = _calibration(calibrate, gpu, listed, load, raw, kernels, fitted)
+    kernels = _kernel_counts(load)
+    correction = _calibration(calibrate, gpu, listed, raw)
     ms = correction.apply(raw, kernels) if correction else raw
-    shown = ms + kernels * fitted.overhead_us * 1e-3  # as a profile shows them
+    added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
+    shown = ms + kernels * added * 1e-3  # as a profile shows them
     result = TimeEstimate(
         gpu,
         float(ms.sum()),
@@ -190,9 +160,12 @@ def estimate(
         calibration=correction,
         unknown=load.unknown,
         notes=notes,
+        plain=plain,
+        is_float=not twin.has_qdq(shaped),
+        asked=batch,
         load=load,
     )
-    _range(result, fitted, len(load.all))
+    _range(result, fitted, len(load.all), float(kernels.sum()))
     count = len(load.layers)
     result.kernels = sorted(_kernels(listed, load, shown), key=lambda k: -k.ms)
     if listed is prediction:
@@ -200,8 +173,8 @@ def estimate(
         for layer, value in zip(prediction.layers, result.layers, strict=True):
             layer.ms = round(value, 5)
     savings.add(prediction, listed, load, ms, gpu, fitted, correction)
-    if compare:
-        _compare(result, shaped, target, gpu, plain, factor)
+    if compare and 2 * len(load.unknown) <= len(load.all):
+        _compare(result, model, shaped, target)
     return result
 
 
@@ -229,7 +202,7 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Pred
 
 
 def _calibration(
-    given: str | None, gpu: Gpu, prediction: Prediction, load: Workload, ms: Array, kernels: Array, fitted: Constants
+    given: str | None, gpu: Gpu, prediction: Prediction, ms: Array
 ) -> Calibration | None:
     if given is None:
         return None
@@ -249,8 +222,13 @@ def _calibration(
             f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
         )
     measured, estimated = matched(prediction, build.profile_rows, ms)
-    overhead = fitted.overhead_us * 1e-3
-    return calibrations.of_layers(gpu.name, [max(m - overhead, m * 0.2) for m in measured], estimated, given)
+    timed = sum(1 for row in build.profile_rows if row.average_ms > 0)
+    if measured and 2 * len(measured) < min(timed, len(prediction.layers)):
+        raise QdqtoolError(
+            f"{given}: only {len(measured)} of its {timed} layers are in the prediction ({len(prediction.layers)} "
+            "layers); it is a profile of another engine"
+        )
+    return calibrations.of_layers(gpu.name, measured, estimated, given)
 
 
 def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tuple[list[float], list[float]]:
@@ -277,17 +255,23 @@ def _conversions(prediction: Prediction, load: Workload, ms: Array) -> float:
     return float(sum(v for layer, v in zip(prediction.layers, ms, strict=False) if layer.type == "Conversion"))
 
 
-def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
+def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float) -> None:
     gpu = result.gpu
     known = fitted.is_measured(gpu.cc)
     spread = fitted.spreads["total" if known else "total_unknown"]
     if result.calibration is not None:
         spread = _REPEATED if result.calibration.direct else fitted.spreads["total_calibrated"]
-    elif gpu.is_jetson and not known:
-        spread *= 1.1
-    if not known and result.calibration is None:
+    slowed = 1.0  # how far the board's power may slow it under load
+    if result.calibration is None and not known:
+        spread *= UNMEASURED
         result.notes.append(
             f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
+        )
+    if result.calibration is None and gpu.sustained < 1:
+        slowed = 1 / gpu.sustained
+        result.notes.append(
+            f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
+            f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
         )
     if gpu.note:
         result.notes.append(gpu.note)
@@ -296,8 +280,13 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int) -> None:
     if result.unknown:
         share = len(result.unknown) / max(1, layers)
         spread *= 1 + _UNKNOWN_SPREAD * share
-        result.notes.append(f"the shapes of {len(result.unknown)} layers are not known; they count as a kernel's floor")
-    result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread
+        result.notes.append(
+            f"the shapes of {len(result.unknown)} of {layers} layers are not known; they count as a kernel's floor"
+            + ("" if share <= 0.5 else ", so that this time says little: export the model with fixed shapes")
+        )
+    result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowed
+    if result.calibration is not None and result.calibration.overhead_us:  # it may be the kernels' own after all
+        result.high_ms += kernels * result.calibration.overhead_us * 1e-3
 
 
 def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
@@ -310,32 +299,27 @@ def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kerne
     ]
 
 
-def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain: Precision, factor: float) -> None:
-    """The other network: without Q/DQ, or for a float one with as much as can help."""
+def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -> None:
+    """The other network: without Q/DQ, or for a float one with as much as can help.
 
-    def total(other: Model) -> tuple[Prediction, float]:
-        simulated = simulate(other, TARGETS[_TYPICAL] if target.is_rtx else target)
-        load = workload_of(other, simulated, plain, factor)
-        ms = seconds(load.all, gpu) * 1e3
-        if result.calibration:
-            ms = result.calibration.apply(
-                ms, np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
-            )
-        return simulated, float(ms.sum())
-
+    ``given`` is the model as the user has it, ``model`` the one whose shapes are settled.
+    """
     if twin.has_qdq(model):
-        simulated, ms = total(twin.float_twin(model))
+        simulated, ms = _total(result, twin.float_twin(model), target)
         wide = target.strongly_typed and any(c.precision == Precision.FP32 for c in simulated.convolutions)
-        result.float_time = FloatTime(Precision.FP32 if wide else plain, ms)
+        result.float_time = FloatTime(Precision.FP32 if wide else result.plain, ms)
         return
-    result.float_time = FloatTime(plain, result.total_ms)
-    if not gpu.has_int8:
-        result.notes.append("this GPU has no INT8: nothing to gain")
+    result.float_time = FloatTime(result.plain, result.total_ms)
+    if not result.gpu.has_int8:
+        if not any("no INT8" in note for note in result.notes):
+            result.notes.append("this GPU has no INT8: nothing to gain")
         return
     try:
-        simulated, ms = total(twin.best_placement(model, target))
+        placed = twin.best_placement(given, target)
+        simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
     except QdqtoolError as error:
-        result.notes.append(f"what INT8 could gain is not known: {error}")
+        told = str(error).removeprefix(f"{given.path or 'model'}: ")
+        result.notes.append(f"what INT8 could gain is not known: {told}")
         return
     summary = simulated.summary()
     result.best = BestTime(
@@ -343,5 +327,21 @@ def _compare(result: TimeEstimate, model: Model, target: Target, gpu: Gpu, plain
     )
 
 
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")
+def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
+    """Milliseconds of another model under the conditions of an estimate: its GPU, floats, batch and correction."""
+    shaped, _ = twin.resolved(model, time.asked or 1)
+    return _total(time, shaped, target)[1]
+
+
+def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
+    simulated = simulate(model, TARGETS[_TYPICAL] if target.is_rtx else target)
+    load = workload_of(model, simulated, like.plain, like.batch)
+    ms = seconds(load.all, like.gpu) * 1e3
+    if like.calibration:
+        ms = like.calibration.apply(ms, _kernel_counts(load))
+    return simulated, float(ms.sum())
+
+
+def _kernel_counts(load: Workload) -> Array:
+    """How many kernels each layer takes; 0 for one that takes no time."""
+    return np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])

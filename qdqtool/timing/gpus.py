@@ -7,18 +7,18 @@ evidence and source.
 from __future__ import annotations
 
 import functools
+import math
 import re
+import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.timing import gpu_names
 from qdqtool.types import Evidence, Json, Precision
 
-_SPLIT = re.compile(r"[\s_/()\-]+")
-_MAKERS = (
-    "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
-    "corporation",
-)  # fmt: skip
+_CLOCK_OF_POWER = 0.4
+_FEW_WATTS = 0.5
 _LAPTOP = 0.75  # clock of a laptop part over the desktop part's, as in the pairs of the table
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
 
@@ -59,7 +59,7 @@ class Gpu:
         clock: SM clock in MHz; boost unless the user gave another.
         bandwidth: Of the memory, in GB/s.
         l2: L2 cache in MB.
-        power: Board or module limit in W.
+        power: Board or module limit in W; 0 where it does not matter (a clock was given) or is not known.
         rates: What an SM does per clock.
         evidence: ``seen`` where a device listing of trtexec confirms the line.
         source: Where the figures come from.
@@ -113,6 +113,18 @@ class Gpu:
         if not per_clock:  # no INT8: such a layer runs in FP32
             per_clock = max(r.fp32_pipe, r.tf32)
         return per_clock * self.per_second
+
+    @property
+    def sustained(self) -> float:
+        """Share of the boost clock that the board's power surely allows: 1, or less on boards of few watts.
+
+        Those have less than half the watts per SM and clock of the usual board of their compute capability (T4, L4,
+        A10). Clock goes with about the 0.4th power of the limit (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        """
+        if not self.power or self.is_jetson or "Laptop" in self.name:
+            return 1.0
+        share = self.power / self.per_second / _usual_watts(self.cc)
+        return float(share**_CLOCK_OF_POWER) if share < _FEW_WATTS else 1.0
 
     @property
     def per_second(self) -> float:
@@ -176,6 +188,13 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _rows("gpus.tsv"))
 
 
+@functools.cache
+def _usual_watts(cc: str) -> float:
+    """Watts per SM clock of a second, the median over the boards of a compute capability."""
+    boards = [g for g in gpus() if g.cc == cc and g.power and not g.is_jetson and "Laptop" not in g.name]
+    return statistics.median(g.power / g.per_second for g in boards) if boards else math.inf
+
+
 def _gpu(row: dict[str, str]) -> Gpu:
     found = rates()[row["cc"]]
     if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
@@ -204,23 +223,6 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
-def _plain(name: str) -> str:
-    return " ".join(w for w in name.lower().split() if w not in _MAKERS)
-
-
-def _words(name: str) -> str:
-    """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
-    text = _SPLIT.sub(" ", name.lower())
-    text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
-    text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
-    text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
-    text = re.sub(r"(?<=\d) gb\b", "gb", text)
-    text = re.sub(r"\b(pci ?e)\b", "pcie", text)
-    text = re.sub(rf"\b({'|'.join(_MAKERS)})\b", " ", text)
-    text = re.sub(r"\bada generation\b", "ada", text)
-    return " ".join(text.split())
-
-
 def find(name: str) -> Gpu:
     """The GPU of that name, in any case and with or without the maker's words.
 
@@ -231,14 +233,16 @@ def find(name: str) -> Gpu:
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
-    plain = _plain(name)
+    plain = gpu_names.plain(name)
     for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if plain in (_plain(gpu.name), *gpu.aliases):
+        if plain in (gpu_names.plain(gpu.name), *gpu.aliases):
             return gpu
-    wanted = _words(name)
-    table = {key: gpu for gpu in reversed(gpus()) for key in (*(_words(a) for a in gpu.aliases), _words(gpu.name))}
-    tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]
-    for text in dict.fromkeys(" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t):
+    wanted = gpu_names.words(name)
+    spelled = {gpu.name: gpu_names.words(gpu.name) for gpu in gpus()}
+    table = {
+        key: gpu for gpu in reversed(gpus()) for key in (*map(gpu_names.words, gpu.aliases), spelled[gpu.name])
+    }
+    for text in gpu_names.spellings(wanted):
         if text in table:
             return table[text]
     if wanted.endswith(" laptop") or " laptop " in wanted:
@@ -251,21 +255,17 @@ def find(name: str) -> Gpu:
                 evidence=Evidence.ASSUMED,
                 note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give `clock`",
             )
+    parts = set(wanted.split())
     longer = [
         gpu
         for gpu in gpus()
-        if wanted
-        and wanted in _words(gpu.name).split(" laptop")[0]
-        and set(wanted.split()) <= set(_words(gpu.name).split())
+        if wanted in spelled[gpu.name].split(" laptop")[0] and parts <= set(spelled[gpu.name].split())
+        and (parts or name.strip().lower() in gpu.name.lower())
     ]
     if len(longer) == 1:
         return longer[0]
-    import difflib
-
-    near = [g.name for g in longer] or [
-        table[k].name for k in difflib.get_close_matches(wanted, list(table), n=5, cutoff=0.6)
-    ]
-    told = f"; nearest: {', '.join(dict.fromkeys(near[:5]))}" if near else ""
+    near = [g.name for g in longer[:5]] or gpu_names.nearest(wanted, {key: gpu.name for key, gpu in table.items()})
+    told = f"; nearest: {', '.join(near)}" if near else ""
     raise QdqtoolError(
         f"GPU '{name}' is not in the table{told}; see 'qdqtool gpus', or describe it: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
@@ -354,13 +354,13 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
         limit = _watts(power)
         if limit is not None and limit < gpu.power:
             # Dynamic power goes with f V^2 and V with f between its ends: f with the square root in between.
-            share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else 0.4))
+            share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else _CLOCK_OF_POWER))
             gpu = replace(gpu, clock=gpu.clock * share)
             notes.append(f"clock of {gpu.clock:.0f} MHz guessed from {limit:g} W of {gpu.power:g} W; `clock` is better")
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
             raise QdqtoolError(f"`clock` {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
-        gpu = replace(gpu, clock=clock)
+        gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
     return replace(gpu, note="; ".join(notes))
 
 

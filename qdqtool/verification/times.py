@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 
 from qdqtool.buildlog.types import Build
+from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
+from qdqtool.timing import calibration
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import gpu_of
 from qdqtool.timing.physics import constants
@@ -36,11 +38,11 @@ def compare_times(
         return None
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False)
     how = "GPU compute time"
-    if measured is None:
-        overhead = constants().overhead_us * 1e-3
-        measured = sum(max(row.average_ms - overhead, 0.0) for row in build.profile_rows)
-        how = f"sum of the profile less {constants().overhead_us:g} us a layer"
     pairs = _pairs(prediction, build, time)
+    if measured is None:
+        overhead = _overhead_us(chosen.name, pairs)
+        measured = sum(max(row.average_ms - overhead * 1e-3, 0.0) for row in build.profile_rows)
+        how = f"sum of the profile less {overhead:.1f} us a layer"
     off = [abs(t / m - 1) for _, t, m in pairs]
     slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
     return {
@@ -55,6 +57,16 @@ def compare_times(
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
+
+
+def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
+    """What the profile added to each layer, as its layers tell against the estimate; the usual where they do not."""
+    usual = constants().overhead_us
+    try:
+        told = calibration.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
+    except QdqtoolError:
+        return usual
+    return told.overhead_us or usual
 
 
 def plain_in(build: Build) -> Precision:

@@ -1,9 +1,14 @@
 """Whole engines: what is counted, what the range says, what fixes save."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
@@ -12,7 +17,7 @@ from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import calibration, twin, work
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import find
+from qdqtool.timing.gpus import chosen, find, gpus
 from qdqtool.timing.physics import constants, seconds
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.shapes import Shapes
@@ -24,6 +29,8 @@ from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")
 GPU = find("RTX 3060")
+SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # published profiles, not in the repository
+CASES = ("resnet18-a100-qat", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual")
 
 
 def timed(proto, gpu=GPU, **options):
@@ -158,20 +165,20 @@ def test_one_measured_time_corrects_the_rest(tmp_path):
         timed(chain(), find("T4"), calibrate=str(kept))
 
 
-def test_a_profile_gives_both_the_factor_and_the_time_of_a_kernel(tmp_path):
-    """Layers that take 1.5 times the estimate and 2 us more, as a profile with its overhead shows them."""
+@pytest.mark.parametrize(("more", "kernel"), [(4.0, 0.0), (9.5, 2.0)])
+def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
+    """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
     names = [layer.name for layer in predict(load(chain(12, batch=8)), TARGET).layers]
     model = load(chain(12, batch=8))
     raw = seconds(workload_of(model, predict(model, TARGET)).layers, GPU) * 1e3
-    overhead = constants().overhead_us * 1e-3
     rows = [
         {"count": 1},
         *(
             {
                 "name": n,
-                "timeMs": 1.5 * t + 0.002 + overhead,
-                "averageMs": 1.5 * t + 0.002 + overhead,
-                "medianMs": 1.5 * t + 0.002 + overhead,
+                "timeMs": 1.5 * t + more * 1e-3,
+                "averageMs": 1.5 * t + more * 1e-3,
+                "medianMs": 1.5 * t + more * 1e-3,
                 "percentage": 1.0,
             }
             for n, t in zip(names, raw, strict=True)
@@ -181,7 +188,116 @@ def test_a_profile_gives_both_the_factor_and_the_time_of_a_kernel(tmp_path):
     file.write_text(json.dumps(rows))
     _, time = timed(chain(12, batch=8), calibrate=str(file))
     assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
-    assert time.calibration.kernel_us == pytest.approx(2.0, abs=0.5)
+    assert time.calibration.overhead_us == pytest.approx(more - kernel, abs=0.5)
+    assert time.calibration.kernel_us == pytest.approx(kernel, abs=0.5)
+    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(len(names) * (more - kernel) * 1e-3, rel=0.3)
+
+
+# Engines that were timed with a profile and without: milliseconds of one execution without it.
+@pytest.mark.parametrize(("case", "gpu", "measured"), [
+    ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
+    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
+    ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
+])  # fmt: skip
+def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
+    profile = SHARED / case / "profile.json"
+    if not profile.exists():
+        pytest.skip("the published profiles are not at hand")
+    _, time = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), calibrate=str(profile))
+    assert time.total_ms == pytest.approx(measured, rel=0.05)
+    assert time.low_ms <= measured <= time.high_ms
+
+
+def test_a_profile_of_another_engine_is_refused(tmp_path):
+    names = [layer.name for layer in predict(load(chain(12)), TARGET).layers]
+    rows = [{"name": n if i == 3 else f"other{i}", "timeMs": 1.0, "averageMs": 1.0, "percentage": 1.0}
+            for i, n in enumerate(names)]
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps([{"count": 1}, *rows]))
+    with pytest.raises(QdqtoolError, match=r"only 1 of its \d+ layers are in the prediction"):
+        timed(chain(12), calibrate=str(file))
+
+
+def test_a_gpu_without_int8_takes_the_time_of_the_float_network():
+    """It builds no Q/DQ model: the estimate is that of the network without them, and claims no gain."""
+    _, time = timed(chain(), find("P100"))
+    _, plain = timed(chain(quantized=False), find("P100"))
+    assert time.total_ms == pytest.approx(plain.total_ms)
+    assert time.gain is None and plain.gain is None and plain.best is None
+    assert sum("no INT8" in n for n in time.notes) == sum("no INT8" in n for n in plain.notes) == 1
+
+
+def test_what_int8_gains_is_known_for_a_dynamic_batch_too():
+    """Its weights are large, so that settling the shapes leaves them out: they still count as weights."""
+    _, one = timed(chain(quantized=False, dynamic=True))
+    _, fixed = timed(chain(quantized=False))
+    assert one.best is not None and fixed.best is not None
+    assert (one.best.total_ms, one.gain) == (pytest.approx(fixed.best.total_ms), None)
+    _, eight = timed(chain(quantized=False, dynamic=True), batch=8)
+    assert eight.best is not None and eight.best.total_ms > one.best.total_ms
+
+
+def test_unknown_shapes_are_told_and_compared_with_nothing():
+    proto = chain(quantized=False)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    _, time = timed(proto)
+    assert time.float_time is None and time.best is None
+    assert any("export the model with fixed shapes" in n for n in time.notes)
+
+
+def test_ranges_are_wider_where_less_is_known():
+    def width_of(gpu):
+        _, time = timed(chain(), gpu)
+        return time.high_ms / time.total_ms, time.total_ms / time.low_ms, time.notes
+
+    known, unknown, few_watts, told = (width_of(g) for g in (
+        find("RTX 3060"), find("H100"), find("T4"), chosen("T4", clock=1100.0)))
+    assert known[0] == pytest.approx(known[1]) and known[2] == []
+    assert unknown[0] == pytest.approx(unknown[1]) and unknown[0] > 1.1 * known[0] and "wider" in unknown[2][0]
+    assert few_watts[1] == pytest.approx(known[1]) and few_watts[0] > 1.3 * known[0] and "`clock`" in few_watts[2][0]
+    assert told[0] == pytest.approx(known[0]) and told[2] == []
+
+
+@given(st.sampled_from([g for g in gpus() if g.rates.int8_path == "tensor"]), st.floats(1.1, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_order_of_whole_networks(gpu, factor):
+    """More clock or a smaller batch is never slower; INT8 is never slower than FP16 in large convolutions."""
+    _, base = timed(chain(batch=4), gpu, compare=False)
+    _, faster = timed(chain(batch=4), replace(gpu, clock=gpu.clock * factor), compare=False)
+    _, larger = timed(chain(batch=4), gpu, batch=8, compare=False)
+    assert faster.total_ms <= base.total_ms <= larger.total_ms
+    _, wide = timed(chain(channels=256, batch=4), gpu)
+    assert wide.gain is not None and wide.gain >= 1
+
+
+@given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "RTX 3060", "orin", "T4", "RTX 4090"]))
+@settings(max_examples=20, deadline=None)
+def test_a_conversion_more_is_never_faster(case, seed, gpu):
+    """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(load(evidence.HOME / case / "model.onnx.gz").proto)
+    graph = proto.graph
+    constants_ = {t.name for t in graph.initializer}
+    of_data = {n.output[0] for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] not in constants_}
+    pairs = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in of_data]
+    dq = pairs[seed % len(pairs)]
+    before = predict(load(proto), TARGET)
+    graph.initializer.extend([numpy_helper.from_array(np.float32(0.777), "extra_s"),
+                              numpy_helper.from_array(np.int8(0), "extra_z")])
+    after = dq.output[0]
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name == after:
+                node.input[i] = "extra_dq"
+    at = list(graph.node).index(dq)
+    graph.node.insert(at + 1, helper.make_node("QuantizeLinear", [after, "extra_s", "extra_z"], ["extra_q"], "extra_Q"))
+    graph.node.insert(at + 2, helper.make_node("DequantizeLinear", ["extra_q", "extra_s", "extra_z"], ["extra_dq"],
+                                               "extra_DQ"))
+    prediction, time = timed(proto, find(gpu), compare=False)
+    _, old = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), compare=False)
+    if prediction.summary()["conversions"] > before.summary()["conversions"]:
+        assert time.total_ms >= old.total_ms
 
 
 @pytest.mark.parametrize("text", ["0", "0ms", "1e9s", "nothing.json", "5 parsecs", "-3"])

@@ -15,7 +15,10 @@ from qdqtool.types import Evidence, Precision
     ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"), ("A100-SXM4-40GB", "A100 40GB"), ("T4", "Tesla T4"),
     ("V100-SXM2-16GB", "Tesla V100"), ("RTX 3060 (12GB)", "RTX 3060"), ("RTX 4070 SUPER", "RTX 4070 Super"),
     ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada Laptop"), ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-    ("rtx 4070 ti super", "RTX 4070 Ti Super"), ("gtx_1660_ti", "GTX 1660 Ti"), ("2080ti", "RTX 2080 Ti"),
+    ("rtx 4070 ti super", "RTX 4070 Ti Super"), ("3060", "RTX 3060"), ("1660 super", "GTX 1660 Super"),
+    ("4070 ti super", "RTX 4070 Ti Super"), ("T1000", "T1000"), ("NVIDIA T1000 8GB", "T1000"), ("MX450", "MX450"),
+    ("RTX 3050 6GB", "RTX 3050 6GB"), ("RTX 4060 Ti 16GB", "RTX 4060 Ti"), ("DGX Spark", "GB10"),
+    ("gtx_1660_ti", "GTX 1660 Ti"), ("2080ti", "RTX 2080 Ti"),
 ])  # fmt: skip
 def test_names(typed, name):
     assert gpus.find(typed).name == name
@@ -67,6 +70,26 @@ def test_int8_paths():
 def test_unknown_names_are_refused_with_a_way_out(typed):
     with pytest.raises(QdqtoolError, match="qdqtool gpus"):
         gpus.find(typed)
+
+
+@pytest.mark.parametrize(("typed", "first", "never"), [
+    ("T1200", "T1000", "Thor"), ("RTX 3060 Super", "RTX 3060", "Super"), ("MX250", "MX350", "RTX"), ("jetson", "Jetson",
+    "RTX"), ("GB200", "B200", "RTX"), ("RX 7900", "", "RTX"), ("K80", "", "nearest"),
+])  # fmt: skip
+def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never):
+    with pytest.raises(QdqtoolError) as told:
+        gpus.find(typed)
+    named = str(told.value).split("; see")[0].split("not in the table")[1]
+    assert named.startswith(f"; nearest: {first}" if first else "") and never not in named
+
+
+def test_boards_of_few_watts_may_not_keep_their_clock():
+    """T4, L4 and A10 have less than half the watts per SM and clock of their kind; nothing else in the table has."""
+    low = {g.name for g in gpus.gpus() if g.sustained < 1}
+    assert {"Tesla T4", "L4", "A10"} <= low <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
+    t4 = gpus.find("T4")
+    assert 0.6 < t4.sustained < 0.75  # YOLOv7 at batch 16 on a T4 takes 1.54 times the estimate at the boost clock
+    assert gpus.chosen("T4", clock=1590).sustained == 1
 
 
 def test_an_unknown_laptop_is_the_desktop_part_and_says_so():

@@ -1,0 +1,74 @@
+"""What an estimate of time is made of: other versions of the network, kernels, fixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqtool.types import Json, Precision
+
+
+@dataclass(slots=True)
+class FloatTime:
+    """The same network without its Q/DQ."""
+
+    precision: Precision
+    total_ms: float
+
+    def as_json(self) -> Json:
+        return {"precision": str(self.precision), "total_ms": rounded(self.total_ms)}
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One kernel of the engine, for the list of the slowest.
+
+    ``ms`` is what a profile would show; ``title`` is the node that people know the layer by.
+    """
+
+    name: str
+    kind: str
+    ms: float
+    title: str = ""
+
+    def as_json(self) -> Json:
+        return {"name": self.name, "kind": self.kind, "ms": rounded(self.ms)}
+
+
+@dataclass(slots=True)
+class FixTime:
+    """What the fixes of one kind save together, by simulating the fixed network.
+
+    ``codes`` are the findings that they remove, ``nodes`` where.
+    """
+
+    codes: list[str]
+    nodes: list[str]
+    saves_ms: float
+
+    def as_json(self) -> Json:
+        return {"codes": list(self.codes), "nodes": list(self.nodes), "saves_ms": rounded(self.saves_ms)}
+
+
+@dataclass(slots=True)
+class BestTime:
+    """A float network with Q/DQ wherever ``insert`` would put it."""
+
+    total_ms: float
+    gain: float
+    int8: int
+    convolutions: int
+    conversions: int | None
+
+    def as_json(self) -> Json:
+        return {
+            "total_ms": rounded(self.total_ms),
+            "gain": round(self.gain, 3),
+            "int8": self.int8,
+            "convolutions": self.convolutions,
+            "conversions": self.conversions,
+        }
+
+
+def rounded(value: float) -> float:
+    """Four digits that count."""
+    return float(f"{value:.4g}")
