@@ -10,6 +10,7 @@ from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.refusals import (
     AddOutputNotQuantized,
     ConcatReadElsewhere,
+    ConcatScales,
     ManyConsumers,
     NotCommuting,
     OutputScale,
@@ -139,7 +140,7 @@ def _requantized(known: Known, stays: Stays) -> None:
             f"scales {before} ({stays.pair}) and {after} ({stays.node}): INT8 is converted to INT8.",
             size=stays.elements,
         )
-    elif code == "CONCAT-SCALE":
+    elif code == "CONCAT-SCALE" and (known.first(ConcatScales, crossed.node) or differ([*quantizers, _own(stays)])):
         cause = scales.of_readers(
             known, stays.tensor, [*quantizers, _own(stays)], f"{stays.node} requantizes", stays.elements, ()
         )

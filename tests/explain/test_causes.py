@@ -459,3 +459,13 @@ def test_plain_inputs_of_two_float_types(data, weights, told):
     w = g.const("w", np.ones((16, 16, 1, 1)), weights)
     _, codes = outcome(g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1])), "trt11")
     assert ("FLOAT-MIXED" in codes) is told
+
+
+def test_a_pair_in_front_of_a_resize_and_a_q_behind_the_concat_tell_both_scales():
+    """What the Q behind the Concat meets is the pair's own scale, whichever quantizers read the tensor between them."""
+    g = Graph()
+    low = g.pair(g.input(1, 16, 8, 8), "low", 0.045)
+    joined = g.concat([g.resize(low, "up"), g.input(1, 16, 16, 16, name="y")], "join")
+    _, codes = outcome(g.model(g.pair(joined, "joined", 0.06), low))
+    assert "join (Concat) stands between scales 0.045 (low.Q) and 0.06 (joined.Q)" in codes["CONCAT-SCALE"].message
+    assert "0.06 (the smallest range loses 0.4 bits)" in codes["CONCAT-SCALE"].fix  # log2(0.06 / 0.045)
