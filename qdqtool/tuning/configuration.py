@@ -143,7 +143,7 @@ class Planner:
         for tensor in self.placement(Configuration()).readers:
             wide.readers.setdefault(tensor, [])
         for node in model.ordered:
-            if can_be_quantized(model, node) and node.op not in WEIGHTED:
+            if can_be_quantized(model, node):
                 for tensor in node.inputs:
                     if tensor and not model.is_constant(tensor) and model.elem_type(tensor) in (*FLOATS, 0):
                         wide.readers.setdefault(tensor, [])

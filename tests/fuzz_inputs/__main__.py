@@ -51,6 +51,7 @@ def main() -> int:
                 failures += 1
                 print(f"case {number}: {error}", flush=True)
                 if options.keep:
+                    Path(options.keep).mkdir(parents=True, exist_ok=True)
                     for file in Path(temporary).glob("mutated-*"):
                         shutil.copy(file, Path(options.keep) / f"{seed}-{number}-{file.name}")
             for file in Path(temporary).glob("mutated-*"):
