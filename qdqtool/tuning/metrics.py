@@ -14,13 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
+from qdqtool.files import read_input
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.losses import Compared, compared_tensors
@@ -152,8 +153,8 @@ class UserMetric:
         """Changes with the source of the function's module: what another one measured is not this one's."""
         function = self.function or imported(self.name)
         try:
-            source = Path(inspect.getfile(inspect.unwrap(function))).read_bytes()
-        except (OSError, TypeError):
+            source = read_input(inspect.getfile(inspect.unwrap(function)), budgets.LIST_FILE)
+        except (QdqtoolError, TypeError):  # built in, or typed into an interpreter
             return self.name
         return f"{self.name} {hashlib.sha256(source).hexdigest()}"
 

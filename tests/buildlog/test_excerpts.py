@@ -40,7 +40,7 @@ LINES = {
     "Replacing slice Slice_1 with copy from 1 to 2": "1 optimizer line",
     "-----------SqueezePushDown kSQUEEZE_FORK case: a --> b --> c": "1 optimizer line",
     "QDQ graph optimizer backward pass": "1 heading",
-    "After concat removal: 29 layers": "1 layer count",
+    "After concat removal: 29 layers": "1 count of layers",
     "Adding reformat layer: Reformatted Input Tensor 0 to Conv_1 (x) from Float(1) to Half(1) long-strided": "reformat",
     "[10/02/2023-10:00:00] [I]                        Layer   Time (ms)   Avg. Time (ms)   Time %": "1 line",
     "[03/24/2023-12:57:45] [I]          Conv_0 + Relu_1       12.34           0.0123      1.2": "1 profile row",

@@ -9,7 +9,7 @@ import pytest
 from calibration import session
 from calibration.partial import partial_model
 from calibration.session import Fetcher, fetched_bytes, open_session, worker_count
-from qdqtool import runtime
+from qdqtool import runtime, sessions
 from qdqtool.modelfile import load
 from tests.calibration.nets import conv_net, run_all
 
@@ -85,7 +85,10 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
         def SerializeToString(self) -> bytes:
             raise ValueError("Message onnx.ModelProto exceeds maximum protobuf size of 2GB")
 
-    monkeypatch.setattr(session, "write_model", lambda _, path, **__: watched(partial, path))
+        def Clear(self) -> None:
+            self.cleared = True
+
+    monkeypatch.setattr(sessions, "write_model", lambda _, path, **__: watched(partial, path))
     monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
     found = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"]
     assert opened and not Path(str(opened[0])).exists(), "the file is gone again"
