@@ -41,6 +41,7 @@ CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 
+TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import onnx
 
+from qdqtool import budgets
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import shown
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import constants
 from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
-from qdqtool.extraction.select import grow, trim
+from qdqtool.extraction.select import Effort, grow, trim
 from qdqtool.extraction.shown import Shown, told
 from qdqtool.graph import Model, Node
 from qdqtool.modelfile import load_full
@@ -119,11 +120,15 @@ class Job:
 
     def _narrow(self, anchors: Sequence[Node]) -> None:
         """Grows and trims the part around the anchors."""
+        effort = Effort()
         for holds in (self._sketch_holds, self._part_holds):
             part = _last(self._watched(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
-            part = _last(self._watched(trim(self.cutter, part, anchors, holds), "trimming")) or part
+            part = _last(self._watched(trim(self.cutter, part, anchors, holds, effort), "trimming")) or part
             if self._part_holds(part):
                 break
+        if effort.left < 0:
+            self.notes.append(f"trimming ended after {budgets.TRIMMED_NODES:,} nodes predicted: the part may hold more "
+                              "than what counts; `minimize` makes it smaller")
         self._set(part)
         if part != self.cutter.whole():
             self._plainer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from qdqtool import budgets
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.graph import Node
 
@@ -36,12 +37,26 @@ def grow(cutter: Cutter, anchors: Sequence[Node], holds: Holds) -> Iterator[Part
     yield cutter.whole()
 
 
-def trim(cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds) -> Iterator[Part | None]:
+class Effort:
+    """How many nodes trimming may still predict: where each node of a wide part counts, its tries go with the square.
+
+    Attributes:
+        left: Nodes; below zero trimming has been broken off.
+    """
+
+    def __init__(self) -> None:
+        self.left = budgets.TRIMMED_NODES
+
+
+def trim(
+    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort | None = None
+) -> Iterator[Part | None]:
     """Smaller and smaller parts of one; yields None for each one that does not hold.
 
     Nodes far from the anchors go first, in groups, then one by one; what no longer hangs together with the anchors
-    goes with them.
+    goes with them. It ends early where the effort is spent.
     """
+    effort = effort or Effort()
     fixed = {n.index for n in anchors}
     size = max(1, len(part.nodes) // 2)
     while True:
@@ -54,6 +69,9 @@ def trim(cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds) -> I
             smaller = _without(cutter, part, gone, anchors)
             if smaller is None:
                 continue
+            effort.left -= len(smaller.nodes)
+            if effort.left < 0:
+                return
             if holds(smaller):
                 part, shrunk = smaller, True
                 yield part

@@ -11,7 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import qdqtool
+from qdqtool import budgets, extract
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.extraction.cut import Cutter
 from qdqtool.qdq import DQ, Q
 from tests.extraction.networks import residual
 from tests.trt.builder import Graph
@@ -242,3 +244,26 @@ def test_functions_that_the_part_calls_stay_and_no_others(inside: bool) -> None:
     assert [f.name for f in part.functions] == ["Outer", "Inner"]
     onnx.checker.check_model(part, full_check=True)
     assert not qdqtool.extract(model, finding="SKIP-FLOAT").proto.functions
+
+
+def test_trimming_a_wide_part_ends_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a message counts every reader of a tensor no reader can go: trying each one would take the square."""
+    scale, zero = numpy_helper.from_array(np.float32(0.02), "s"), numpy_helper.from_array(np.int8(0), "z")
+    weight = numpy_helper.from_array(np.full((4, 3, 1, 1), 0.1, np.float32), "w")
+    nodes = []
+    for tensor in ("x", "w"):
+        nodes.append(helper.make_node("QuantizeLinear", [tensor, "s", "z"], [f"{tensor}_q"], name=f"{tensor}_Q"))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{tensor}_q", "s", "z"], [f"{tensor}_d"]))
+    nodes += [helper.make_node("Conv", ["x_d", "w_d"], [f"y{i}"], name=f"conv{i}") for i in range(60)]
+    ends = [helper.make_tensor_value_info(f"y{i}", onnx.TensorProto.FLOAT, [1, 4, 8, 8]) for i in range(60)]
+    start = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
+    graph = helper.make_graph(nodes, "g", [start], ends, [weight, scale, zero])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    monkeypatch.setattr(budgets, "TRIMMED_NODES", 500)
+    drawn = []
+    sketch = Cutter.sketch
+    monkeypatch.setattr(Cutter, "sketch", lambda self, part: drawn.append(len(part.nodes)) or sketch(self, part))
+    found = extract(proto, node="conv7")
+    assert sum(drawn) < 500 + 3 * 64
+    assert any("trimming ended" in n for n in found.notes)
+    assert {c.name for c in found.shown.convolutions} >= {"conv7"}
