@@ -51,6 +51,7 @@ def prepare() -> None:
     A file opened later would get their numbers otherwise, and a library's message would be written into it.
     """
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):

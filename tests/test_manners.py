@@ -262,3 +262,10 @@ def test_calls_of_functions_are_counted_before_they_are_followed() -> None:
     circle = [helper.make_function("f", "F0", ["a"], ["c"], [helper.make_node("F0", ["a"], ["c"], domain="f")], opsets)]
     with pytest.raises(ModelError, match="calls itself"):
         load(helper.make_model(graph, opset_imports=opsets, functions=circle))
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    code = "from qdqtool import process; process.prepare(); import onnxruntime"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=True)
+    assert not list((tmp_path / "tmp").iterdir())
