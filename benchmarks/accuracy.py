@@ -30,14 +30,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from detectors import load_samples, run_model
+from marked import replace_between, write_rows
 
 from qdqtool.tuning.detection import Detections, Matches, match, precision
 
@@ -131,8 +131,7 @@ def main() -> int:
     results += overall
     for result in overall:
         print(line(result))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n", "utf-8")
+    write_rows(options.json, results)
     if options.readme:
         write_table(options.readme, splits, results)
     return 0
@@ -335,11 +334,6 @@ def detect(
 
 def write_table(readme: Path, splits: Sequence[Split], results: Sequence[Result]) -> None:
     """Replaces what stands between the marks in the README."""
-    text = readme.read_text("utf-8")
-    before, mark, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not mark or not end:
-        raise SystemExit(f"{readme}: has no '{BEGIN}' ... '{END}'")
     methods = list(dict.fromkeys(r.method for r in results))
     names = list(dict.fromkeys(r.split for r in results))
     by = {(r.split, r.method): r for r in results}
@@ -363,7 +357,7 @@ def write_table(readme: Path, splits: Sequence[Split], results: Sequence[Result]
             split = known[name]
             label += f" ({split.images[0]}, {split.images[1]})" + ("" if split.judge else " *")
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    readme.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", "utf-8")
+    replace_between(readme, BEGIN, END, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the images within 5 %.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -22,9 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from marked import write_rows
 
 METHODS = ("mse", "percentile", "entropy", "max")
 LIMITS = {320: (4.0, 350.0), 640: (3.5, 900.0)}  # times plain inference, MB
@@ -222,8 +223,7 @@ def main() -> int:
             shutil.rmtree(folder)
     print(f"{os.cpu_count()} cores; least of {options.runs} runs; 'loop' is plain's time inside onnxruntime")
     show(rows)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
+    write_rows(options.json, rows)
     return int(any(r.verdict not in ("", "ok") for r in rows))
 
 

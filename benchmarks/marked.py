@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,20 @@ def replace_between(page: Path, begin: str, end: str, text: str) -> None:
     if not mark or not closing:
         sys.exit(f"{page}: has no '{begin}' ... '{end}'")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
+
+
+def write_rows(file: Path | None, rows: Sequence[Any]) -> None:
+    """Writes dataclasses as a JSON list; nothing where no file was named."""
+    if file is not None:
+        file.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
+
+
+def publish(rows: Sequence[Any], text: str, file: Path | None, page: Path | None, begin: str, end: str) -> None:
+    """Prints a table; where they are named, writes its rows to a JSON file and itself between the markers of a page."""
+    print(text)
+    write_rows(file, rows)
+    if page is not None:
+        replace_between(page, begin, end, text)
 
 
 def kept_rows(

@@ -27,7 +27,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from detectors import load_samples, run_model
-from marked import replace_between
+from marked import publish
 
 import qdqtool
 from qdqtool.tuning.configuration import cost_of
@@ -201,12 +201,7 @@ def main() -> int:
     for entry in tomllib.loads(options.splits.read_text("utf-8"))["split"]:
         if not options.only or re.search(options.only, entry["name"]):
             rows += measure(entry, options.splits.parent, options)
-    text = table(rows)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
-    if options.docs:
-        replace_between(options.docs, BEGIN, END, text)
+    publish(rows, table(rows), options.json, options.docs, BEGIN, END)
     return 0
 
 

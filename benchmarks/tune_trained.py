@@ -12,11 +12,10 @@ networks' own labels. The interval is that of a paired bootstrap over these.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from marked import replace_between
+from marked import publish
 
 import qdqtool
 from qdqtool.runtime import open_session
@@ -288,12 +287,7 @@ def main() -> int:
     for network in NETWORKS:
         if re.search(options.only, network.name):
             rows += measure(network, options.work, options.gpu)
-    text = table(rows)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", "utf-8")
-    if options.docs:
-        replace_between(options.docs, BEGIN, END, text)
+    publish(rows, table(rows), options.json, options.docs, BEGIN, END)
     return 0
 
 

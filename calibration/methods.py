@@ -63,8 +63,8 @@ def range_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_P
             cent of the magnitudes do not exceed (the largest where that is zero). ``mse``: the range with the least
             expected squared error. ``entropy``: the range with the least KL divergence between the histogram and its
             128-level version, searched over 2048 bins as TensorRT's entropy calibrator does. ``focus``: the range with
-            the least :func:`focused_error` to the power that :func:`settle` chooses; the same as ``mse`` where it is
-            not known where the network looks.
+            the least :func:`focused_error` to the power that :func:`settle` chooses, moved to where flat areas are
+            rounded well; but for that the same as ``mse`` where it is not known where the network looks.
         percentile: From above 0 to 100.
 
     Returns:
