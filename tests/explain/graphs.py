@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 
+from qdqtool.prediction import predict
+from qdqtool.types import Finding, Prediction
 from tests.trt.builder import Graph
 
 
@@ -253,3 +255,32 @@ GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
     "outside-rules": outside_rules,
     "stays": lambda: residual(skip=False, side=False, quantized=True),
 }
+
+
+def concat(scales: tuple[float, ...], behind: float) -> onnx.ModelProto:
+    """Three convolutions into a Concat; each has another reader with a scale of its own."""
+    g = Graph()
+    x = g.input(1, 16, 16, 16)
+    parts, ends = [], []
+    for i, scale in enumerate(scales):
+        y = g.relu(g.conv(x, f"c{i}", 16, scale=0.1), f"r{i}")
+        ends.append(g.conv(y, f"other{i}", 16, scale=scale))
+        parts.append(y)
+    ends.append(g.conv(g.concat(parts, "join"), "next", 16, scale=behind))
+    return g.model(*ends)
+
+
+def split(inner: float, outer: float) -> onnx.ModelProto:
+    """A convolution of a whole tensor, and one of its first half, each with a scale."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 32), "r0")
+    whole = g.conv(x, "whole", 16, scale=outer)
+    part = g.conv(g.slice(x, "cut", 0, 16), "part", 16, scale=inner)
+    return g.model(whole, part)
+
+
+def outcome(proto: onnx.ModelProto, target: str = "trt8.5") -> tuple[Prediction, dict[str, Finding]]:
+    """A prediction, and its last finding of each code."""
+    prediction = predict(proto, target)
+    codes = {f.code: f for f in prediction.findings}
+    return prediction, codes

@@ -1,8 +1,20 @@
 """Small networks for tests of time estimates."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpus import find
+from qdqtool.trt.targets import target_named
+
+TARGET = target_named("trt8.5")
+GPU = find("RTX 3060")
+SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # published profiles, not in the repository
 
 
 def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, kernel=3, last="float", dynamic=False):
@@ -39,3 +51,9 @@ def saved(folder, model, name="model.onnx"):
     path = folder / name
     onnx.save(model, path)
     return str(path)
+
+
+def timed(proto, gpu=GPU, **options):
+    model = load(proto)
+    prediction = predict(model, TARGET)
+    return prediction, estimate(model, prediction, gpu, TARGET, **options)

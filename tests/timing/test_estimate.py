@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,32 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model, without_large_weights
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.timing import calibration, twin, work
+from qdqtool.timing import twin, work
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen, find, gpus
-from qdqtool.timing.physics import constants, seconds
+from qdqtool.timing.physics import constants
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.shapes import Shapes
-from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
-from tests.timing.models import chain, saved
+from tests.timing.models import TARGET, chain, saved, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
-TARGET = target_named("trt8.5")
-GPU = find("RTX 3060")
-SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # published profiles, not in the repository
 CASES = ("resnet18-a100-qat", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual")
-
-
-def timed(proto, gpu=GPU, **options):
-    model = load(proto)
-    prediction = predict(model, TARGET)
-    return prediction, estimate(model, prediction, gpu, TARGET, **options)
 
 
 def test_work_of_a_chain_by_hand():
@@ -148,76 +136,6 @@ def test_what_is_not_known_widens_the_range():
     assert any("no Blackwell" in n for n in unknown.notes)
 
 
-# Calibration ----------------------------------------------------------------------------------------------------
-
-
-def test_one_measured_time_corrects_the_rest(tmp_path):
-    _, plain = timed(chain(batch=8))
-    measured = plain.total_ms * 1.3
-    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
-    assert time.total_ms == pytest.approx(measured, rel=1e-6)
-    assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
-    kept = tmp_path / "machine.json"
-    kept.write_text(json.dumps(time.calibration.as_json()))
-    _, other = timed(chain(2, batch=16), calibrate=str(kept))
-    assert other.total_ms == pytest.approx(1.3 * timed(chain(2, batch=16))[1].total_ms, rel=1e-6)
-    with pytest.raises(QdqtoolError, match="calibration for 'RTX 3060'"):
-        timed(chain(), find("T4"), calibrate=str(kept))
-
-
-@pytest.mark.parametrize(("more", "kernel"), [(4.0, 0.0), (9.5, 2.0)])
-def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
-    """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
-    names = [layer.name for layer in predict(load(chain(12, batch=8)), TARGET).layers]
-    model = load(chain(12, batch=8))
-    raw = seconds(workload_of(model, predict(model, TARGET)).layers, GPU) * 1e3
-    rows = [
-        {"count": 1},
-        *(
-            {
-                "name": n,
-                "timeMs": 1.5 * t + more * 1e-3,
-                "averageMs": 1.5 * t + more * 1e-3,
-                "medianMs": 1.5 * t + more * 1e-3,
-                "percentage": 1.0,
-            }
-            for n, t in zip(names, raw, strict=True)
-        ),
-    ]
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(rows))
-    _, time = timed(chain(12, batch=8), calibrate=str(file))
-    assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
-    assert time.calibration.overhead_us == pytest.approx(more - kernel, abs=0.5)
-    assert time.calibration.kernel_us == pytest.approx(kernel, abs=0.5)
-    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(len(names) * (more - kernel) * 1e-3, rel=0.3)
-
-
-# Engines that were timed with a profile and without: milliseconds of one execution without it.
-@pytest.mark.parametrize(("case", "gpu", "measured"), [
-    ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
-    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
-    ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
-])  # fmt: skip
-def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
-    profile = SHARED / case / "profile.json"
-    if not profile.exists():
-        pytest.skip("the published profiles are not at hand")
-    _, time = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), calibrate=str(profile))
-    assert time.total_ms == pytest.approx(measured, rel=0.05)
-    assert time.low_ms <= measured <= time.high_ms
-
-
-def test_a_profile_of_another_engine_is_refused(tmp_path):
-    names = [layer.name for layer in predict(load(chain(12)), TARGET).layers]
-    rows = [{"name": n if i == 3 else f"other{i}", "timeMs": 1.0, "averageMs": 1.0, "percentage": 1.0}
-            for i, n in enumerate(names)]
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps([{"count": 1}, *rows]))
-    with pytest.raises(QdqtoolError, match=r"only 1 of its \d+ layers are in the prediction"):
-        timed(chain(12), calibrate=str(file))
-
-
 def test_a_gpu_without_int8_takes_the_time_of_the_float_network():
     """It builds no Q/DQ model: the estimate is that of the network without them, and claims no gain."""
     _, time = timed(chain(), find("P100"))
@@ -298,37 +216,6 @@ def test_a_conversion_more_is_never_faster(case, seed, gpu):
     _, old = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), compare=False)
     if prediction.summary()["conversions"] > before.summary()["conversions"]:
         assert time.total_ms >= old.total_ms
-
-
-@pytest.mark.parametrize("text", ["0", "0ms", "1e9s", "nothing.json", "5 parsecs", "-3"])
-def test_bad_calibrations(text):
-    with pytest.raises(QdqtoolError):
-        timed(chain(), calibrate=text)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"schema": "qdqtool/time-calibration/1"}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
-        "[",
-        "{}",
-        "",
-    ],
-)
-def test_damaged_calibration_files(tmp_path, content):
-    file = tmp_path / "c.json"
-    file.write_text(content)
-    with pytest.raises(QdqtoolError):
-        timed(chain(), calibrate=str(file))
-
-
-def test_measured_time_texts():
-    assert calibration.measured_time("5.3") == calibration.measured_time("5.3 ms") == 5.3
-    assert calibration.measured_time("950us") == pytest.approx(0.95)
-    assert calibration.measured_time("0.8 s") == 800
-    assert calibration.measured_time("profile.json") is None
 
 
 def test_json_has_the_published_fields(tmp_path):
