@@ -91,5 +91,3 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for graph in held(attribute):
                 yield from _nodes(graph.node)
-            for inner in attribute.graphs:
-                yield from _nodes(inner.node)

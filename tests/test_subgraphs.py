@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx import helper
 
+from qdqtool.functions import _nodes
 from qdqtool.subgraphs import inner_graphs
 
 
@@ -17,3 +18,6 @@ def test_every_depth_once_in_order() -> None:
     names = [g.name for g in inner_graphs(nodes)]
     assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index("deep")
     assert names[3:] == ["deep", "else"]
+    # Calls of functions are counted over the same nodes, none of them twice.
+    counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
+    assert counted == ["Own", "Loop"]

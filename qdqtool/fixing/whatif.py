@@ -22,13 +22,14 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
     """
     if not time.gpu.has_int8:
         return
+    view = View(model, target.residual_through_activation)
     found = {f.code for f in prediction.findings if f.automatic}
     for step in STEPS:
         wanted = found & set(step.codes)
         if not wanted or not step.default:
             continue
         try:
-            sites = [s for s in step.find(View(model, target.residual_through_activation), target) if s.code in wanted]
+            sites = [s for s in step.find(view, target) if s.code in wanted]
             if not 0 < len(sites) <= _MOST_SITES:
                 continue
             editor = Editor(model)

@@ -149,12 +149,12 @@ def measure(
     used = 0
     for sample in dataset:
         floats = _run(session, sample, switches, dict.fromkeys(switches, False))
-        looked_at = focus.find(floats) if focus else None
+        before = Compared(floats, focus.find(floats) if focus else None)
         everything = dict.fromkeys(switches, True)
-        total += output_error(floats, _run(session, sample, switches, everything), looked_at)
+        total += before.error(_run(session, sample, switches, everything))
         for index, entry in enumerate(tried):
             outcome = _run(session, sample, switches, {**everything, entry.tensor: False})
-            without[index] += output_error(floats, outcome, looked_at)
+            without[index] += before.error(outcome)
         used += 1
     if not used or total <= 0.0:
         return None
@@ -164,12 +164,6 @@ def measure(
         [TensorLoss(tried[i].tensor, _readers(model, tried[i]), float(1.0 - without[i] / total)) for i in worst],
         used, len(tried),
     )  # fmt: skip
-
-
-def output_error(wanted: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]],
-                 looked_at: FocusMap | None) -> float:  # fmt: skip
-    """Root of the squared difference over the variance, the mean over the outputs; see the module."""
-    return Compared(wanted, looked_at).error(found)
 
 
 class Compared:

@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_hooks
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
+from qdqtool.subgraphs import held
 
 TRACE_OPSET = 17
 _DOMAIN = "qdqtool.qat"
@@ -313,7 +314,7 @@ def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
     for position, tensor in enumerate(node.input):
         node.input[position] = source.get(tensor, tensor)
     for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+        for graph in held(attribute):
             for inner in graph.node:
                 _read_instead(inner, source)
             for output in graph.output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.engine.graph import short
 from qdqtool.render.output import wrap
 from qdqtool.render.parameters import as_options
 from qdqtool.text import as_text
@@ -81,13 +82,9 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
     if shown_kernels:
         lines += ["", *wrap("Slowest layers, as a profile would show them (it adds some us to each)", 2, width, "")]
         for kernel in shown_kernels:
-            name = kernel.name if everything else _short(kernel.title, width - 27)
+            name = kernel.name if everything else short(kernel.title, width - 27)
             lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")
     return lines
-
-
-def _short(name: str, width: int) -> str:
-    return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:

@@ -14,6 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate
 from qdqtool.timing.gpu_findings import gpu_findings
+from qdqtool.trt.simulation import assumed_target
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Evidence, Precision, Prediction
 
@@ -71,18 +72,19 @@ def predict_on(
     prediction = predict(index, target, assume=assume, way=way)
     time = None
     if chosen is not None:
+        settled_on = assumed_target(target_named(target), assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
         time = estimate(
             index,
             prediction,
             chosen,
-            target_named(target),
+            settled_on,
             plain=plain,
             batch=request.batch,
             calibrate=request.calibrate,
         )
         if also is not None:
-            also(index, prediction, time, target_named(target))
+            also(index, prediction, time, settled_on)
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")

@@ -19,7 +19,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
-from qdqtool.trt.simulation import simulate
+from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import TARGETS, Target
 from qdqtool.types import EngineLayer, Json, Precision, Prediction
 
@@ -137,7 +137,7 @@ def estimate(
     factor = _batch_factor(shaped, batch, notes)
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
-        listed = simulate(shaped, TARGETS[_TYPICAL] if target.is_rtx else target)
+        listed = settled(shaped, TARGETS[_TYPICAL] if target.is_rtx else target)
         notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
     else:
         listed = _with_layers(shaped, prediction, notes)
@@ -198,7 +198,7 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Pred
     if prediction.layers or not prediction.convolutions:
         return prediction
     notes.append(f"{prediction.target} names no layers: estimated as the engine that {_TYPICAL} would build")
-    return simulate(model, TARGETS[_TYPICAL])
+    return settled(model, TARGETS[_TYPICAL])
 
 
 def _calibration(
@@ -334,7 +334,7 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
-    simulated = simulate(model, TARGETS[_TYPICAL] if target.is_rtx else target)
+    simulated = settled(model, TARGETS[_TYPICAL] if target.is_rtx else target)
     load = workload_of(model, simulated, like.plain, like.batch)
     ms = seconds(load.all, like.gpu) * 1e3
     if like.calibration:

@@ -41,7 +41,7 @@ from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Goal, Search
 from qdqtool.tuning.sites import INT8
 from qdqtool.tuning.store import Store
-from qdqtool.types import Json, Precision
+from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Preprocess
@@ -146,8 +146,7 @@ def tune(
     measure = metric_for(work, metric)
     sets = open_sets(work, data, evaluation, preprocess=preprocess, size=size, max_images=max_images,
                      chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
-    planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine,
-                      Precision.FP16 if machine is None else machine.plain)
+    planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine)
     settings = _settings(locals(), chosen, measure.identity)
     with contextlib.ExitStack() as stack:
         opened = None

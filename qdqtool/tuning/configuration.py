@@ -23,7 +23,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import placeholder
 from qdqtool.trt.targets import Target
 from qdqtool.tuning.recipe import Pair, Recipe
-from qdqtool.types import Precision, Prediction
+from qdqtool.types import Prediction
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -101,12 +101,11 @@ class Planner:
         methods: The user's calibration methods.
         unify: Whether tied tensors share a scale.
         gpu: Where it will run; None counts float convolutions and conversions.
-        plain: What floats are on it.
     """
 
     def __init__(
         self, model: Model, rules: Rules, target: Target, methods: MethodChoice, unify: bool = True,
-        gpu: Gpu | None = None, plain: Precision = Precision.FP16,
+        gpu: Gpu | None = None,
     ) -> None:
         self.model = model
         self.rules = rules
@@ -114,11 +113,11 @@ class Planner:
         self.methods = methods
         self.unify = unify
         self.gpu = gpu
-        self.plain = plain
         self.statistics: Mapping[str, TensorStatistics] = {}
         self._scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = {}
         self._plans: dict[Configuration, Plan] = {}
-        self._costs: dict[str, Cost] = {}
+        self._costs: dict[str, Cost] = {}  # by recipe
+        self._known: dict[Configuration, Cost] = {}
 
     def placement(self, configuration: Configuration) -> Placement:
         floats = dict.fromkeys(sorted(configuration.floats), CHOSEN)
@@ -178,6 +177,11 @@ class Planner:
 
     def cost(self, configuration: Configuration) -> Cost:
         """What TensorRT makes of it; methods do not matter, only who shares a scale."""
+        if configuration not in self._known:
+            self._known[configuration] = self._cost_once(configuration)
+        return self._known[configuration]
+
+    def _cost_once(self, configuration: Configuration) -> Cost:
         placement = self.placement(configuration)
         groups = self.groups(placement, configuration.apart)
         scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
@@ -195,7 +199,7 @@ class Planner:
         predicted = prediction.predict(index, self.target, advice=False)
         ms = None
         if self.gpu is not None:
-            ms = estimate(index, predicted, self.gpu, self.target, plain=self.plain, compare=False).total_ms
+            ms = estimate(index, predicted, self.gpu, self.target, plain=self.gpu.plain, compare=False).total_ms
         return cost_of(predicted, ms)
 
     @functools.cached_property

@@ -37,7 +37,7 @@ class Row:
     """One candidate on one sample.
 
     Attributes:
-        error: Of the compared tensors, as a part of their spread (:func:`qdqtool.insertion.losses.output_error`).
+        error: Of the compared tensors, as a part of their spread (:class:`qdqtool.insertion.losses.Compared`).
         evidence: What the metric saw; None in a sweep.
     """
 

@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 import qdqtool
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
-from qdqtool.insertion.losses import _run, _session, measure, output_error, without_pair
+from qdqtool.insertion.losses import Compared, _run, _session, measure, without_pair
 from qdqtool.render.insertion_text import render
 from tests.insertion.nets import Net, check, images, run
 
@@ -55,7 +55,7 @@ def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
 
 def test_error_of_outputs_without_spread_counts_nothing() -> None:
     zero = np.zeros((1, 2, 2, 2), np.float32)
-    assert output_error({"a": zero}, {"a": zero}, None) == 0.0
+    assert Compared({"a": zero}, None).error({"a": zero}) == 0.0
 
 
 def test_an_iterator_is_not_read_twice() -> None:
