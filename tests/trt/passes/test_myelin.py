@@ -73,3 +73,23 @@ def test_a_quantized_product_keeps_its_bias_and_its_activation(
     outside = {layer.name for layer in found.network.layers.values() if not layer.in_myelin}
     assert ("product" in outside, "bias" in outside, "behind" in outside, "end" in outside) == (
         quantized, quantized and bias, quantized and kept, False)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [False, True])
+@pytest.mark.parametrize("constant", [True, False])
+def test_only_a_sum_with_a_constant_belongs_to_a_quantized_product(constant: bool, shape: bool) -> None:
+    """The constant, which others read, may stand behind a reshape (kept too); no tensor is one, reshaped or not."""
+    g = Graph()
+    x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "before")
+    weights = g.weights("product", (4, 4), "qdq", axis=1)
+    constants = g.const("b", np.linspace(1, 2, 4))
+    other = constants if constant else g.op("ReduceMean", x, "mean", axes=[0, 1, 2], keepdims=0)
+    end = g.op("Tanh", g.reshape(other, "column", 4, 1), "second")
+    other = g.reshape(other, "reshaped", 1, 1, 1, 4) if shape else other
+    x = g.op("Add", [g.op("MatMul", [g.pair(x, "in", 0.1), weights], "product"), other], "bias")
+    x = g.op("Gather", [x, g.const("index", np.array([0, 1], np.int64))], "end", axis=1)
+    found = step(g.model(x, end), MyelinOptimization)
+    outside = {layer.name for layer in found.network.layers.values() if not layer.in_myelin}
+    assert "product" in outside
+    assert {name for name in ("bias", "reshaped") if name in outside} == (
+        {"bias", "reshaped"} if constant and shape else {"bias"} if constant else set())  # fmt: skip

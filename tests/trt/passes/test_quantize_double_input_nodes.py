@@ -8,7 +8,7 @@ import pytest
 
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.trt.refusals import InputNotDequantized
-from qdqtool.types import Evidence
+from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -142,18 +142,33 @@ def test_refused(case: str) -> None:
     assert found.reasons == [("c", case)]
 
 
-@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_fp8_weights_and_int8_data(target: str) -> None:
-    """Both must be of one type."""
+def fp8_weights(data: str) -> Graph:
     g = Graph(opset=19)
-    x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     stored = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[8, 8, 1, 1], raw_data=bytes(64))
     zero = onnx.TensorProto(name="z", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[], raw_data=bytes(1))
     g.initializers.extend([stored, zero])
-    weights = g.op("DequantizeLinear", ["w", g.const("s", np.float32(1)), "z"], "w.DQ")
-    found = step(g.model(g.op("Conv", [x, weights], "c")), QuantizeDoubleInputNodes, target=target)
+    scale = g.const("s", np.float32(1))
+    x = g.pair(x, "in") if data == "INT8" else g.op(
+        "DequantizeLinear", [g.op("QuantizeLinear", [x, scale, "z"], "in.Q"), scale, "z"], "in.DQ")  # fmt: skip
+    g.op("Conv", [x, g.op("DequantizeLinear", ["w", scale, "z"], "w.DQ")], "c")
+    return g
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_fp8_weights_and_int8_data(target: str) -> None:
+    """Both must be of one type."""
+    found = step(fp8_weights("INT8").model("c:0"), QuantizeDoubleInputNodes, target=target)
     assert found.reasons == [("c", "types")]
     assert found.refusals[0].types == ("INT8", "FP8")
+
+
+def test_fp8_on_both_sides_is_quantized_and_said_to_be_outside_the_rules() -> None:
+    found = step(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
+    layer = found.layer("c")
+    assert layer.int8 and layer.quantized_as == Precision.FP8
+    outside, _ = found.refusals
+    assert (outside.reason, outside.node, outside.precision) == ("outside-rules", "c", Precision.FP8)
 
 
 def test_what_stands_in_the_way_is_named() -> None:
