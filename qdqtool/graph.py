@@ -372,11 +372,11 @@ def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) 
         if tensor_bytes(tensor) <= keep:
             graph.initializer.add().CopyFrom(tensor)
         else:
-            graph.initializer.add().CopyFrom(placeholder(tensor))
+            graph.initializer.add().CopyFrom(without_data(tensor))
     return slim
 
 
-def placeholder(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """Name, type and dimensions of a tensor, without its data."""
     return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 

@@ -13,7 +13,7 @@ from onnx import helper
 from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.functions import called
-from qdqtool.graph import Model, Node, placeholder, tensor_bytes
+from qdqtool.graph import Model, Node, tensor_bytes, without_data
 from qdqtool.subgraphs import captured
 
 FLOATS = frozenset({
@@ -261,7 +261,7 @@ class Cutter:
             copy.CopyFrom(node.proto)
             copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
         inside = (t for t in self.model.initializers.values() if t.name in tensors and t.name not in typed)
-        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else placeholder(t) for t in inside)
+        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in inside)
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
         graph.input.extend(typed[t] for t in part.inputs)

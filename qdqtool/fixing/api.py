@@ -301,7 +301,7 @@ class _Work:
     def _runs_as_well(self, candidate: Model, factor: float) -> tuple[str, compare.Noise | None]:
         self._prepare()
         if self._reference is None or self._noise is None:
-            return f"onnxruntime cannot run the model, so its outputs cannot be compared: {self._cannot_run}", None
+            return f"its outputs cannot be compared with those of the float network: {self._cannot_run}", None
         try:
             proto, _ = compare.runnable(candidate, self._body)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
@@ -324,6 +324,9 @@ class _Work:
             except compare.RunError as error:
                 self._cannot_run = self._cannot_run or str(error)
             else:
+                if self._cannot_run:
+                    self.notes.append(f"the whole model cannot be compared ({self._cannot_run}): outputs were compared "
+                                      "behind its last convolutions")
                 self._cannot_run = ""
                 return
 
@@ -333,15 +336,13 @@ class _Work:
         self._arrays = (compare.random_inputs(part) if self._given is None
                         else compare.check_inputs(part, self._given))
         reference = self._runs.run(compare.float_model(part), self._arrays)
+        compare.finite(reference)
         self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference
         if self._noise.relative > _ROUGH:
             self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "
                               "fit the scales, so the comparison is weak; give real ones with `inputs`")
-        if self._body:
-            self.notes.append("onnxruntime cannot run the whole model: outputs were compared behind its last "
-                              "convolutions")
-        elif cut:
+        if cut and not self._body:
             self.notes.append(f"outputs were compared in front of {', '.join(cut[:3])}, which onnxruntime does not "
                               "have")
 

@@ -270,6 +270,17 @@ def noise(outputs: Arrays, reference: Arrays) -> Noise:
     return Noise(each, finite)
 
 
+def finite(reference: Arrays) -> None:
+    """Refuses outputs of the float network that nothing can be held against.
+
+    Raises:
+        RunError: One of them holds an infinity or a NaN.
+    """
+    for name, values in reference.items():
+        if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
+            raise RunError(f"output '{name}' of the float network is not finite for these inputs")
+
+
 def within(before: Noise, after: Noise, factor: float) -> bool:
     """Whether no output's noise grew by more than a factor, rounding of float arithmetic apart."""
     if not after.finite:

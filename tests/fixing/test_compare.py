@@ -1,10 +1,13 @@
 """Noise against the float network, computed by hand."""
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqtool.fixing import compare
+from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
 
 
@@ -66,3 +69,24 @@ def test_body_ends_at_the_last_convolutions():
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
     proto, cut = compare.runnable(model, body=True)
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
+
+
+@pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])
+def test_a_float_network_that_overflows_is_nothing_to_be_held_against(where):
+    """It is compared behind the last convolutions, where it is finite; one that is finite nowhere is left alone."""
+    proto = residual("float")
+    if where == "everywhere":
+        fixed = fix(proto, "trt8.5", inputs={"x": np.full((1, 16, 16, 16), 3e38, np.float32)})
+        assert not fixed.applied
+        assert "of the float network is not finite for these inputs" in fixed.refused[0].why_not
+        return
+    last = proto.graph.output[0].name
+    for i in range(2):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), f"huge{i}"))
+        node = onnx.helper.make_node("Mul", [last if i == 0 else "big0", f"huge{i}"], [f"big{i}"], f"big{i}")
+        proto.graph.node.append(node)
+    del proto.graph.output[:]
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("big1", 1, None))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
+    assert any("'big1' of the float network is not finite" in n and "last convolutions" in n for n in fixed.notes)
