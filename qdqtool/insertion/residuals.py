@@ -20,7 +20,7 @@ OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: 
 Worth = tuple[int, int, int]
 
 
-def after_activation(model: Model, rules: Rules, target: Target, unify: bool = True) -> str:
+def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:
     """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
 
     Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
@@ -41,12 +41,12 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool = T
     """
     if target.is_rtx:
         return "none"
+    best, reached = OPTIONS[0], None
     if rules.residual != "auto":
-        return OPTIONS[0]
+        return best
     placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
     if len({_read(p) for p in placements.values()}) == 1:  # no such Add
-        return OPTIONS[0]
-    best, reached = OPTIONS[0], None
+        return best
     for option, placement in placements.items():
         try:
             worst = _worst(model, placement, target, unify, reached)
@@ -85,18 +85,18 @@ def _all_read(placement: Placement) -> bool:
 def _worth(model: Model, target: Target) -> Worth:
     """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
     summary = settled(model, target).summary()
-    return summary["int8"], summary["int8_to_int8"], -(summary["conversions"] or 0)
+    return summary["int8"], summary["int8_to_int8"], -summary["conversions"]
 
 
 def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> onnx.ModelProto:
-    """A Q/DQ model for simulation alone: no large weights, and scales that only say which tensors share one."""
+    """A Q/DQ model for simulation alone: no large weights, and a group's number from 1 for the scale of its tensors."""
     slim = index_of(without_large_weights(model.proto))
     nodes = slim.nodes
     readers = {t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs] for t, rs in placement.readers.items()}
     weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
     scales = {
-        tensor: ActivationScale(0.01 * (number + 1), "", None)
-        for number, group in enumerate(groups) for tensor in group.quantized
+        tensor: ActivationScale(number, "", None)
+        for number, group in enumerate(groups, 1) for tensor in group.quantized
     }
     rewrite(slim, Placement(readers, weights), scales, "sketch")
     return slim.proto

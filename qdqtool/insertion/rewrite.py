@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -118,18 +119,12 @@ class _Writer:
 
     def _base(self, node: Node, role: str) -> str:
         """``/model.0/conv/_input_quantizer`` for ``/model.0/conv/Conv``; a name that is not taken."""
-        folder, slash, last = node.name.rpartition("/")
-        options = [f"{node.name}/{role}"]
+        folder, _, last = node.name.rpartition("/")
         # Where a folder holds several such nodes (Conv, Conv_1), only the first is named after the folder.
-        if slash and folder and last.startswith(node.op):
-            options.insert(0, f"{folder}/{role}")
-        number = 0
-        for option in options:
-            if not self._is_taken(option):
-                return option
-        while self._is_taken(f"{options[-1]}_{number}"):
-            number += 1
-        return f"{options[-1]}_{number}"
+        short = [f"{folder}/{role}"] if folder and last.startswith(node.op) else []
+        whole = f"{node.name}/{role}"
+        numbered = (f"{whole}_{number}" for number in itertools.count())
+        return next(b for b in itertools.chain(short, [whole], numbered) if not self._is_taken(b))
 
     def _is_taken(self, base: str) -> bool:
         names = (qdq.Q, qdq.DQ, "scale", "zero_point", f"{qdq.Q}_output_0", f"{qdq.DQ}_output_0")
@@ -138,9 +133,9 @@ class _Writer:
 
 def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
     """Scales of the right shape and type for weights whose values are not at hand."""
-    shape = model.constant_shape(site.tensor) or ()
-    count = () if site.axis is None else (shape[site.axis],)
-    return np.ones(count, _float_type(model, site.tensor))
+    shape = model.constant_shape(site.tensor)
+    assert shape is not None
+    return np.ones(() if site.axis is None else shape[site.axis], _float_type(model, site.tensor))
 
 
 def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16]:
@@ -151,7 +146,7 @@ def quantize(value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None)
     """QuantizeLinear with zero point 0, as ONNX defines it: round half to even, saturate to [-128, 127]."""
     shaped = scale.astype(np.float32)
     if axis is not None:
-        shaped = shaped.reshape([-1 if i == axis else 1 for i in range(value.ndim)])
+        shaped = np.expand_dims(shaped, [i for i in range(value.ndim) if i != axis])
     codes: npt.NDArray[np.int8] = np.clip(np.rint(value.astype(np.float32) / shaped), -128, 127).astype(np.int8)
     return codes
 

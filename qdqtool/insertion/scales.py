@@ -140,10 +140,11 @@ def choose_scale(
         else:
             warnings.append(f"'{tensor}' is always zero on the calibration data; its scale says nothing")
     parts = [statistics[t] for t in own]
-    if len(own) > 1 and method in ("mse", "focus"):
-        found = _least_error(parts, min(own.values()), max(own.values()), method)
-    elif len(own) > 1:
-        found = Range(amax_of(merge_all(parts), method, percentile=choice.percentile), None)
+    if len(own) > 1:
+        if method in ("mse", "focus"):
+            found = _least_error(parts, min(own.values()), max(own.values()), method)
+        else:
+            found = Range(amax_of(merge_all(parts), method, percentile=choice.percentile), None)
     amax = found.amax
     members = tuple(Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0) for t in group.sources)
     return GroupScale(group, positive(amax / LEVELS), method, members, found.power), warnings
@@ -166,8 +167,8 @@ def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, met
 
         total = np.zeros(len(at))
         for part in parts:
-            everything = error(part, np.array([part.absmax * 1e-6]))  # clipped away, the error is the tensor itself
-            total += (error(part, at) / max(float(everything[0]), _SMALLEST)) ** (1.0 / power)
+            everything = error(part, np.array([part.absmax * 1e-6])).item()  # clipped away, it is the tensor itself
+            total += (error(part, at) / max(everything, _SMALLEST)) ** (1.0 / power)
         return total
 
     def best(power: float) -> float:

@@ -77,7 +77,7 @@ def _ancestors(model: Model, tensor: str) -> set[int]:
 
 
 def _height(model: Model, tensor: str, common: set[int]) -> int:
-    memory: dict[str, int] = {}
+    memory = {"": 0}  # what is not there is no way
     stack = [tensor]
     while stack:
         name = stack[-1]
@@ -85,15 +85,15 @@ def _height(model: Model, tensor: str, common: set[int]) -> int:
             stack.pop()
             continue
         node = model.producer(name)
-        if node is None or node.index in common:
+        if node is None or node.index in common or model.is_constant(name):
             memory[name] = 0
             stack.pop()
             continue
-        waiting = [t for t in node.inputs if t and t not in memory]
+        waiting = [t for t in node.inputs if t not in memory]
         if waiting:
             stack.extend(waiting)
             continue
-        memory[name] = 1 + max((memory[t] for t in node.inputs if t), default=0)
+        memory[name] = 1 + max(memory[t] for t in ("", *node.inputs))
         stack.pop()
     return memory[tensor]
 

@@ -93,7 +93,7 @@ def best_placement(model: Model, target: Target) -> Model:
     prepare(proto, opset=MIN_OPSET, path=model.path)
     work = index_of(proto, model.path)
     rules = Rules(transposed=not target.is_rtx, transposed_per_channel=target.transposed_per_channel)
-    rules = replace(rules, residual_after_activation=after_activation(work, rules, target))
+    rules = replace(rules, residual_after_activation=after_activation(work, rules, target, unify=True))
     placement = place(work, rules)
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")

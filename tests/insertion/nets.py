@@ -79,8 +79,27 @@ class Net:
             assert value.type.tensor_type.HasField("shape")
         return inferred
 
+    def open_model(self) -> onnx.ModelProto:
+        """With operators of the domain ``example`` in it, behind which nothing is known of shapes."""
+        graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
+        domains = [helper.make_opsetid("", 17), helper.make_opsetid("example", 1)]
+        return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=domains, ir_version=8))
+
     def index(self) -> Model:
         return Model(self.model())
+
+
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with Constant nodes instead of initializers."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    constants = copy.graph.initializer
+    made = [helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants]
+    nodes = [*made, *copy.graph.node]
+    del copy.graph.initializer[:]
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy
 
 
 def images(count: int = 4, channels: int = 16, side: int = 8, name: str = "x", seed: int = 1) -> list[dict[str, Array]]:

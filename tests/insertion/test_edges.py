@@ -13,20 +13,7 @@ from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.presets import find_head
-from tests.insertion.nets import Net, check, images, run
-
-
-def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with Constant nodes instead of initializers."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    constants = copy.graph.initializer
-    made = [onnx.helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants]
-    nodes = [*made, *copy.graph.node]
-    del copy.graph.initializer[:]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    return copy
+from tests.insertion.nets import Net, check, images, run, with_constant_nodes
 
 
 def test_constant_nodes_that_are_still_read_stay() -> None:
@@ -53,11 +40,8 @@ def test_a_residual_of_unknown_shape_is_a_residual() -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     skip = net.op("Strange", "strange", stem, domain="example")
     out = net.op("Add", "add", net.conv("c1", stem), skip)
-    net.nodes.append(onnx.helper.make_node("Conv", [out, "c0.weight"], ["y"], "c2", kernel_shape=[3, 3]))
-    graph = onnx.helper.make_graph(
-        net.nodes, "net", net.inputs, [onnx.helper.make_empty_tensor_value_info("y")], net.initializers)
-    model = Model(onnx.shape_inference.infer_shapes(onnx.helper.make_model(graph, opset_imports=[
-        onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("example", 1)])))
+    net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3]))
+    model = Model(net.open_model())
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
     placed = place(model, Rules(head="none"))
     assert [r.role for r in placed.readers["strange.out"]] == ["residual"]
@@ -167,11 +151,8 @@ def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes() -> Non
     values = {"starts": [0], "ends": [8], "axes": [1]}
     cut = net.op("Slice", "cut", joined, *(net.const(k, v, np.int64) for k, v in values.items()))
     soft = net.op("Softmax", "soft", cut, axis=1)
-    net.nodes.append(onnx.helper.make_node("Conv", [soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))], ["y"]))
-    output = onnx.helper.make_empty_tensor_value_info("y")
-    graph = onnx.helper.make_graph(net.nodes, "net", net.inputs, [output], net.initializers)
-    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("example", 1)]
-    head = find_head(Model(onnx.shape_inference.infer_shapes(onnx.helper.make_model(graph, opset_imports=domains))))
+    net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
+    head = find_head(Model(net.open_model()))
     assert "b" in {net.nodes[i].name for i in head.boxes}
 
 

@@ -25,6 +25,7 @@ def test_concat_ties_its_inputs_and_output() -> None:
     assert tied(groups) == [("x",), ("cat.out", "a.out")]
     assert set(groups[1].sources) == {"a.out", "b.out"}
     assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
+    assert [g.tied for g in groups] == [False, True]
 
 
 def test_chained_concats_fall_into_one_group() -> None:

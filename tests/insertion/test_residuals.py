@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from qdqtool.demo.model import yolov8n
+from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion import residuals
 from qdqtool.insertion.groups import scale_groups
@@ -14,7 +16,7 @@ from qdqtool.insertion.placement import Placement, Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from tests.insertion.nets import Net
+from tests.insertion.nets import Net, nodes_of, value_of
 
 TRT85 = target_named("trt8.5")
 
@@ -45,7 +47,7 @@ def test_both_inputs_are_worth_the_same_either_way_and_the_skip_is_not() -> None
     both, skip = outcomes(model, "both"), outcomes(model, "skip")
     assert both[False] == both[True]
     assert skip[False] < both[False]
-    assert residuals.after_activation(model, Rules(), TRT85) == "both"
+    assert residuals.after_activation(model, Rules(), TRT85, True) == "both"
 
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
@@ -53,7 +55,7 @@ def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     prepare(proto)
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in residuals.OPTIONS}
-    assert residuals.after_activation(model, Rules(), TRT85) == max(residuals.OPTIONS, key=lambda o: worst[o])
+    assert residuals.after_activation(model, Rules(), TRT85, True) == max(residuals.OPTIONS, key=lambda o: worst[o])
 
 
 def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.Mo
         return worth["both"][0] if len(asked) == 1 else worth["skip"][len(asked) - 2]
 
     monkeypatch.setattr(residuals, "_worth", answer)
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85) == "skip"
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "skip"
     assert asked == [False, False, True]  # with both quantized nothing depends on it
 
 
@@ -77,7 +79,7 @@ def test_the_skip_is_given_up_at_its_first_outcome_that_is_no_better(monkeypatch
         return 3, 3, -len(asked)
 
     monkeypatch.setattr(residuals, "_worth", answer)
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85) == "both"
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
     assert asked == [False, False]
 
 
@@ -86,11 +88,53 @@ def test_nothing_is_simulated_without_such_an_add(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("simulated")
 
     monkeypatch.setattr(residuals, "_worst", never)
-    assert residuals.after_activation(bottleneck(""), Rules(), TRT85) == "both"
+    assert residuals.after_activation(bottleneck(""), Rules(), TRT85, True) == "both"
+
+
+@pytest.mark.parametrize("residual", ["skip", "both", "none"])
+def test_nothing_is_simulated_where_the_user_chose(residual: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residuals, "place", None)
+    assert residuals.after_activation(bottleneck("silu"), Rules(residual=residual), TRT85, True) == "both"
+
+
+def test_a_graph_that_cannot_be_simulated_gets_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the skip was the better one before."""
+    answers = iter([(1, 1, -9), (2, 2, -1)])
+
+    def worth(*_: object) -> tuple[int, int, int]:
+        found = next(answers, None)
+        if found is None:
+            raise QdqtoolError("no pass can take this")
+        return found
+
+    monkeypatch.setattr(residuals, "_worth", worth)
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
+
+
+@pytest.mark.parametrize(("fused", "option"), [((3, 3, -2), "both"), ((3, 3, -1), "both"), ((3, 3, 0), "skip")])
+def test_the_skip_has_to_be_better_in_both_outcomes(
+    fused: tuple[int, int, int], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(3, 3, -1), (3, 4, 0), fused])  # both; the skip apart, the skip fused
+    monkeypatch.setattr(residuals, "_worth", lambda *_: next(answers))
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
+
+
+def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:
+    """By hand: of three the last writes float; without it the Add stays float, and with it all that is written."""
+    model = bottleneck("silu")
+
+    def worth(**rules: Any) -> tuple[int, int, int]:
+        placement = place(model, Rules(**rules))
+        proto = residuals.sketch(model, placement, scale_groups(model, placement.readers))
+        return residuals._worth(Model(proto), TRT85)
+
+    assert worth(residual="both") == (3, 2, -1)
+    assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
 
 
 def test_rtx_gains_nothing() -> None:
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"]) == "none"
+    assert residuals.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
 
 
 def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
@@ -99,5 +143,10 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     before = model.proto.SerializeToString(deterministic=True)
     proto = residuals.sketch(model, placement, scale_groups(model, placement.readers))
     assert model.proto.SerializeToString(deterministic=True) == before
+    scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
+    assert {t: float(s) for t, s in scales.items() if not s.ndim} == {
+        "x": 1.0, "stem/s/Mul.out": 2.0, "add.out": 3.0, "s/Mul.out": 4.0,
+    }  # fmt: skip
+    assert {t: s.shape for t, s in scales.items() if s.ndim} == {f"{c}.weight": (16,) for c in ("stem", "c", "next")}
     full = {t.name: len(t.raw_data) for t in model.proto.graph.initializer}
     assert all(not t.raw_data for t in proto.graph.initializer if full.get(t.name, 0) > 4096)

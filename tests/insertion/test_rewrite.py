@@ -149,6 +149,56 @@ def test_missing_and_alike_names_still_give_unique_ones(names: list[str]) -> Non
     run(result, images(1)[0])
 
 
+@pytest.mark.parametrize(("name", "taken", "base"), [
+    ("/m/conv/Conv", (), "/m/conv/_input_quantizer"),
+    ("/m/conv/Conv_1", (), "/m/conv/_input_quantizer"),
+    ("m/Conv", (), "m/_input_quantizer"),
+    ("/m/conv/first", (), "/m/conv/first/_input_quantizer"),  # not called after its operator
+    ("/Conv", (), "/Conv/_input_quantizer"),  # no folder
+    ("Conv", (), "Conv/_input_quantizer"),
+    ("/m/conv/Conv", ("/m/conv/_input_quantizer/QuantizeLinear",), "/m/conv/Conv/_input_quantizer"),
+    ("/m/conv/Conv", ("/m/conv/_input_quantizer/scale", "/m/conv/Conv/_input_quantizer/zero_point"),
+     "/m/conv/Conv/_input_quantizer_0"),
+    ("Conv", ("Conv/_input_quantizer/DequantizeLinear_output_0", "Conv/_input_quantizer_0/QuantizeLinear_output_0"),
+     "Conv/_input_quantizer_1"),
+])  # fmt: skip
+def test_pairs_have_their_readers_name_or_one_that_is_free(name: str, taken: tuple[str, ...], base: str) -> None:
+    net = Net()
+    net.output(net.conv("c", "x"), *(net.op("Relu", t, "x") for t in taken))
+    model = net.model()
+    for node in model.graph.node:
+        if node.name == "c":
+            node.name = name
+    _, quantized = inserted(model)
+    assert quantized[0].node == f"{base}/QuantizeLinear"
+
+
+def test_a_tensors_name_is_taken_too() -> None:
+    net = Net()
+    net.op("Relu", "other", "x")
+    net.nodes[-1].output[0] = "c/_input_quantizer/QuantizeLinear_output_0"
+    net.output(net.conv("c", "x"), net.op("Relu", "r", "c/_input_quantizer/QuantizeLinear_output_0"))
+    _, quantized = inserted(net.model())
+    assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sketched_weights_have_scales_of_one_of_the_right_shape(dtype: type) -> None:
+    net = Net()
+    relu = net.op("Relu", "r", net.conv("c", "x", cout=24))
+    net.output(net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0))))
+    model = net.model()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+    index = Model(model)
+    placement = place(index, Rules(head="none", include=["t"]))
+    rewrite(index, placement, {t: ActivationScale(1.0, "", None) for t in placement.readers}, "sketch")
+    found = {n.input[0]: value_of(model, n.input[1]) for n in nodes_of(model, "QuantizeLinear") if "weight" in n.name}
+    assert {t: (v.shape, v.dtype, set(v.ravel().tolist())) for t, v in found.items()} == {
+        "c.weight": ((24,), dtype, {1.0}), "tw": ((), dtype, {1.0}),
+    }  # fmt: skip
+
+
 def test_float_readers_and_graph_outputs_keep_the_tensor_itself() -> None:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
@@ -199,4 +249,8 @@ def test_scales_rounded_to_half_never_shrink() -> None:
     assert half.dtype == np.float16
     assert (half.astype(np.float32) >= values).all()
     assert (half > 0).all()
+    exact = np.float32([2.0**-24, 0.5, 1.0, 1.0 + 2.0**-10, 32768.0])  # numbers that FP16 has stay
+    np.testing.assert_array_equal(round_up_to_half(exact), exact.astype(np.float16))
+    np.testing.assert_array_equal(round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
+                                  np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]))
     assert half[3].astype(np.float32) / values[3] < 1.001

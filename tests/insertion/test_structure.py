@@ -5,7 +5,7 @@ import pytest
 
 from qdqtool.graph import Model
 from qdqtool.insertion.structure import convolution_behind, longest_path, weight_scale_axis
-from tests.insertion.nets import Net
+from tests.insertion.nets import Net, with_constant_nodes
 from tests.onnxgraph.test_pointwise import gelu, hard_swish
 
 
@@ -50,13 +50,39 @@ def test_a_convolution_that_something_else_reads_too_is_not_behind_the_add() -> 
     assert convolution_behind(model, "c.out", model.node("add")) is None
 
 
-def test_longest_path_tells_the_block_from_its_downsample() -> None:
+@pytest.mark.parametrize("inner", ["s/Sigmoid.out", "s/Mul.out", "c.out"])
+def test_a_convolution_whose_result_leaves_the_network_on_the_way_is_not_behind_the_add(inner: str) -> None:
+    net = Net()
+    net.output(net.op("Add", "add", net.silu("s", net.conv("c", "x")), "x"), inner)
+    model = net.index()
+    assert convolution_behind(model, "s/Mul.out", model.node("add")) is None
+
+
+def test_an_activation_that_something_else_reads_inside_is_not_behind_the_add() -> None:
+    net = Net()
+    net.output(net.op("Add", "add", net.silu("s", net.conv("c", "x")), "x"), net.op("Cos", "cos", "s/Sigmoid.out"))
+    model = net.index()
+    assert convolution_behind(model, "s/Mul.out", model.node("add")) is None
+
+
+@pytest.mark.parametrize("constant_nodes", [False, True])
+def test_longest_path_tells_the_block_from_its_downsample(constant_nodes: bool) -> None:
+    """Nodes that only hold constants are no part of a way."""
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
     shortcut = net.conv("down", stem, kernel=1)
     net.output(net.op("Add", "add", shortcut, block))
-    assert longest_path(net.index(), block, shortcut) == (3, 1)
+    model = with_constant_nodes(net.model()) if constant_nodes else net.model()
+    assert longest_path(Model(model), block, shortcut) == (3, 1)
+
+
+def test_longest_path_without_a_common_ancestor_and_past_missing_inputs() -> None:
+    net = Net()
+    low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
+    clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
+    net.output(net.op("Add", "add", low, clipped))
+    assert longest_path(net.index(), low, clipped) == (1, 2)
 
 
 def test_weight_axes() -> None:
