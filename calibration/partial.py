@@ -12,7 +12,7 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec
 from qdqtool import external
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, all_tensors, external_location
+from qdqtool.graph import Model, all_tensors, external_location, placeholder
 from qdqtool.jsontext import parse_json
 
 Size = tuple[int, int]
@@ -79,7 +79,7 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
 
 
 def partial_model(
-    model: Model, tensors: Sequence[str], given: Sequence[onnx.ValueInfoProto] = ()
+    model: Model, tensors: Sequence[str], given: Sequence[onnx.ValueInfoProto] = (), *, weights: bool = True
 ) -> onnx.ModelProto:
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
@@ -89,6 +89,7 @@ def partial_model(
         model: The model; it is not changed.
         tensors: Outputs of nodes.
         given: Tensors that will be fed instead of computed; those that are not needed are left out.
+        weights: Whether large weights are copied; they are placeholders otherwise.
     """
     needed = set(tensors)
     fed = {v.name for v in given}
@@ -105,7 +106,9 @@ def partial_model(
     graph = result.graph
     graph.name = source.graph.name or "calibration"
     graph.node.extend(n.proto for n in reversed(nodes))
-    graph.initializer.extend(t for t in source.graph.initializer if t.name in needed)
+    for tensor in source.graph.initializer:
+        if tensor.name in needed:
+            graph.initializer.append(tensor if weights or not external.is_separable(tensor) else placeholder(tensor))
     graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in needed)
     # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
     listed = model.initializers if source.ir_version < 4 else {}

@@ -7,7 +7,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
@@ -59,17 +58,17 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
 
 def _open(model: Model, names: Sequence[str], threads: int) -> Any:
     folder = external_folder(model)
-    partial = partial_model(model, names)
+    partial = partial_model(model, names, weights=bool(folder))
     try:
         try:
-            return open_proto(partial, threads, folder=folder, arena=False)
+            return open_proto(partial, threads, weights=model.initializers, folder=folder)
         except Exception:
             if not folder:
                 raise
             # Older onnxruntime (seen with 1.20) does not know the folder's key: the weights go into the model instead.
             partial = partial_model(model, names)
             _take_weights_in(model, partial)
-            return open_proto(partial, threads, arena=False)
+            return open_proto(partial, threads)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(model.path, error) from error
 
@@ -98,7 +97,6 @@ def open_packed(source: bytes, threads: int, name: str) -> Any:
         ModelError: onnxruntime does not take it.
     """
     try:
-        # Dask's workers give memory back at once (MALLOC_TRIM_THRESHOLD_); without an arena each run asks for it again.
         return runtime.open_session(source, threads)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error
@@ -125,45 +123,26 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-_NUMPY_TYPES: dict[str, type[np.floating[Any]]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-}
-
-
 class Fetcher:
-    """Runs a session into buffers of its own: nothing is allocated or copied between samples."""
+    """Runs a session on samples.
+
+    The values lie where onnxruntime computed them, in memory that it uses again once they are let go of. Buffers of
+    our own would be held in addition to all that a run takes before it has filled them.
+    """
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        self.binding = session.io_binding()
-        self.buffers: dict[str, npt.NDArray[Any]] = {}
-        self.open: list[str] = []
         self.inputs = [i.name for i in session.get_inputs()]
-        for output in session.get_outputs():
-            dtype = _NUMPY_TYPES.get(output.type)
-            if dtype is not None and all(isinstance(d, int) and d > 0 for d in output.shape):
-                buffer = np.empty(tuple(output.shape), dtype)
-                self.buffers[output.name] = buffer
-                self.binding.bind_output(output.name, "cpu", 0, dtype, buffer.shape, buffer.ctypes.data)
-            else:
-                self.open.append(output.name)
+        self.outputs = [o.name for o in session.get_outputs()]
 
     def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """The outputs by name; they are overwritten by the next run.
+        """The outputs by name; to be let go of before the next run.
 
         Raises:
             ModelError: onnxruntime fails.
         """
         try:
-            if self.open:  # shapes that depend on the sample
-                names = [*self.buffers, *self.open]
-                values = self.session.run(names, {n: sample[n] for n in self.inputs})
-                return dict(zip(names, values, strict=True))
-            for name in self.inputs:
-                self.binding.bind_cpu_input(name, sample[name])
-            self.session.run_with_iobinding(self.binding)
-            return self.buffers
+            values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
             raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
+        return dict(zip(self.outputs, values, strict=True))

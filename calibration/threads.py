@@ -37,6 +37,7 @@ class ThreadPass:
         """
         self.crew: Crew[tuple[int, Task], int] = Crew(tasks)
         self.tallies = tallies
+        self._ended = False
 
     def results(self) -> Iterator[int]:
         """The numbers of samples as they are done; all threads have ended when this has.
@@ -44,11 +45,13 @@ class ThreadPass:
         Raises:
             QdqtoolError: What a sample raised.
         """
-        return self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
+        yield from self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
+        self._ended = True
 
     def stop(self) -> None:
         """Ends the threads after the samples that they are at."""
         self.crew.stop()
+        self._ended = True
 
     def _count(self, tally: Tally) -> None:
         with tally:
@@ -66,5 +69,6 @@ class ThreadPass:
             for tally in self.tallies:
                 result = result.merge(Statistics(tally.tensors, images=tally.images))
                 done |= tally.done
-            result.tensors = {n: part.copy() for n, part in result.tensors.items()}  # the threads go on counting
+            if not self._ended:  # the threads go on counting
+                result.tensors = {n: part.copy() for n, part in result.tensors.items()}
         return Snapshot(result, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.files import note_read
 from qdqtool.subgraphs import held
+
+_LARGE = 1 << 14  # elements
+_WHOLE_BYTES = {
+    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64,
+}  # fmt: skip
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -51,6 +58,12 @@ def has_data(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL or any(
         f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
     )
+
+
+def is_separable(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor is large, and its values are bytes that may as well lie in a file."""
+    whole = tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
+    return whole and math.prod(tensor.dims) > _LARGE and has_data(tensor) and not tensor.external_data
 
 
 def location_of(tensor: onnx.TensorProto) -> str:

@@ -17,12 +17,14 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
-from qdqtool import external
+from qdqtool import budgets, external
 from qdqtool.errors import ModelError
+from qdqtool.message import Parts
 from qdqtool.subgraphs import captured
 
 Shape = tuple[int | None, ...]
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
+_KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
 
 class Node:
@@ -222,9 +224,12 @@ class Model:
         """The value of an initializer or Constant; None when it is neither or its data is not at hand."""
         if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
             return self._constants.constant(tensor)
-        if tensor not in self._arrays:
-            self._arrays[tensor] = self._read_constant(tensor)
-        return self._arrays[tensor]
+        if tensor in self._arrays:
+            return self._arrays[tensor]
+        value = self._read_constant(tensor)
+        if value is None or value.nbytes <= _KEPT:
+            self._arrays[tensor] = value
+        return value
 
     def _read_constant(self, tensor: str) -> npt.NDArray[Any] | None:
         proto = self.constant_proto(tensor)
@@ -368,6 +373,7 @@ def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) 
     graph.input.extend(proto.graph.input)
     graph.output.extend(proto.graph.output)
     graph.value_info.extend(proto.graph.value_info)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
     for tensor in proto.graph.initializer:
         if tensor_bytes(tensor) <= keep:
             graph.initializer.add().CopyFrom(tensor)
@@ -383,6 +389,12 @@ def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def _hash_of(proto: onnx.ModelProto) -> str:
     try:
-        return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+        parts = Parts(proto)
+        if parts.size > budgets.MODEL_MESSAGE:
+            return ""  # no file that could be told by it
+        found = hashlib.sha256()
+        for part in parts:
+            found.update(part)
     except (ValueError, EncodeError):
-        return ""  # over 2 GB in memory: no bytes to hash
+        return ""
+    return found.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from qdqtool.errors import ModelError
 from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
 from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
+from qdqtool.message import Parts
 from qdqtool.modelnames import check_names
 from qdqtool.outputs import atomic_write, together
 
@@ -153,24 +155,28 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once
         path: Where to write.
         at_once: For a file that this command reads again, not one of its outputs.
     """
-    if byte_size(proto) < MAX_PROTO_BYTES:
-        data = proto.SerializeToString()
+    parts = _parts(proto)
+    if parts is not None and parts.size < MAX_PROTO_BYTES:
         with atomic_write(path, at_once=at_once) as file:
-            file.write(data)
+            file.writelines(parts)
         return
     _save_external(proto, Path(path), at_once)
 
 
+def _parts(proto: onnx.ModelProto) -> Parts | None:
+    try:
+        return Parts(proto)
+    except (ValueError, EncodeError):  # a part is over 2 GB
+        return None
+
+
 def byte_size(proto: onnx.ModelProto) -> int:
     """Size of a model's message; one byte over :data:`MAX_PROTO_BYTES` for one that protobuf cannot measure."""
-    try:
-        return int(proto.ByteSize())
-    except (ValueError, EncodeError):
-        return MAX_PROTO_BYTES + 1
+    parts = _parts(proto)
+    return MAX_PROTO_BYTES + 1 if parts is None else parts.size
 
 
 def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
-    data_name = path.name + ".data"
     slim = without_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
         if getattr(proto, field):
@@ -178,13 +184,32 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
     slim.metadata_props.extend(proto.metadata_props)
     slim.graph.doc_string = proto.graph.doc_string
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
-    slim.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
     slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
+    large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
+    write_apart(slim, large, path, at_once=at_once)
+
+
+def write_apart(
+    proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], path: Path, *, at_once: bool = False
+) -> None:
+    """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
+
+    Args:
+        proto: The model, with placeholders for these weights; where their data is will be entered in them.
+        weights: The tensors with the data, by name.
+        path: Where to write.
+        at_once: As for :func:`write_model`.
+
+    Raises:
+        QdqtoolError: It cannot be written.
+    """
+    data_name = path.name + ".data"
     # The data first: a model never names data that is not there.
     with atomic_write(path.with_name(data_name), at_once=at_once) as file:
         offset = 0
-        for source, tensor in zip(proto.graph.initializer, slim.graph.initializer, strict=True):
-            if tensor_bytes(source) <= 1024:
+        for tensor in proto.graph.initializer:
+            source = weights.get(tensor.name)
+            if source is None:
                 continue
             raw = source.raw_data or external.array_of(source).tobytes()
             file.write(raw)
@@ -194,4 +219,4 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
             tensor.data_location = onnx.TensorProto.EXTERNAL
             offset += len(raw)
     with atomic_write(path, at_once=at_once) as model_file:
-        model_file.write(slim.SerializeToString())
+        model_file.write(proto.SerializeToString())

@@ -21,7 +21,7 @@ def cores() -> int:
 
 def open_session(
     source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
-    arena: bool = True, fold_qdq: bool = True,
+    fold_qdq: bool = True,
 ) -> Any:
     """A session on the CPU.
 
@@ -31,7 +31,6 @@ def open_session(
         optimize: Graph optimizations: ``all``, ``extended`` (those that keep the layout), ``basic`` or ``none``.
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
-        arena: Whether onnxruntime keeps freed memory for the next run; not where all outputs go to buffers of ours.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -43,8 +42,8 @@ def open_session(
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
-        if not arena:
-            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # With a pattern, all that the first run took is held beside the one block that is planned for the next ones.
+        options.enable_mem_pattern = False
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = {
             "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,
@@ -55,7 +54,11 @@ def open_session(
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
         # The fallback is to the same CPU, and printed on stdout.
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        # Kept for opening it again with other providers: as much as all weights.
+        if getattr(session, "_model_bytes", None) is not None:
+            session._model_bytes = None
+        return session
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there

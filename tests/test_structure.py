@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("qdq", "modelfile", "graph", "calibration", "sessions"),
     ("verified",),
     ("cluster",),
-    ("arrayfiles", "external", "files", "functions", "modelnames", "outputs", "packed", "process", "runtime",
+    ("arrayfiles", "external", "files", "functions", "message", "modelnames", "outputs", "packed", "process", "runtime",
      "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
      "text", "types"),

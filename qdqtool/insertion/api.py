@@ -161,6 +161,7 @@ def insert(
     if losses and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
         tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
+        statistics = None  # tens of megabytes, and not needed any more
         measured = measure(
             proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
         )

@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model
+from qdqtool.graph import Model, without_large_weights
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.sessions import open_proto
@@ -141,8 +141,7 @@ def measure(
     switches, outputs, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores and set(scores) <= set(outputs) else None
-    session = _session(switched)
-    del switched
+    session = _session(switched, model)
     return_freed_memory()
     total = 0.0
     without = np.zeros(len(tried))
@@ -228,7 +227,7 @@ def without_pair(proto: onnx.ModelProto, entry: QuantizedTensor) -> onnx.ModelPr
 
 def with_predictions(
     losses: Losses, proto: onnx.ModelProto, activations: Sequence[QuantizedTensor], before: Prediction,
-    predict: Callable[[onnx.ModelProto], Prediction],
+    predict: Callable[[Model], Prediction],
 ) -> Losses:
     """The same, with what each of them would change in the engine.
 
@@ -240,13 +239,15 @@ def with_predictions(
         predict: Predicts for the same target.
     """
     nodes = {n.name for n in proto.graph.node}
+    whole = Model(proto, sha256="edited")
+    slim = without_large_weights(proto)
     by_tensor = {a.tensor: a for a in activations}
     known = before.summary()
     tensors = []
     for loss in losses.tensors:
         entry = by_tensor[loss.tensor]
         if entry.node in nodes:
-            after = predict(without_pair(proto, entry)).summary()
+            after = predict(Model(without_pair(slim, entry), sha256="edited", constants=whole)).summary()
             added = None
             if known["conversions"] is not None and after["conversions"] is not None:
                 added = after["conversions"] - known["conversions"]
@@ -268,11 +269,10 @@ def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
 def _switched(
     model: Model, activations: Sequence[QuantizedTensor]
 ) -> tuple[dict[str, str], list[str], onnx.ModelProto]:
-    """Names of the switches by tensor, the outputs to compare, and a model that ends in them."""
+    """Names of the switches by tensor, the outputs to compare, and a model that ends in them, without large weights."""
     from calibration.partial import partial_model
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model.proto)
+    copy = without_large_weights(model.proto)
     by_node = {entry.node: entry.tensor for entry in activations}
     codes = {n.output[0]: n for n in copy.graph.node if n.name in by_node}
     switches: dict[str, str] = {}
@@ -299,9 +299,9 @@ def _switched(
     return switches, outputs, partial_model(Model(copy, sha256="edited"), outputs)
 
 
-def _session(model: onnx.ModelProto) -> Any:
+def _session(switched: onnx.ModelProto, model: Model) -> Any:
     try:
-        return open_proto(model, 0, fold_qdq=False)
+        return open_proto(switched, 0, weights=model.initializers, fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _cannot_run(error) from error
 

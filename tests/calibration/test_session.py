@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +54,24 @@ def test_freed_memory_is_given_back_where_the_system_can(monkeypatch: pytest.Mon
     assert open_session(load(conv_net()), ["c1"], 1) is not None
 
 
-def test_buffers_are_used_again() -> None:
+def test_values_stay_until_they_are_let_go_of_and_their_memory_is_used_again() -> None:
     fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
-    assert fetcher.run(FEED)["c1"] is fetcher.run(FEED)["c1"]
+    first = fetcher.run(FEED)
+    kept = first["c1"].copy()
+    second = fetcher.run({"images": -FEED["images"]})
+    assert (first["c1"] == kept).all() and not (second["c1"] == kept).all()
+    addresses = {v["c1"].ctypes.data for v in (first, second)}
+    del first, second
+    assert fetcher.run(FEED)["c1"].ctypes.data in addresses
+
+
+def test_the_message_that_was_opened_is_not_held() -> None:
+    message = bytearray(conv_net().SerializeToString())
+    source = bytes(message)
+    alone = sys.getrefcount(source)
+    opened = runtime.open_session(source, 1)
+    assert sys.getrefcount(source) == alone
+    assert opened.run(None, FEED)[0].shape == (1, 4, 16, 16)
 
 
 def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
@@ -89,7 +105,7 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
             self.cleared = True
 
     monkeypatch.setattr(sessions, "write_model", lambda _, path, **__: watched(partial, path))
-    monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
+    monkeypatch.setattr(session, "partial_model", lambda *_, **__: Refuses())
     found = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"]
     assert opened and not Path(str(opened[0])).exists(), "the file is gone again"
     np.testing.assert_allclose(found.reshape(-1), run_all(conv_net(), [FEED], ["r2"])["r2"], rtol=1e-4, atol=1e-5)

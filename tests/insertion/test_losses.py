@@ -8,6 +8,7 @@ from onnx import helper, numpy_helper
 import qdqtool
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
+from qdqtool.graph import Model
 from qdqtool.insertion.losses import Compared, _run, _session, measure, without_pair
 from qdqtool.render.insertion_text import render
 from tests.insertion.nets import Net, check, images, run
@@ -82,7 +83,7 @@ def test_price_in_the_engine_and_text() -> None:
 
 
 def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    session = _session(mismatched())
+    session = _session(mismatched(), Model(mismatched()))
     with pytest.raises(ModelError, match="onnxruntime cannot run the quantized model"):
         _run(session, {"x": np.zeros((1, 3, 8, 8), np.float32)}, {}, {})
     said = capfd.readouterr()
