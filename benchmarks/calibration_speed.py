@@ -5,7 +5,8 @@
 Everything runs on the demo model (YOLOv8n architecture) and the same generated PNG images of the network's size, each
 row in a process of its own, from import to the written file; the least wall time of the runs counts, and the largest
 peak memory. "plain" decodes the images and runs the float model over them, nothing else; "loop" is the time that its
-onnxruntime calls alone take. Exit code 1 when a limit is missed.
+onnxruntime calls alone take, "x peak" the peak memory over plain's. Exit code 1 when a limit is missed. Memory of
+larger networks: `benchmarks/memory.py`.
 
 Limits: every method within 4 times plain and 350 MB at 320, 3.5 times and 900 MB at 640; peak memory with eight times
 the images within 5 %.
@@ -27,7 +28,7 @@ from typing import Any
 
 from marked import write_rows
 
-METHODS = ("mse", "percentile", "entropy", "max")
+METHODS = ("focus", "mse", "percentile", "entropy", "max")
 LIMITS = {320: (4.0, 350.0), 640: (3.5, 900.0)}  # times plain inference, MB
 MEMORY_GROWTH = 1.05
 MORE_IMAGES = 8
@@ -46,6 +47,7 @@ class Row:
     loop: float | None = None
     times_plain: float | None = None
     times_loop: float | None = None
+    times_peak: float | None = None
     verdict: str = ""
 
 
@@ -168,12 +170,12 @@ def bench(size: int, images: int, runs: int, peers: bool, folder: Path) -> list[
     few = rows[1].peak
     cache = folder / "cache.npz"
     first = insert_command(model, pictures, output, "--calib-cache", str(cache))
-    rows.append(best(size, images, "insert mse, writing a cache", first, 1))
+    rows.append(best(size, images, "insert focus, writing a cache", first, 1))
     again = insert_command(model, pictures, output, "--calib-cache", str(cache), "--method", "entropy")
     rows.append(best(size, images, "insert entropy, from the cache", again, runs))
     many = more_images(pictures, folder / "many")
     command = insert_command(model, many, output, "--max-images", str(images * MORE_IMAGES))
-    row = best(size, images * MORE_IMAGES, "insert mse", command, 1)
+    row = best(size, images * MORE_IMAGES, "insert focus", command, 1)
     row.verdict = "ok" if row.peak <= few * MEMORY_GROWTH else "memory grows with the images"
     rows.append(row)
     for method in ("MinMax", "Entropy") if peers else ():
@@ -183,16 +185,17 @@ def bench(size: int, images: int, runs: int, peers: bool, folder: Path) -> list[
         if row.images == images and row is not plain:
             row.times_plain = row.wall / plain.wall
             row.times_loop = row.wall / (plain.loop or plain.wall)
+            row.times_peak = row.peak / plain.peak
     return rows
 
 
 def show(rows: list[Row]) -> None:
     print(f"{'size':>4} {'images':>6}  {'what':<36} {'wall s':>7} {'CPU s':>6} {'peak MB':>8} "
-          f"{'x plain':>8} {'x loop':>7}  verdict")
+          f"{'x plain':>8} {'x loop':>7} {'x peak':>7}  verdict")
     for r in rows:
-        plain = f"{r.times_plain:8.2f} {r.times_loop:7.2f}" if r.times_plain else f"{'':>16}"
+        plain = f"{r.times_plain:8.2f} {r.times_loop:7.2f} {r.times_peak:7.2f}" if r.times_plain else f"{'':>24}"
         if r.loop:
-            plain = f"{'loop':>8} {r.loop:6.2f}s"
+            plain = f"{'loop':>8} {r.loop:6.2f}s{'':8}"
         print(f"{r.size:>4} {r.images:>6}  {r.what:<36} {r.wall:7.2f} {r.cpu:6.2f} {r.peak:8.0f} {plain}  {r.verdict}")
 
 

@@ -41,7 +41,7 @@ def open_proto(
     if missing:
         with _apart(proto, missing) as path:
             if path is not None:
-                return runtime.open_session(path, threads, **options)
+                return _opened(path, threads, options)
         for tensor in proto.graph.initializer:
             if tensor.name in missing:
                 tensor.CopyFrom(missing[tensor.name])
@@ -54,6 +54,16 @@ def open_proto(
             proto.Clear()
             return runtime.open_session(path, threads, **{k: v for k, v in options.items() if k != "folder"})
     return runtime.open_session(source, threads, **options)
+
+
+def _opened(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
+    try:
+        return runtime.open_session(path, threads, **options)
+    except Exception as error:
+        told = f"Load model from {path} failed:"  # nobody knows this file
+        if told not in str(error):
+            raise
+        raise type(error)(str(error).replace(told, "")) from None
 
 
 def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:

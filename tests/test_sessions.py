@@ -86,6 +86,17 @@ def test_where_no_file_can_be_written_the_weights_go_into_the_message(
     np.testing.assert_allclose(found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4)
 
 
+def test_a_refusal_is_told_without_the_file() -> None:
+    model = wide()
+    model.graph.node[2].op_type = "Nonsense"
+    said = []
+    for weights in (True, False):
+        with pytest.raises(Exception, match="Nonsense") as caught:
+            open_proto(partial_model(Model(model), ["y"], weights=weights), 1, weights=Model(model).initializers)
+        said.append((caught.type, str(caught.value)))
+    assert said[0] == said[1]
+
+
 def test_texts_packed_numbers_and_small_tensors_are_never_apart() -> None:
     small = numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small")
     texts = helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15))

@@ -21,6 +21,15 @@ STRIDES = (8, 16, 32)
 REG_MAX = 16  # bins of the distribution over each box side (DFL)
 OPSET = 17
 
+# Channels of layers 0, 1, 3, 5 and 7, and how often the blocks 2, 4, 6 and 8 repeat; of the published networks.
+SIZES = {
+    "n": ((16, 32, 64, 128, 256), (1, 2, 2, 1)),
+    "s": ((32, 64, 128, 256, 512), (1, 2, 2, 1)),
+    "m": ((48, 96, 192, 384, 576), (2, 4, 4, 2)),
+    "l": ((64, 128, 256, 512, 512), (3, 6, 6, 3)),
+    "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
+}
+
 # Size of the activation around its mean for a unit normal input (the weights do not see the mean).
 _SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
 _IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full scale
@@ -43,6 +52,22 @@ def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str =
     Raises:
         ModelError: ``size`` is not a positive multiple of 32, ``classes`` is below 1, or ``activation`` is unknown.
     """
+    return yolov8("n", size, classes, seed, activation)
+
+
+def yolov8(letter: str, size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu") -> onnx.ModelProto:
+    """Builds YOLOv8n, s, m, l or x; otherwise as :func:`yolov8n`.
+
+    Args:
+        letter: Of :data:`SIZES`.
+        size: As there.
+        classes: As there.
+        seed: As there.
+        activation: As there.
+
+    Raises:
+        ModelError: As there.
+    """
     if size < 32 or size % 32:
         raise ModelError(f"demo model: size {size} is not a positive multiple of 32")
     if classes < 1:
@@ -50,9 +75,9 @@ def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str =
     if activation not in _SECOND_MOMENT:
         raise ModelError(f"demo model: activation '{activation}' is unknown; use silu or relu")
     net = _Net(seed, activation)
-    levels = _backbone_and_neck(net)
+    levels = _backbone_and_neck(net, *SIZES[letter])
     _detect(net, levels, size, classes)
-    return net.finish(size, classes)
+    return net.finish(size, classes, letter)
 
 
 class _Net:
@@ -156,7 +181,7 @@ class _Net:
             coordinate_transformation_mode="asymmetric",
         )[0]  # fmt: skip
 
-    def finish(self, size: int, classes: int) -> onnx.ModelProto:
+    def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
         anchors = sum((size // s) ** 2 for s in STRIDES)
         image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
         output = helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 4 + classes, anchors])
@@ -168,7 +193,7 @@ class _Net:
         helper.set_model_props(
             model,
             {
-                "description": "YOLOv8n architecture with random weights",
+                "description": f"YOLOv8{letter} architecture with random weights",
                 "task": "detect",
                 "stride": "32",
                 "batch": "1",
@@ -179,27 +204,31 @@ class _Net:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def _backbone_and_neck(net: _Net) -> list[tuple[str, int]]:
+def _backbone_and_neck(
+    net: _Net, widths: Sequence[int] = SIZES["n"][0], repeats: Sequence[int] = SIZES["n"][1]
+) -> list[tuple[str, int]]:
     """Layers 0 to 21; returns the three feature maps (tensor, channels) that the head reads."""
-    x = net.conv("/model.0", "images", 3, 16, 3, 2)
-    x = net.conv("/model.1", x, 16, 32, 3, 2)
-    x = net.c2f("/model.2", x, 32, 32, 1, True)
-    x = net.conv("/model.3", x, 32, 64, 3, 2)
-    p3 = net.c2f("/model.4", x, 64, 64, 2, True)
-    x = net.conv("/model.5", p3, 64, 128, 3, 2)
-    p4 = net.c2f("/model.6", x, 128, 128, 2, True)
-    x = net.conv("/model.7", p4, 128, 256, 3, 2)
-    x = net.c2f("/model.8", x, 256, 256, 1, True)
-    p5 = net.sppf("/model.9", x, 256)
+    a, b, c, d, e = widths
+    first, second, third, last = repeats
+    x = net.conv("/model.0", "images", 3, a, 3, 2)
+    x = net.conv("/model.1", x, a, b, 3, 2)
+    x = net.c2f("/model.2", x, b, b, first, True)
+    x = net.conv("/model.3", x, b, c, 3, 2)
+    p3 = net.c2f("/model.4", x, c, c, second, True)
+    x = net.conv("/model.5", p3, c, d, 3, 2)
+    p4 = net.c2f("/model.6", x, d, d, third, True)
+    x = net.conv("/model.7", p4, d, e, 3, 2)
+    x = net.c2f("/model.8", x, e, e, last, True)
+    p5 = net.sppf("/model.9", x, e)
     x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
-    n4 = net.c2f("/model.12", x, 384, 128, 1, False)
+    n4 = net.c2f("/model.12", x, e + d, d, first, False)
     x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
-    out3 = net.c2f("/model.15", x, 192, 64, 1, False)
-    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, 64, 64, 3, 2), n4])
-    out4 = net.c2f("/model.18", x, 192, 128, 1, False)
-    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, 128, 128, 3, 2), p5])
-    out5 = net.c2f("/model.21", x, 384, 256, 1, False)
-    return [(out3, 64), (out4, 128), (out5, 256)]
+    out3 = net.c2f("/model.15", x, d + c, c, first, False)
+    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, c, c, 3, 2), n4])
+    out4 = net.c2f("/model.18", x, c + d, d, first, False)
+    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, d, d, 3, 2), p5])
+    out5 = net.c2f("/model.21", x, d + e, e, first, False)
+    return [(out3, c), (out4, d), (out5, e)]
 
 
 def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:

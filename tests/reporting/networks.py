@@ -37,28 +37,11 @@ class _Net(demo._Net):
 
 def yolov8x(size: int = 640, slim: int = 1) -> onnx.ModelProto:
     """Layers, channels and repeats of YOLOv8x (depth 1.0, width 1.25, at most 640 channels), in float."""
-    a, b, c, d = (width // slim for width in (80, 160, 320, 640))
     net = _Net(0, "silu")
     net.whole = slim == 1
-    x = net.conv("/model.0", "images", 3, a, 3, 2)
-    x = net.conv("/model.1", x, a, b, 3, 2)
-    x = net.c2f("/model.2", x, b, b, 3, True)
-    x = net.conv("/model.3", x, b, c, 3, 2)
-    p3 = net.c2f("/model.4", x, c, c, 6, True)
-    x = net.conv("/model.5", p3, c, d, 3, 2)
-    p4 = net.c2f("/model.6", x, d, d, 6, True)
-    x = net.conv("/model.7", p4, d, d, 3, 2)
-    x = net.c2f("/model.8", x, d, d, 3, True)
-    p5 = net.sppf("/model.9", x, d)
-    x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
-    n4 = net.c2f("/model.12", x, 2 * d, d, 3, False)
-    x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
-    out3 = net.c2f("/model.15", x, d + c, c, 3, False)
-    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, c, c, 3, 2), n4])
-    out4 = net.c2f("/model.18", x, c + d, d, 3, False)
-    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, d, d, 3, 2), p5])
-    out5 = net.c2f("/model.21", x, 2 * d, d, 3, False)
-    demo._detect(net, [(out3, c), (out4, d), (out5, d)], size, 80)
+    widths, repeats = demo.SIZES["x"]
+    levels = demo._backbone_and_neck(net, [width // slim for width in widths], repeats)
+    demo._detect(net, levels, size, 80)
     return net.finish(size, 80)
 
 
