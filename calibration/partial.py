@@ -12,7 +12,7 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec
 from qdqtool import external
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, all_tensors, external_location, placeholder
+from qdqtool.graph import Model, all_tensors, external_location, without_data
 from qdqtool.jsontext import parse_json
 
 Size = tuple[int, int]
@@ -108,7 +108,7 @@ def partial_model(
     graph.node.extend(n.proto for n in reversed(nodes))
     for tensor in source.graph.initializer:
         if tensor.name in needed:
-            graph.initializer.append(tensor if weights or not external.is_separable(tensor) else placeholder(tensor))
+            graph.initializer.append(tensor if weights or not external.is_separable(tensor) else without_data(tensor))
     graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in needed)
     # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
     listed = model.initializers if source.ir_version < 4 else {}

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from calibration.partial import partial_model
 from qdqtool import external, runtime, sessions
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model, placeholder
+from qdqtool.graph import Model, without_data
 from qdqtool.sessions import open_proto
 
 
@@ -102,9 +102,9 @@ def test_texts_packed_numbers_and_small_tensors_are_never_apart() -> None:
     texts = helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15))
     halves = helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15))
     large = numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
-    outside = placeholder(large)
+    outside = without_data(large)
     outside.external_data.add(key="location", value="w.bin")
-    tensors = (small, texts, halves, large, placeholder(large), outside)
+    tensors = (small, texts, halves, large, without_data(large), outside)
     assert [external.is_separable(t) for t in tensors] == [False, False, False, True, False, False]
 
 
