@@ -59,7 +59,7 @@ class InputSpec:
         if array.ndim == len(self.shape) - 1:
             array = array[None]
         fits = array.ndim == len(self.shape) and all(
-            want is None or want == have for want, have in zip(self.shape[1:], array.shape[1:], strict=True)
+            self.shape[d] in (None, array.shape[d]) for d in range(1, array.ndim)
         )
         if not fits:
             have = "[" + ", ".join(map(str, array.shape)) + "]"
@@ -306,11 +306,11 @@ class Dataset:
         result: Sample = {}
         for spec in self.inputs:
             rows = parts[0][spec.name]
-            if len(parts) > 1 and spec.shape:
+            if len(parts) > 1:
                 rows = np.concatenate([p[spec.name] for p in parts])
             wanted = spec.shape[0] if spec.shape else None
             if wanted is not None and len(rows) != wanted:
-                if len(rows) > wanted or not len(rows):
+                if len(rows) > wanted:
                     raise DataError(
                         f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes {spec.shape_text()}"
                     )
@@ -324,8 +324,6 @@ class Dataset:
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":
                 array = sample[spec.name]
-                if not array.size:
-                    continue
                 least, most = float(array.min()), float(array.max())
                 if not (np.isfinite(least) and np.isfinite(most)):
                     nonfinite = True

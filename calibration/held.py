@@ -60,4 +60,4 @@ def shared(dataset: Dataset) -> Dataset:
     indices = list(dataset.indices or ())
     source = dataset.source.portion(indices)
     held = Held(source, Parcel(dataset.source.identity(i) for i in indices))
-    return Dataset(held, dataset.inputs, max(1, len(indices)))
+    return Dataset(held, dataset.inputs, len(indices))

@@ -44,14 +44,13 @@ class Looks:
             yield f"{self.broken} of {total + self.broken} images could not be read and were skipped"
         if total < FEW_IMAGES:
             yield f"only {total} calibration image{'s' * (total != 1)}; {FEW_IMAGES} or more give steadier ranges"
-        if low <= high:
-            if max(-low, high) > _FAR_OUTSIDE:
-                yield (
-                    f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
-                    "is the division by 255 missing (scale 1/255)?"
-                )
-            elif low >= 0 and 0 < high < 1.5 / 255:
-                yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
+        if max(-low, high) > _FAR_OUTSIDE:  # minus infinity where nothing was finite
+            yield (
+                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
+                "is the division by 255 missing (scale 1/255)?"
+            )
+        elif low >= 0 and 0 < high < 1.5 / 255:
+            yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
         if self.constant:
             yield f"{self.constant} of {total} images are constant (every value the same)"
         if self.nonfinite:

@@ -89,8 +89,7 @@ def range_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_P
         amax = _least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
     else:
         amax = absmax
-    # A range below the window has no meaning: there the values count as zero.
-    return Range(max(min(amax, absmax), float(stats.histogram.edges[1])), power)
+    return Range(min(amax, absmax), power)
 
 
 def _percentile(stats: TensorStatistics, percentile: float) -> float:
@@ -171,7 +170,7 @@ def settle(
     """
     power = focus_power(parts)
     amax = search(power)
-    depth = max((-p.minimum for p in parts if p.count), default=0.0)
+    depth = max(-p.minimum for p in parts)  # minus infinity where nothing was counted
     if depth > 0.0 and power > 2.0:
         at = (amax / INT8_LEVELS / depth - _SHALLOW[0]) / (_SHALLOW[1] - _SHALLOW[0])
         if at > 0.0:
@@ -261,10 +260,10 @@ def _errors(histogram: Histogram, ranges: Floats, levels: int, power: float = 2.
     and beyond the last level the rest is the clipping error. A bin's mean is a difference of two such integrals.
     The lowest bin is left out: its values are zeros, or too small to matter.
     """
-    filled = histogram.counts[1:] > 0
-    if not filled.any():
+    filled = np.flatnonzero(histogram.counts[1:])
+    if not len(filled):
         return np.zeros(len(ranges))
-    first = int(np.argmax(filled)) + 1
+    first = int(filled[0]) + 1
     edges = histogram.edges[first:]
     per_width = histogram.counts[first:] / np.diff(edges)
     result = np.empty(len(ranges))
@@ -337,7 +336,7 @@ def _least_divergence(bins: Floats, absmax: float) -> float:
     level_filled = np.diff(filled[bounds], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.where(level_sums > 0, np.log(level_sums / level_filled), 0.0)
-        cross = (level_sums * logs).sum(axis=1) + np.where(beyond > 0, beyond * logs[:, -1], 0.0)
+        cross = (level_sums * logs).sum(axis=1) + beyond * logs[:, -1]
         p_entropy = entropies[kept] - _xlogx(last) + _xlogx(last + beyond)
         p_total = sums[-1]
         divergence = (p_entropy - cross) / p_total - np.log(p_total) + np.log(sums[kept])
