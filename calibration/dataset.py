@@ -72,7 +72,7 @@ class InputSpec:
                 raise DataError(f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}")
             with np.errstate(over="ignore"):  # infinities are counted and told with the tensor's name
                 array = array.astype(wanted)
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # ascontiguousarray would make [1] of a scalar
 
 
 class Source(ABC):

@@ -1,0 +1,286 @@
+"""Datasets over a source that is written out here: which samples, in which batches, and what is noticed of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from calibration.dataset import Dataset, InputSpec, Sample, Source, fit_all, printable, spread
+from calibration.looks import Looks
+from qdqtool.errors import DataError
+
+IMAGE = InputSpec("x", (1, 1, 1, 2))
+
+
+class Listed(Source):
+    """Samples from a list; None is a broken one."""
+
+    def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **facts: Any) -> None:
+        self.samples = samples
+        self.length: int | None = facts.pop("length", len(samples))
+        self.images = facts.pop("images", False)
+        self.read: list[int] = []
+        self.restarts = 0
+        self.__dict__.update(facts)
+
+    def count(self) -> int | None:
+        return self.length
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def load(self, index: int) -> Sample:
+        self.read.append(index)
+        found = self.samples[index]
+        if found is None:
+            raise DataError("broken")
+        return {"x": found}
+
+    def digest(self, index: int) -> bytes:
+        return b"" if self.samples[index] is None else bytes([index])
+
+    @property
+    def is_images(self) -> bool:
+        return bool(self.images)
+
+
+def row(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32).reshape(1, 1, 1, 2)
+
+
+ROWS = [row(k, k + 0.5) for k in range(7)]
+
+
+def test_the_batch_is_the_first_dimension() -> None:
+    shapes: list[tuple[int | None, ...]] = [(), (1,), (4, 3), (None, 3), (0, 3)]
+    assert [InputSpec("x", s).batch for s in shapes] == [1, 1, 4, 1, 1]
+    assert [InputSpec("x", s).shape_text() for s in shapes] == ["[]", "[1]", "[4, 3]", "[?, 3]", "[0, 3]"]
+    assert InputSpec("x", ()).numpy_dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("shape", "array", "found"),
+    [
+        ((1, 3, None), (1, 3, 5), (1, 3, 5)),
+        ((1, 3, None), (3, 5), (1, 3, 5)),
+        ((1, 3, None), (7, 3, 5), (7, 3, 5)),  # the batch is looked at when rows are joined
+        ((None, 3, None), (2, 3, 5), (2, 3, 5)),
+        ((1, 3, None), (1, 4, 5), None),
+        ((1, 3, 5), (1, 3, 4), None),
+        ((1, 3, None), (1, 1, 3, 5), None),
+        ((1, 3, None), (5,), None),
+        ((None,), (4,), (4,)),
+        ((None,), (), (1,)),
+        ((), (), ()),
+        ((), (1,), None),
+    ],
+)
+def test_what_fits_an_input(
+    shape: tuple[int | None, ...], array: tuple[int, ...], found: tuple[int, ...] | None
+) -> None:
+    spec = InputSpec("x", shape)
+    if found is not None:
+        assert spec.fit(np.zeros(array, np.float32), "it").shape == found
+        return
+    with pytest.raises(DataError) as caught:
+        spec.fit(np.zeros(array, np.float32), "it")
+    told = list(array)
+    assert str(caught.value) == f"it is {told}, the model's input 'x' takes {spec.shape_text()}"
+
+
+def test_an_array_without_values_is_refused() -> None:
+    with pytest.raises(DataError, match=r"^it holds no values: its shape is \[1, 0\]$"):
+        InputSpec("x", (1, None)).fit(np.zeros((1, 0), np.float32), "it")
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted", "fits"),
+    [
+        ("float64", "float32", True), ("int64", "float32", True), ("uint8", "float16", True), ("bool", "float32", True),
+        ("int64", "int32", True), ("bool", "uint8", True), ("uint8", "bool", True), ("complex64", "float32", False),
+        ("<U1", "float32", False), ("float32", "int64", False), ("float16", "uint8", False), ("float32", "bool", False),
+        ("complex64", "int32", False),
+    ],
+)  # fmt: skip
+def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
+    spec = InputSpec("x", (1,), wanted)
+    array = np.ones(1, np.float32).astype(have)
+    if fits:
+        found = spec.fit(array, "it")
+        assert found.dtype == wanted and found.tolist() == [1]
+    else:
+        with pytest.raises(DataError, match=f"^it holds {array.dtype}, the model's input 'x' takes {wanted}$"):
+            spec.fit(array, "it")
+
+
+def test_arrays_by_the_names_of_the_inputs() -> None:
+    one, two = InputSpec("a", (1,)), InputSpec("b", (1,))
+    value = np.ones(1, np.float32)
+    assert list(fit_all({"other": value}, [one], "it")) == ["a"], "the only one of both"
+    for arrays, inputs, told in (
+        ({"a": value, "c": value}, [one, two], "'b'; it has 'a', 'c'"),
+        ({"c": value, "d": value}, [one], "'a'; it has 'c', 'd'"),
+        ({"c": value}, [one, two], "'a'; it has 'c'"),
+        ({}, [one], "'a'; it has nothing"),
+    ):
+        with pytest.raises(DataError) as caught:
+            fit_all(arrays, inputs, "it")
+        assert str(caught.value) == f"it has no array for the model's input {told}"
+    with pytest.raises(DataError, match=r"^it: array 'a' is \[1, 2\], the model's input 'a' takes \[1\]$"):
+        fit_all({"a": np.ones((1, 2))}, [one], "it")
+
+
+@pytest.mark.parametrize(
+    ("total", "wanted", "found"),
+    [
+        (0, 3, []), (3, 3, [0, 1, 2]), (3, 4, [0, 1, 2]), (4, 3, [0, 2, 3]), (10, 4, [0, 3, 6, 9]),
+        (11, 4, [0, 3, 7, 10]), (9, 2, [0, 8]), (9, 1, [0]), (100, 5, [0, 25, 50, 74, 99]),
+    ],
+)  # fmt: skip
+def test_spread(total: int, wanted: int, found: list[int]) -> None:
+    indices = spread(total, wanted)
+    assert list(indices) == found and len(indices) == len(found)
+    assert list(indices[1:3]) == found[1:3] and list(indices[::-1]) == found[::-1]
+    if found:
+        assert (indices[-1], indices[-len(found)]) == (found[-1], found[0])
+    for beyond in (len(found), -len(found) - 1):
+        with pytest.raises(IndexError):
+            indices[beyond]
+
+
+def test_batches_of_rows() -> None:
+    source = Listed(ROWS, single_rows=True)
+    data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
+    assert (data.batch, len(data), [data.group(k) for k in range(3)]) == (3, 3, [[0, 1, 2], [3, 4, 5], [6]])
+    assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
+    assert data.name(1) == "sample 3" and source.restarts == 1
+    sample = data.load(1)
+    assert sample is not None and sample["x"][:, 0, 0, 0].tolist() == [3, 4, 5]
+    images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
+    assert images == {0: 3, 2: 1}
+    whole = Dataset(Listed(ROWS), [InputSpec("x", (3, 1, 1, 2))], 100)
+    assert (whole.batch, len(whole)) == (1, 7), "each sample is all that the model takes at once"
+    assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
+
+
+def test_one_row_is_passed_on_as_it_is() -> None:
+    (sample,) = Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9)
+    assert len(sample["x"]) == 2
+    source = Listed(ROWS)
+    assert all(s["x"] is r for s, r in zip(Dataset(source, [IMAGE], 9), ROWS, strict=True))
+    with pytest.raises(DataError, match=r"^a calibration sample has 2 rows, input 'x' takes \[1, 1, 1, 2\]$"):
+        list(Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [IMAGE], 9))
+    (scalar,) = Dataset(Listed([np.float32(2).reshape(())]), [InputSpec("x", ())], 9)
+    assert scalar["x"].shape == ()
+    (free,) = Dataset(Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9)
+    assert len(free["x"]) == 5
+
+
+@pytest.mark.parametrize(("most", "groups"), [(1, [[0]]), (4, [[0, 1], [2, 3]]), (5, [[0, 1], [2, 3], [4]])])
+def test_an_unknown_number_of_samples(most: int, groups: list[list[int]]) -> None:
+    source = Listed(ROWS, length=None, single_rows=True, random_access=False)
+    data = Dataset(source, [InputSpec("x", (2, 1, 1, 2))], most)
+    found = []
+    for k, (number, load) in enumerate(data.tasks()):
+        assert number == k and source.read == [i for g in groups[: k + 1] for i in g], "read before it is given"
+        found.append((load() or ({}, 0))[1])
+    assert found == [len(g) for g in groups]
+    with pytest.raises(TypeError, match="^this calibration data has no length$"):
+        len(data)
+    assert data.fingerprint == ""
+
+
+def test_a_source_that_ends_ends_every_pass() -> None:
+    source = Listed(ROWS, length=None, random_access=False)
+    data = Dataset(source, [IMAGE], 100)
+    assert len(list(data)) == 7 and len(list(data)) == 7
+    assert source.read == [*range(8)] * 2 and source.restarts == 2
+
+
+def test_loading_waits_where_any_sample_can_be_had() -> None:
+    source = Listed(ROWS)
+    tasks = list(Dataset(source, [IMAGE], 3).tasks())
+    assert source.read == []
+    for _, load in reversed(tasks):
+        load()
+    assert source.read == [6, 3, 0]
+
+
+def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
+    rows = [None, ROWS[1], None, None]
+    data = Dataset(Listed(rows, images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
+    for _ in range(2):
+        assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
+    assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
+    assert (data.looks.broken, data.looks.total) == (3, 1)
+    assert data.warnings[0] == "3 of 4 images could not be read and were skipped"
+    data.forget()
+    assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
+    list(data)
+    assert data.looks.broken == 3
+    with pytest.raises(DataError, match="^broken$"):
+        list(Dataset(Listed(rows), [IMAGE], 9))
+
+
+def test_what_is_noticed_of_samples() -> None:
+    inf, nan = np.inf, np.nan
+    rows = [row(0.25, 0.5), row(-1, inf), row(2, 2), row(nan, nan), row(-inf, 0.75), row(nan, 4)]
+    data = Dataset(Listed(rows), [IMAGE], 9)
+    wanted = [Looks(1, 0.25, 0.5, 0, 0), Looks(2, -1, 0.5, 0, 1), Looks(3, -1, 2, 1, 1), Looks(4, -1, 2, 1, 2),
+              Looks(5, -1, 2, 1, 3), Looks(6, -1, 4, 1, 4)]  # fmt: skip
+    for sample, looks in zip(data, wanted, strict=True):
+        assert data.looks == looks and len(sample) == 1
+    data.take(Looks(1, -7, 7, 1, 1, 2), [("a", "b")])
+    assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 2), "float32"), ((1, 1, 1, 2), "uint8"), ((1, 1, 1, 1, 2), "float32")])
+def test_only_float_maps_are_looked_at(shape: tuple[int, ...], dtype: str) -> None:
+    data = Dataset(Listed([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
+    list(data)
+    assert data.looks == Looks(total=1)
+
+
+def test_the_reach_is_over_all_inputs() -> None:
+    class Two(Listed):
+        def load(self, index: int) -> Sample:
+            return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
+
+    data = Dataset(Two(ROWS[:1]), [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))], 9)
+    list(data)
+    assert data.looks == Looks(1, -2, 5, 1, 0)
+
+
+def test_the_fingerprint_is_of_all_digests() -> None:
+    data = Dataset(Listed(ROWS), [IMAGE], 9)
+    assert len(data.fingerprint) == 32 and int(data.fingerprint, 16)
+    again = Dataset(Listed(ROWS), [IMAGE], 9)
+    assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
+    assert again.fingerprint == data.fingerprint
+    others = [Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9), Dataset(Listed(ROWS), [IMAGE], 6),
+              Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9)]  # fmt: skip
+    assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
+    assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
+    assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
+    assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
+
+
+def test_a_dataset_travels() -> None:
+    data = Dataset(Listed(ROWS), [IMAGE], 9)
+    copy = pickle.loads(pickle.dumps(data))
+    assert len(list(copy)) == 7 and copy.warnings and not data.warnings
+
+
+def test_what_a_plain_source_says_of_itself() -> None:
+    source = Listed(ROWS)
+    assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
+    assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
+    assert Source.is_images.fget is not None and Source.is_images.fget(source) is False
+    with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
+        source.portion([0])
+    assert printable("a\udcffb.png") == "a\\xffb.png"
