@@ -46,7 +46,7 @@ class StackedArray:
             raise DataError(f"{self.what}: is in Fortran order; save it with numpy.ascontiguousarray")
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         count = self.shape[0] if self.shape else 1
-        self.row_bytes = header.bytes // count if count else 0
+        self.row_bytes = header.bytes // max(count, 1)
         if count and not self.row_bytes:
             raise DataError(f"{self.what}: its samples have no values (shape {list(self.shape)})")
         budgets.require(self.row_bytes, budgets.SAMPLE, f"{self.what}: one sample takes", DataError)

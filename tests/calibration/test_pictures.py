@@ -1,0 +1,174 @@
+"""One picture: sizes, colours and numbers at their limits, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from calibration import pictures
+from calibration.pictures import Preprocess, _Pixels, decode, describe, prepare
+from qdqtool import budgets
+from qdqtool.errors import DataError
+
+RAW = Preprocess(scale=1.0)
+
+
+def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def test_the_defaults_are_those_of_yolo() -> None:
+    assert Preprocess() == Preprocess("letterbox", False, 1 / 255, (0, 0, 0), (1, 1, 1), 114)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"resize": "crop"}, "resize is 'crop'; use letterbox or stretch"),
+        ({"mean": (1, 2)}, "mean and std take three numbers, one for each channel"),
+        ({"mean": (1, 2, 3, 4)}, "mean and std take three numbers, one for each channel"),
+        ({"std": (1, 2)}, "mean and std take three numbers, one for each channel"),
+        ({"std": (1, 1, 0)}, "std is (1, 1, 0); every channel's must be above 0"),
+        ({"std": (-1, 1, 1)}, "std is (-1, 1, 1); every channel's must be above 0"),
+        ({"fill": -1}, "fill is -1; it is a grey level from 0 to 255"),
+        ({"fill": 256}, "fill is 256; it is a grey level from 0 to 255"),
+        ({"resize": "stretch"}, ""), ({"fill": 0}, ""), ({"fill": 255}, ""), ({"std": (0.1, 0.5, 2)}, ""),
+    ],
+)  # fmt: skip
+def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
+    if not told:
+        assert Preprocess(**arguments)  # type: ignore[arg-type]
+        return
+    with pytest.raises(DataError) as caught:
+        Preprocess(**arguments)  # type: ignore[arg-type]
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(
+    ("size", "top", "left", "height", "width"),
+    [
+        ((10, 20), 5, 0, 10, 20), ((20, 10), 0, 5, 20, 10),
+        ((11, 20), 4, 0, 11, 20), ((20, 11), 0, 4, 20, 11),  # the odd pixel lies below, and to the right
+        ((5, 10), 5, 0, 10, 20), ((10, 5), 0, 5, 20, 10),  # up as well as down
+        ((40, 80), 5, 0, 10, 20), ((1, 400), 9, 0, 1, 20), ((400, 1), 0, 9, 20, 1),  # never less than a pixel
+    ],
+)  # fmt: skip
+def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, width: int) -> None:
+    found = prepare(np.full((*size, 3), 200, np.uint8), 20, 20, RAW)[0]
+    wanted = np.full((3, 20, 20), 114, np.float32)
+    wanted[:, top : top + height, left : left + width] = 200
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_picture_of_the_right_size_is_not_touched() -> None:
+    picture = noise(12, 20)
+    for way in (RAW, Preprocess("stretch", scale=1.0)):
+        assert (prepare(picture, 12, 20, way)[0] == picture.transpose(2, 0, 1)).all()
+    assert prepare(picture, 24, 20, Preprocess("stretch", scale=1.0)).shape == (1, 3, 24, 20)
+    boxed = prepare(picture, 24, 20, RAW)[0]
+    assert (boxed[:, 6:18] == picture.transpose(2, 0, 1)).all() and (boxed[:, :6] == 114).all()
+
+
+@pytest.mark.parametrize("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
+@pytest.mark.parametrize("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
+@pytest.mark.parametrize("bgr", [False, True])
+def test_each_channel_has_its_mean_and_deviation(
+    mean: tuple[float, float, float], std: tuple[float, float, float], bgr: bool
+) -> None:
+    picture = noise(4, 6)
+    found = prepare(picture, 4, 6, Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std))
+    wanted = (picture[..., ::-1] if bgr else picture) * 0.5
+    wanted = ((wanted - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
+    assert found.dtype == np.float32 and found.flags.c_contiguous and found.shape == (1, 3, 4, 6)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+    grey = prepare(picture, 4, 6, Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std), channels=1)
+    light = np.asarray(Image.fromarray(picture).convert("L"))
+    np.testing.assert_allclose(grey, ((light * 0.5 - mean[0]) / std[0])[None, None], rtol=1e-6)
+
+
+def test_what_is_said_of_it() -> None:
+    assert describe(Preprocess()) == "letterbox, RGB, scale 0.00392157"
+    assert describe(Preprocess("stretch", True, 1.0)) == "stretch, BGR, scale 1"
+    assert describe(Preprocess(scale=1.0, mean=(0, 0, 2))) == "letterbox, RGB, scale 1, mean [0, 0, 2]"
+    assert describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
+
+
+def test_as_many_pixels_as_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.png"
+    Image.fromarray(noise(10, 12)).save(path)
+    monkeypatch.setattr(budgets, "PICTURE_PIXELS", 120)
+    assert decode(path).shape == (10, 12, 3)
+    monkeypatch.setattr(budgets, "PICTURE_PIXELS", 119)
+    with pytest.raises(DataError, match="^12x10 pixels; the limit is 119$"):
+        decode(path)
+
+
+def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
+    for path, told in ((tmp_path / "nothing.png", "No such file or directory"), (tmp_path, "no regular file")):
+        for given in (path, str(path)):
+            with pytest.raises(DataError, match=f"^{told}$"):
+                decode(given)
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(DataError, match="^cannot identify image file 'text.png'$"):
+        decode(tmp_path / "text.png")
+    with pytest.raises(DataError, match="^cannot identify image file 'there.png'$"):
+        decode(io.BytesIO(b"no picture"), "there.png")
+    held = io.BytesIO()
+    Image.fromarray(noise(3, 5)).save(held, "PNG")
+    assert (decode(held) == noise(3, 5)).all()
+
+
+@pytest.mark.parametrize("strip", [1, 7, 40, 1 << 22])
+def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strip: int) -> None:
+    """Whatever part of the picture is looked at at a time; numbers beyond 16 bits are clipped."""
+    monkeypatch.setattr(pictures, "_STRIP", strip)
+    values = np.random.default_rng(0).integers(0, 65536, (11, 7)).astype(np.uint16)
+    values[0, :4] = 0, 255, 256, 65535
+    Image.fromarray(values).save(tmp_path / "p.png")
+    assert (decode(tmp_path / "p.png") == (values >> 8).astype(np.uint8)[..., None]).all()
+    wide = Image.fromarray(np.array([[-5, 70_000, 512]], np.int32))
+    assert np.asarray(pictures._high_bytes(wide)).tolist() == [[0, 255, 2]]
+
+
+def test_four_million_pixels_at_a_time() -> None:
+    asked: list[tuple[int, int, int, int]] = []
+
+    class Watched:
+        width, height = 1 << 12, 1500
+
+        def crop(self, box: tuple[int, int, int, int]) -> npt.NDArray[np.int32]:
+            asked.append(box)
+            return np.zeros((box[3] - box[1], 1 << 12), np.int32)
+
+    pictures._high_bytes(Watched())  # type: ignore[arg-type]
+    assert asked == [(0, 0, 4096, 1024), (0, 1024, 4096, 1500)]
+
+
+def waits(pixels: _Pixels, count: int) -> bool:
+    """Whether one more picture has to wait; it is let in later."""
+    taken = threading.Event()
+
+    def take() -> None:
+        with pixels.taken(count):
+            taken.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return not taken.wait(0.15)
+
+
+def test_pixels_decoded_at_the_same_time() -> None:
+    pixels = _Pixels(100)
+    with pixels.taken(60):
+        assert not waits(pixels, 40)
+        assert waits(pixels, 41)
+    assert not waits(pixels, 1000), "one picture alone always may"
+    with pixels.taken(1000):
+        assert waits(pixels, 1)
+    assert not waits(pixels, 100) and pixels._used == 0
