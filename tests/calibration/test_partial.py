@@ -1,0 +1,147 @@
+"""The part of a model that is run, and what is said of models that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from calibration.dataset import InputSpec
+from calibration.partial import check_tensors, external_folder, input_specs, metadata_size, partial_model
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from tests.calibration.nets import conv_net
+
+value = helper.make_tensor_value_info
+
+
+def with_inputs(*inputs: onnx.ValueInfoProto, path: str = "") -> Model:
+    model = conv_net()
+    model.graph.input.extend(inputs)
+    return Model(model, path=path)
+
+
+def test_shapes_and_types_of_inputs() -> None:
+    more = [
+        value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]), value("scalar", TensorProto.BOOL, []),
+        value("half", TensorProto.FLOAT16, [None]), value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),
+    ]  # fmt: skip
+    found = input_specs(with_inputs(*more))
+    assert found == [
+        InputSpec("images", (1, 3, 16, 16)), InputSpec("open", (None, None, None, 1, 2), "uint8"),
+        InputSpec("scalar", (), "bool"), InputSpec("half", (None,), "float16"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (value("in", TensorProto.STRING, [1]), "input 'in' holds object, which cannot be fed"),
+        (value("in", TensorProto.COMPLEX64, [1]), "input 'in' holds complex64, which cannot be fed"),
+        (value("in", TensorProto.FLOAT, None), "input 'in' has no known rank; export the model with shapes"),
+        (value("in", 0, [1]), "input 'in' is not a tensor of numbers"),
+        (helper.make_tensor_sequence_value_info("in", TensorProto.FLOAT, [1]), "input 'in' is not a tensor of numbers"),
+        (onnx.ValueInfoProto(name="in"), "input 'in' is not a tensor of numbers"),
+    ],
+)
+def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> None:
+    for path in ("", "a/net.onnx"):
+        with pytest.raises(ModelError) as caught:
+            input_specs(with_inputs(given, path=path))
+        assert str(caught.value) == f"{path or 'model'}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("640", (640, 640)), ("[1, 65536]", (1, 65536)), ("[65536, 1]", (65536, 1)), ("[1, 65537]", None),
+        ("[65537, 1]", None), ("[0, 5]", None), ("[5, 0]", None), ("[-1, 5]", None), ("[5]", None), ("[5, 6, 7]", None),
+        ("[5.5, 6]", None), ('["5", 6]', None), ("0", None), ("(5, 6)", (5, 6)), ("(5, 6, 7)", (5, 6)), ("5x6", (5, 6)),
+        ("(5,)", None), ("{}", None), ("null", None), ("[" * 100_000, None), ("-", None),
+    ],
+)  # fmt: skip
+def test_the_size_in_the_metadata(text: str, size: tuple[int, int] | None) -> None:
+    model = conv_net()
+    assert metadata_size(Model(model)) is None
+    model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
+    assert metadata_size(Model(model)) == size
+
+
+def test_tensors_that_cannot_be_asked_for() -> None:
+    for path in ("", "a/net.onnx"):
+        model = Model(conv_net(), path=path)
+        check_tensors(model, ["images", "c1", "out"])
+        for name, told in (
+            ("w1", "tensor 'w1' is a constant; its range needs no calibration"),
+            ("c11", "there is no tensor 'c11'; did you mean 'c1'?"),
+            ("imagess", "there is no tensor 'imagess'; did you mean 'images'?"),
+            ("quite another", "there is no tensor 'quite another'"),
+        ):
+            with pytest.raises(ModelError) as caught:
+                check_tensors(model, ["c1", name])
+            assert str(caught.value) == f"{path or 'model'}: {told}"
+
+
+def names(items: object) -> list[str]:
+    return [i.name for i in items]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ir_version", [3, 4, 9])
+def test_what_a_part_takes_with_it(ir_version: int) -> None:
+    """Weights are inputs only for readers of IR version 3, which want them there."""
+    model = conv_net()
+    model.ir_version = ir_version
+    model.graph.input.extend([value("w2", TensorProto.FLOAT, [4, 4, 3, 3]), value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
+                              value("unused", TensorProto.FLOAT, [1])])  # fmt: skip
+    whole = Model(model)
+    part = partial_model(whole, ["r2"])
+    assert names(part.graph.node) == ["conv1", "sigmoid1", "mul1", "conv2", "relu2"]
+    assert names(part.graph.initializer) == ["w1", "w2"] and names(part.graph.output) == ["r2"]
+    assert names(part.graph.input) == ["images"] + ["w2"] * (ir_version < 4)
+    assert (part.ir_version, part.opset_import[0].version, part.graph.name) == (ir_version, 17, "net")
+    given = [value("c1", TensorProto.FLOAT, [1, 4, 16, 16]), value("a1", TensorProto.FLOAT, [1, 4, 16, 16])]
+    later = partial_model(whole, ["r2"], given)
+    assert names(later.graph.node) == ["conv2", "relu2"]
+    assert names(later.graph.input) == ["w2"] * (ir_version < 4) + ["c1"], "only what is needed is fed"
+    assert names(later.graph.initializer) == ["w2"]
+    again = partial_model(whole, ["out", "c1"], given[:1])
+    assert names(again.graph.node) == ["conv2", "relu2", "conv3"] and names(again.graph.output) == ["out", "c1"]
+    fed = partial_model(whole, ["c1"], [value("images", TensorProto.FLOAT, [2, 3, 16, 16])])
+    assert names(fed.graph.input) == ["images"] and fed.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+
+
+def test_functions_sparse_weights_and_a_name_go_along() -> None:
+    model = conv_net()
+    model.graph.name = ""
+    model.functions.append(helper.make_function("own", "F", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])],
+                                                [helper.make_opsetid("", 17)]))  # fmt: skip
+    for name in ("sparse", "unneeded"):
+        values = numpy_helper.from_array(np.ones(1, np.float32), name)
+        places = numpy_helper.from_array(np.zeros(1, np.int64), f"{name}_at")
+        model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
+    model.graph.node.append(helper.make_node("Add", ["out", "sparse"], ["sum"], "add"))
+    part = partial_model(Model(model), ["sum"])
+    assert [s.values.name for s in part.graph.sparse_initializer] == ["sparse"]
+    assert part.graph.name == "calibration" and names(part.functions) == ["F"]
+
+
+def test_the_folder_of_external_weights(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(conv_net(), path)
+    assert external_folder(load(path)) == "" == external_folder(Model(conv_net()))
+    onnx.save(conv_net(), path, save_as_external_data=True, location="w.bin", size_threshold=500)
+    proto = onnx.load(path, load_external_data=False)
+    assert [t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer] == [False, True, True]
+    assert external_folder(load(path)) == str(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        external_folder(Model(proto))
+    assert str(caught.value) == "model: tensor 'w2' has its weights in 'w.bin'; give the model's path"
+    model = load(path)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ModelError) as caught:
+        external_folder(model)
+    assert str(caught.value) == f"{path}: weight file 'w.bin' of tensor 'w2' is missing"
