@@ -174,7 +174,12 @@ def _unit_edges(bits: int) -> Floats:
 
 
 def linear(histogram: Histogram, bins: int, top: float) -> Floats:
-    """Counts (float64) in ``bins`` equal bins from 0 to ``top``; a bin that is split is taken as evenly filled."""
+    """Counts (float64) in ``bins`` equal bins from 0 to ``top``; a bin that is split is taken as evenly filled.
+
+    What lies beyond ``top`` is in the last: a largest magnitude that begins a bin (1.0, white) ends a little above it.
+    """
     cumulative = np.concatenate([[0.0], np.cumsum(histogram.counts, dtype=np.float64)])
-    at = np.interp(np.linspace(0.0, top, bins + 1), histogram.edges, cumulative)
+    ends = np.linspace(0.0, top, bins + 1)
+    ends[-1] = max(top, histogram.edges[-1])
+    at = np.interp(ends, histogram.edges, cumulative)
     return np.diff(at)

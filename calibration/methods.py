@@ -98,11 +98,11 @@ def _percentile(stats: TensorStatistics, percentile: float) -> float:
     A tensor that is zero but for a few values (sparse activations) would otherwise lose all of them.
     """
     histogram = stats.histogram
-    cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
+    cumulative = np.cumsum(histogram.counts)
     rank = percentile / 100.0 * stats.count
-    if rank <= cumulative[1]:
+    if rank <= cumulative[0]:
         return stats.absmax
-    return float(np.interp(rank, cumulative, histogram.edges))
+    return float(np.interp(rank, cumulative, histogram.edges[1:]))
 
 
 @overload
@@ -327,7 +327,7 @@ def _least_divergence(bins: Floats, absmax: float) -> float:
     total = len(counts)
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     filled = np.concatenate([[0], np.cumsum(counts > 0)])
-    entropies = np.concatenate([[0.0], np.cumsum(_xlogx(counts))])
+    entropies = np.cumsum(_xlogx(counts))
     kept = np.arange(_ENTROPY_LEVELS, total + 1)
     beyond = sums[-1] - sums[kept]
     last = counts[kept - 1]
@@ -337,7 +337,7 @@ def _least_divergence(bins: Floats, absmax: float) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.where(level_sums > 0, np.log(level_sums / level_filled), 0.0)
         cross = (level_sums * logs).sum(axis=1) + beyond * logs[:, -1]
-        p_entropy = entropies[kept] - _xlogx(last) + _xlogx(last + beyond)
+        p_entropy = entropies[kept - 1] - _xlogx(last) + _xlogx(last + beyond)
         p_total = sums[-1]
         divergence = (p_entropy - cross) / p_total - np.log(p_total) + np.log(sums[kept])
     # Counts beyond the range that meet an empty last bin: Q has nothing there and the divergence is infinite.

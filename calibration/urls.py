@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import posixpath
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -91,7 +92,7 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
                 continue
             if entry["type"] == "directory":
                 waiting.append(path)
-            elif f".{last.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES and "\0" not in path:
+            elif posixpath.splitext(last)[1].lower() in IMAGE_SUFFIXES and "\0" not in path:
                 yield path.removeprefix(root).lstrip("/")
 
 

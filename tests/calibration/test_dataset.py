@@ -114,7 +114,7 @@ def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
         found = spec.fit(array, "it")
         assert found.dtype == wanted and found.tolist() == [1]
     else:
-        with pytest.raises(DataError, match=f"^it holds {array.dtype}, the model's input 'x' takes {wanted}$"):
+        with pytest.raises(DataError, match=rf"^it holds {array.dtype}, the model's input 'x' takes {wanted}$"):
             spec.fit(array, "it")
 
 
@@ -190,7 +190,7 @@ def test_an_unknown_number_of_samples(most: int, groups: list[list[int]]) -> Non
         assert number == k and source.read == [i for g in groups[: k + 1] for i in g], "read before it is given"
         found.append((load() or ({}, 0))[1])
     assert found == [len(g) for g in groups]
-    with pytest.raises(TypeError, match="^this calibration data has no length$"):
+    with pytest.raises(TypeError, match=r"^this calibration data has no length$"):
         len(data)
     assert data.fingerprint == ""
 
@@ -223,7 +223,7 @@ def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
     assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
     list(data)
     assert data.looks.broken == 3
-    with pytest.raises(DataError, match="^broken$"):
+    with pytest.raises(DataError, match=r"^broken$"):
         list(Dataset(Listed(rows), [IMAGE], 9))
 
 

@@ -45,7 +45,7 @@ def test_bins_that_can_be(bins: int, bits: int) -> None:
 
 @pytest.mark.parametrize("bins", [-4, 1, 2, 5, 2047, 131072])
 def test_bins_that_cannot_be(bins: int) -> None:
-    with pytest.raises(ValueError, match=f"^bins is {bins}; it must be a power of two from 4 to 65536$"):
+    with pytest.raises(ValueError, match=rf"^bins is {bins}; it must be a power of two from 4 to 65536$"):
         mantissa_bits(bins)
 
 
@@ -104,4 +104,11 @@ def test_equal_bins_split_evenly() -> None:
     stats = TensorStatistics.of(np.array([0.4375] * 6 + [0.9], np.float32), 4)
     assert stats.histogram.edges[-4:] == pytest.approx([0.375, 0.5, 0.75, 0.9])
     assert linear(stats.histogram, 3, 0.9) == pytest.approx([0.0, 6.0, 1.0])
-    assert linear(stats.histogram, 2, 0.875) == pytest.approx([3.0, 3.0 + 0.125 / 0.15])
+    assert linear(stats.histogram, 2, 0.875) == pytest.approx([3.0, 4.0]), "and what lies beyond in the last"
+
+
+def test_white_is_counted() -> None:
+    """A largest magnitude that begins a bin is nearly the end of it, and none the less in the last of equal bins."""
+    for top in (1.0, 1.0 + 1 / 32, 4.0):
+        stats = TensorStatistics.of(np.array([0.3 * top, top, top], np.float32), 64)
+        assert linear(stats.histogram, 10, stats.absmax)[-1] == 2 and stats.linear(10).counts.sum() == pytest.approx(3)

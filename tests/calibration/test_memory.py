@@ -91,14 +91,14 @@ def test_lists_and_what_can_be_gone_through_once() -> None:
     assert once.load(0)["x"].tolist() == [[0, 1]]
     with pytest.raises(IndexError):
         once.load(1)
-    with pytest.raises(DataError, match="^the calibration data was a one-time iterator and is used up; give a list$"):
+    with pytest.raises(DataError, match=r"^the calibration data was a one-time iterator and is used up; give a list$"):
         once.restart()
     with pytest.raises(DataError, match="from an iterator cannot be shared out to a cluster"):
         once.portion([0])
 
 
 def test_a_sample_that_is_no_dict_is_told_with_its_number() -> None:
-    with pytest.raises(DataError, match="^calibration sample 1 is a list; give a dict of name to array$"):
+    with pytest.raises(DataError, match=r"^calibration sample 1 is a list; give a dict of name to array$"):
         MemorySource([{"x": ROWS[0]}, [1.0]], [SPEC]).load(1)
     with pytest.raises(DataError, match=r"^calibration sample 0: array 'x' is \[3\], the model's input 'x' takes"):
         MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))]).load(0)

@@ -15,6 +15,7 @@ from calibration.methods import (
     Range,
     _least_divergence,
     amax_of,
+    clipped_fraction,
     focus_power,
     focused_error,
     range_of,
@@ -192,6 +193,27 @@ def test_a_range_stays_where_there_is_nothing_to_weigh() -> None:
     assert unbiased([biased, flat, TWO], 1.0, error) == unbiased([biased], 1.0, error) < 1.0
 
 
+def test_the_biased_error_weighs_twenty_times() -> None:
+    """A range three places below is taken where it costs less than it saves, and not where it costs more."""
+    stats = spotted(1.46 / 127, 9.0)
+    near = 2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12)
+    biased, whole = rounding(stats.spots, near, 127)
+    saved = 20.0 * (biased[2] ** 2 - biased[5] ** 2) / whole[2] ** 2
+    assert saved > 0.1
+    for cost, place in ((0.98 * saved, 5), (1.02 * saved, 2)):
+        costs = np.full(27, 1e9)
+        costs[2], costs[5] = 1.0, 1.0 + cost
+        assert unbiased([stats], 1.0, lambda ranges, costs=costs: costs) == pytest.approx(near[place], rel=1e-12)
+
+
+def test_what_is_clipped_from_nothing_to_everything() -> None:
+    half = TensorStatistics.of(np.repeat(np.array([0.0, 4.0], np.float32), 10))  # 4 begins a bin
+    assert clipped_fraction(half, 4.0) == clipped_fraction(half, 5.0) == 0.0
+    assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
+    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
+    assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
+
+
 def by_hand(counts: Floats) -> int:
     direct = np.array([divergence(counts, kept) for kept in range(128, len(counts) + 1)])
     return 128 + int(direct.argmin())
@@ -219,6 +241,6 @@ def test_the_last_of_equal_divergences_and_none_at_all() -> None:
 
 def test_entropy_sees_2048_bins() -> None:
     stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
-    edges = np.linspace(0, stats.absmax, 2049)
+    edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
     counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))
     assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax

@@ -79,7 +79,7 @@ def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None
 def test_one_input_only() -> None:
     inputs = [InputSpec("x", (1, 3, 8, 8)), InputSpec("y", (1,))]
     for given in (inputs, []):
-        with pytest.raises(DataError, match=f"^pictures: images cannot feed a model with {len(given)} inputs "):
+        with pytest.raises(DataError, match=rf"^pictures: images cannot feed a model with {len(given)} inputs "):
             ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 

@@ -105,19 +105,19 @@ def test_as_many_pixels_as_there_may_be(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(budgets, "PICTURE_PIXELS", 120)
     assert decode(path).shape == (10, 12, 3)
     monkeypatch.setattr(budgets, "PICTURE_PIXELS", 119)
-    with pytest.raises(DataError, match="^12x10 pixels; the limit is 119$"):
+    with pytest.raises(DataError, match=r"^12x10 pixels; the limit is 119$"):
         decode(path)
 
 
 def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
     for path, told in ((tmp_path / "nothing.png", "No such file or directory"), (tmp_path, "no regular file")):
         for given in (path, str(path)):
-            with pytest.raises(DataError, match=f"^{told}$"):
+            with pytest.raises(DataError, match=rf"^{told}$"):
                 decode(given)
     (tmp_path / "text.png").write_text("no picture")
-    with pytest.raises(DataError, match="^cannot identify image file 'text.png'$"):
+    with pytest.raises(DataError, match=r"^cannot identify image file 'text.png'$"):
         decode(tmp_path / "text.png")
-    with pytest.raises(DataError, match="^cannot identify image file 'there.png'$"):
+    with pytest.raises(DataError, match=r"^cannot identify image file 'there.png'$"):
         decode(io.BytesIO(b"no picture"), "there.png")
     held = io.BytesIO()
     Image.fromarray(noise(3, 5)).save(held, "PNG")
