@@ -239,7 +239,9 @@ def test_what_is_noticed_of_samples() -> None:
     assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((1, 2), "float32"), ((1, 1, 1, 2), "uint8"), ((1, 1, 1, 1, 2), "float32")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1, 2), "float32"), ((1, 1, 1, 2), "uint8"), ((1, 1, 1, 1, 2), "float32")]
+)
 def test_only_float_maps_are_looked_at(shape: tuple[int, ...], dtype: str) -> None:
     data = Dataset(Listed([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
     list(data)

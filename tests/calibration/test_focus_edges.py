@@ -109,8 +109,8 @@ def test_the_finest_grid_of_each_side() -> None:
 
 @pytest.mark.parametrize(
     "output",
-    [np.zeros((1, 4)), np.zeros((1, 2, 3, 3, 1)), np.zeros((1, 0, 3, 3)), np.zeros((0, 2, 3, 3)), np.zeros((1, 2, 0, 3)),
-     np.full((1, 2, 3, 3), np.nan), np.full((1, 2, 3, 3), np.inf), np.zeros((2, 2, 3, 3))],
+    [np.zeros((1, 4)), np.zeros((1, 2, 3, 3, 1)), np.zeros((1, 0, 3, 3)), np.zeros((0, 2, 3, 3)),
+     np.zeros((1, 2, 0, 3)), np.full((1, 2, 3, 3), np.nan), np.full((1, 2, 3, 3), np.inf), np.zeros((2, 2, 3, 3))],
 )  # fmt: skip
 def test_one_output_that_tells_nothing_is_enough(output: npt.NDArray[np.float64]) -> None:
     assert Focus(("a", "b")).find({"a": np.zeros((1, 2, 3, 3)), "b": output}) is None

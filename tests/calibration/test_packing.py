@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,3 +56,46 @@ def test_counts_take_no_more_bytes_than_they_need() -> None:
     assert packed["numbers"][0].tolist()[-1] == 2  # 300 does not fit one byte
     filled = np.flatnonzero(part.counter.counts[1:])
     assert len(packed["counts"]) == 2 * (int(filled[-1]) - int(filled[0]) + 1)
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4)])
+def test_counts_take_the_fewest_bytes(count: int, width: int) -> None:
+    part = TensorStatistics.of(np.append(np.full(count, 0.75), [0.5, np.nan, 0.0]), 64)
+    packed = pack({"t": part}, ["t"])
+    assert packed["numbers"].tolist() == [[count + 2, 1, 0, 1, 1 + 19 * 32, width]]
+    assert packed["lengths"] == [width * (16 + 1)] and len(packed["counts"]) == width * 17
+    assert packed["range"].tolist() == [[0.0, 0.75]] and packed["focused"] == [] and packed["spots"] == []
+    found = {"t": TensorStatistics(64)}
+    for _ in range(2):
+        absorb(found, ["t"], packed)
+    assert np.array_equal(found["t"].counter.counts, 2 * part.counter.counts) and found["t"].nonfinite == 2
+
+
+@pytest.mark.parametrize(("count", "width"), [((1 << 32) - 1, 4), (1 << 32, 8), (1 << 40, 8)])
+def test_counts_of_billions(count: int, width: int) -> None:
+    part = TensorStatistics(64)
+    part.count = part.counter.counts[7] = count
+    packed = pack({"t": part}, ["t"])
+    assert packed["numbers"][0].tolist()[3:] == [0, 7, width] and packed["lengths"] == [width]
+    found = {"t": TensorStatistics(64)}
+    absorb(found, ["t"], packed)
+    assert found["t"].counter.counts[7] == count == found["t"].count
+
+
+def test_nothing_counted_and_what_is_looked_at() -> None:
+    empty, looked = TensorStatistics(64), TensorStatistics.of(np.array([0.5, -0.25]), 64)
+    looked.add_focus([np.array([0.5])])
+    looked.spots = [np.arange(6, dtype=np.float32).reshape(3, 2), np.ones((1, 2), np.float32)]
+    tensors = {"a": empty, "b": looked, "c": looked.copy()}
+    packed = pack(tensors, ["c", "a", "b"])
+    assert packed["focused"] == [0, 2] and packed["lengths"][1] == 0
+    assert packed["numbers"][1].tolist() == [0, 0, empty.counter.top, 0, 1, 1]
+    assert packed["spots"] == [(0, 3, 2), (0, 1, 2), (2, 3, 2), (2, 1, 2)]
+    found = {n: TensorStatistics(64) for n in tensors}
+    absorb(found, ["c", "a", "b"], packed)
+    assert found["a"].focus is None and found["a"].count == 0
+    for name in "bc":
+        part, kept = found[name], found[name].focus
+        assert (part.count, part.minimum, part.maximum) == (2, -0.25, 0.5)
+        assert kept is not None and (kept.count, kept.bins, kept.minimum) == (1, 64, 0.5)
+        assert [s.tolist() for s in part.spots] == [s.tolist() for s in looked.spots]

@@ -95,7 +95,8 @@ def test_what_a_part_takes_with_it(ir_version: int) -> None:
     """Weights are inputs only for readers of IR version 3, which want them there."""
     model = conv_net()
     model.ir_version = ir_version
-    model.graph.input.extend([value("w2", TensorProto.FLOAT, [4, 4, 3, 3]), value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
+    model.graph.input.extend([value("w2", TensorProto.FLOAT, [4, 4, 3, 3]),
+                              value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
                               value("unused", TensorProto.FLOAT, [1])])  # fmt: skip
     whole = Model(model)
     part = partial_model(whole, ["r2"])
