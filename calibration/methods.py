@@ -297,7 +297,7 @@ def _least_error(stats: TensorStatistics, focused: bool) -> Range:
 def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -> float:
     """The range of least error: coarse steps down from the largest magnitude, then fine ones around the best."""
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
-    best = _best_of(parts, absmax * np.exp2(-steps), power)
+    best = _best_falling(parts, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
     return _best_of(parts, np.minimum(best * np.exp2(-around), absmax), power)
 
@@ -305,6 +305,29 @@ def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -
 def _best_of(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
     """The range of least error; of equals the first, which is the largest."""
     return float(ranges[int(np.argmin(_total(parts, ranges, power)))])
+
+
+def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
+    """The same for ranges that fall, an octave at a time.
+
+    What a range clips, every shorter one clips more: they need not be tried once that alone costs more than the best.
+    """
+    best, least = float(ranges[0]), math.inf
+    for start in range(0, len(ranges), _COARSE_STEPS):
+        octave = ranges[start : start + _COARSE_STEPS]
+        errors = _total(parts, octave, power)
+        at = int(np.argmin(errors))
+        if errors[at] < least:
+            best, least = float(octave[at]), float(errors[at])
+        if _clipped(parts, float(octave[-1]), power) > least * (1.0 + 1e-6):  # beyond what rounding could turn
+            break
+    return best
+
+
+def _clipped(parts: list[tuple[Histogram, float]], amax: float, power: float) -> float:
+    """At most what a range costs by clipping: the values of a bin counted at its lower edge."""
+    beyond = [(np.maximum(h.edges[:-1] - amax, 0.0) ** power) @ h.counts * weight for h, weight in parts]
+    return float(sum(beyond))
 
 
 def _total(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> Floats:

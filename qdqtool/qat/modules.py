@@ -132,7 +132,7 @@ class Quantizing:
                     found = True
             return tuple(changed) if found else None
 
-        with CallWatcher(seen):
+        with CallWatcher(seen, tuple(self.qdq_expected)):
             result = super().forward(*args, **kwargs)  # type: ignore[misc]
         for kind, expected in self.qdq_expected.items():
             if counts[kind] != expected:

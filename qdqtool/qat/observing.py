@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,11 +92,10 @@ class DeviceStatistics:
         stats.count += sampled.numel()
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
-        shift = 23 - counter.bits
-        lowest = ((counter.top - OCTAVES + 127) << 23) - (1 << shift)  # see calibration.histogram
-        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).clamp_min_(lowest).sub_(lowest)
-        counts = torch.bincount(bins.bitwise_right_shift_(shift)).cpu().numpy()
-        counter.counts[: len(counts)] += counts.astype(np.int64, copy=False)
+        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
+        counts = torch.bincount(bins).cpu().numpy()  # of all float32 there are; below the window they count as one
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.histogram
+        counter.absorb(counter.top, int(counts[: lowest + 1].sum()), 1, counts[lowest + 1 :])
 
 
 def _in_order_of_memory(values: Tensor) -> Tensor:

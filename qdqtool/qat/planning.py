@@ -69,6 +69,7 @@ class Plan:
         skipped: What could have been quantized and stays float, and why: pairs of name and reason.
         norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
         calls: How many calls of a kind run inside a module that has quantizers on some of them.
+        counted: The modules in which calls of a kind run at all, by kind.
         merged: Modules whose parallel branches become one convolution first.
         unseen: Convolutions and linear layers that did not run with the sample in evaluation mode, and stay float.
         arguments: How many arguments the sample had.
@@ -83,6 +84,7 @@ class Plan:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     norms: dict[str, str] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    counted: dict[str, list[str]] = field(default_factory=dict)
     merged: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     arguments: int = 1
@@ -304,6 +306,8 @@ def _as_plan(
     reasons: dict[str, str], names: dict[str, str],
 ) -> Plan:  # fmt: skip
     result = Plan(target.name, backend, norms=_norms(traced))
+    for module, kind in traced.calls:
+        result.counted.setdefault(kind, []).append(module)
     numbers = _group_numbers(traced, work, placement, unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
     readers = [(t, r) for t, found in placement.readers.items() for r in found]

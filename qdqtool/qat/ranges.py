@@ -25,6 +25,7 @@ from qdqtool.qat.observing import DeviceStatistics
 from qdqtool.qat.planning import Plan, as_arguments
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.processes import gathered, is_distributed, several
+from qdqtool.qat.sites import resting
 from qdqtool.qat.trace import device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
@@ -170,7 +171,7 @@ def _look(
     if count is not None and max_batches is not None:
         count = min(count, max_batches)
     batches = images = 0
-    with evaluating(model), observing(seen):
+    with evaluating(model), observing(seen), resting(model, plan.counted):
         for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break

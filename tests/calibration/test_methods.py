@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.methods import METHODS, amax_of, clipped_fraction, squared_error
+from calibration.methods import (
+    METHODS,
+    SEARCH_BITS,
+    _best_falling,
+    _clipped,
+    _total,
+    amax_of,
+    clipped_fraction,
+    squared_error,
+)
 from calibration.statistics import TensorStatistics, merge_all
 from tests.calibration.divergence import divergence
 
@@ -90,6 +99,19 @@ def test_mse_finds_the_least_error(name: str) -> None:
     chosen = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
     tried = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
     assert chosen <= min(quantization_error(values, float(a)) for a in tried) * 1.01
+
+
+@each_sample
+@pytest.mark.parametrize("power", [2.0, 2.6, 3.0])
+def test_a_search_that_ends_early_finds_what_trying_every_range_finds(name: str, power: float) -> None:
+    stats = TensorStatistics.of(SAMPLES[name])
+    parts = [(stats.coarse(SEARCH_BITS), 1.0)]
+    ranges = stats.absmax * np.exp2(-np.arange(97) / 8)
+    tried = np.array([_total(parts, np.array([r]), power)[0] for r in ranges])
+    assert _best_falling(parts, ranges, power) == ranges[int(np.argmin(tried))]
+    for amax in ranges:
+        beyond = np.maximum(np.abs(SAMPLES[name].astype(np.float64)) - amax, 0.0) ** power
+        assert _clipped(parts, float(amax), power) <= beyond.sum() * (1 + 1e-9)
 
 
 def divergences(values: Floats32) -> npt.NDArray[np.float64]:
