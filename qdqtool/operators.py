@@ -306,6 +306,15 @@ def output_axis(node: Node, rank: int) -> int | None:
     return None if found is None else found.output_axis(node, rank)
 
 
+def needs_own_dq(node: Node | None) -> bool:
+    """Whether a DQ reaches this operator only where nothing else reads the DQ.
+
+    TensorRT puts a shuffle in front of a matrix product. A DQ passes it, and before TensorRT 11 only one with a single
+    reader does (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
+    """
+    return of(node).kind == LayerKind.MATRIX_MULTIPLY
+
+
 def is_activation(node: Node | None) -> bool:
     """Whether a convolution takes the node in as its activation."""
     return of(node).activation is not None

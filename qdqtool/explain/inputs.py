@@ -13,6 +13,7 @@ from qdqtool.trt.refusals import (
     FloatTypesDiffer,
     InMyelin,
     InputNotDequantized,
+    ManyConsumers,
     NonzeroZeroPoint,
     OutsideRules,
     ScaleComputed,
@@ -40,6 +41,17 @@ def _not_dequantized(known: Known, r: InputNotDequantized) -> Cause:
     if r.dq and not r.weights_quantized:
         message = f"{r.node} has no Q/DQ on its weights and runs in float."
         return Cause("NOT-QUANTIZED", r.node, message, size=r.elements, convolutions=(r.node,))
+    shared = known.first(ManyConsumers, r.dq) if r.dq else None
+    if shared is not None:
+        past = "" if r.blocker is None else f" past {r.blocker.node} ({r.blocker.op})"
+        message = (
+            f"{r.node} runs in float: {r.dq} has {len(shared.readers)} readers, and only a DQ with a single one moves "
+            f"down{past}."
+        )
+        return Cause(
+            "IN-BLOCKED", r.node, message, f"Give {r.node} a DequantizeLinear of its own, behind the same "
+            "QuantizeLinear.", r.elements, (r.node,),
+        )  # fmt: skip
     if r.dq:
         fix = f"Quantize '{r.tensor}', directly in front of {r.node}."
         what = f"past {r.blocker.node} ({r.blocker.op}) to it" if r.blocker is not None else (

@@ -16,9 +16,11 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.operators import needs_own_dq
 from qdqtool.types import QuantizedTensor
 
 WEIGHT_FORMS = ("float", "int8")
+_ROLES = ("_residual_quantizer", "_input_quantizer")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ def rewrite(
 ) -> list[QuantizedTensor]:
     """Inserts Q/DQ pairs into ``model.proto``, in place.
 
-    Every quantized tensor gets one pair, in front of its first reader, that all its quantized readers share; float
-    readers and graph outputs keep the tensor itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape
+    Every quantized tensor gets one Q, in front of its first reader, and one DQ that all its quantized readers share but
+    matrix products, each of which has its own (:func:`qdqtool.operators.needs_own_dq`); float readers and graph outputs
+    keep the tensor itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape
     [1] for a per-channel one and runs the convolution in FP32); zero points are int8 zeros.
 
     Args:
@@ -61,7 +64,7 @@ def rewrite(
             if tensor not in done:
                 done.add(tensor)
                 writer.activation(tensor, reader, scales[tensor])
-            writer.editor.set_input(node, reader.position, writer.dequantized[tensor])
+            writer.editor.set_input(node, reader.position, writer.dequantized(tensor, reader))
         if node.index in sites:
             writer.weight(sites[node.index], weights)
     writer.editor.finish()
@@ -73,16 +76,25 @@ class _Writer:
         self.model = model
         self.editor = Editor(model, in_place=True)
         self.quantized: list[QuantizedTensor] = []
-        self.dequantized: dict[str, str] = {}
+        self._pairs: dict[str, tuple[str, list[str]]] = {}  # from a tensor to Q's output and its parameters
+        self._dequantized: dict[tuple[str, int | None], str] = {}  # by tensor, and the one reader where it has but one
 
     def activation(self, tensor: str, reader: Reader, scale: ActivationScale) -> None:
-        role = "_input_quantizer" if reader.role == "input" else "_residual_quantizer"
-        base = self._base(reader.node, role)
+        base = self._base(reader.node, _ROLES[reader.role == "input"])
         dtype = _float_type(self.model, tensor)
         parameters = [self.editor.constant(f"{base}/scale", np.asarray(scale.scale, np.float32).astype(dtype)),
                       self.editor.constant(f"{base}/zero_point", np.asarray(0, np.int8))]
-        self.dequantized[tensor] = self._pair(reader.node, base, tensor, parameters, {})
+        self._pairs[tensor] = self._quantize(reader.node, base, tensor, parameters, {}), parameters
+        self._dequantized[tensor, _only(reader)] = self._dequantize(reader.node, base, *self._pairs[tensor], {})
         self.quantized.append(QuantizedTensor(tensor, scale.scale, scale.method, scale.group, f"{base}/{qdq.Q}"))
+
+    def dequantized(self, tensor: str, reader: Reader) -> str:
+        """DQ's output for a reader of a tensor that has its Q."""
+        key = tensor, _only(reader)
+        if key not in self._dequantized:
+            base = self._base(reader.node, _ROLES[reader.role == "input"])
+            self._dequantized[key] = self._dequantize(reader.node, base, *self._pairs[tensor], {})
+        return self._dequantized[key]
 
     def weight(self, site: WeightSite, form: str) -> None:
         node, name = site.node, site.tensor
@@ -96,10 +108,10 @@ class _Writer:
             value = self.model.constant(name)
             assert value is not None
             source = self.editor.constant(f"{name}_quantized", quantize(value, scale, site.axis))
-            made = self.editor.insert(node, qdq.DQ, f"{base}/{qdq.DQ}", [source, *parameters], attributes)
             first = qdq.DQ
         else:
-            made = self._pair(node, base, name, parameters, attributes)
+            source = self._quantize(node, base, name, parameters, attributes)
+        made = self._dequantize(node, base, source, parameters, attributes)
         self.editor.set_input(node, 1, made)
         listed: Any = [float(s) for s in scale] if scale.ndim else float(scale)
         self.quantized.append(QuantizedTensor(name, listed, "weights-max", None, f"{base}/{first}"))
@@ -110,11 +122,16 @@ class _Writer:
         scale = weight_scale(value, site.axis)
         return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
-    def _pair(
+    def _quantize(
         self, node: Node, base: str, tensor: str, parameters: list[str], attributes: dict[str, Any]
     ) -> str:
-        """Q and DQ in front of a node, on a base that :meth:`_base` found free; returns DQ's output."""
-        integers = self.editor.insert(node, qdq.Q, f"{base}/{qdq.Q}", [tensor, *parameters], attributes)
+        """Q in front of a node, on a base that :meth:`_base` found free; returns its output."""
+        return self.editor.insert(node, qdq.Q, f"{base}/{qdq.Q}", [tensor, *parameters], attributes)
+
+    def _dequantize(
+        self, node: Node, base: str, integers: str, parameters: list[str], attributes: dict[str, Any]
+    ) -> str:
+        """The same for DQ."""
         return self.editor.insert(node, qdq.DQ, f"{base}/{qdq.DQ}", [integers, *parameters], attributes)
 
     def _base(self, node: Node, role: str) -> str:
@@ -129,6 +146,11 @@ class _Writer:
     def _is_taken(self, base: str) -> bool:
         names = (qdq.Q, qdq.DQ, "scale", "zero_point", f"{qdq.Q}_output_0", f"{qdq.DQ}_output_0")
         return any(self.editor.is_taken(f"{base}/{name}") for name in names)
+
+
+def _only(reader: Reader) -> int | None:
+    """What tells DQs of one tensor apart: the reader that has one to itself."""
+    return reader.node.index if needs_own_dq(reader.node) else None
 
 
 def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:

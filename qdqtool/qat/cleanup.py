@@ -11,6 +11,7 @@ from onnx import helper
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.operators import needs_own_dq
 
 _FOLDED = ("Identity", "Cast", "Transpose")
 
@@ -73,10 +74,14 @@ def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
 
 
 def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Readers of one tensor that quantize it with the same scale share one Q/DQ pair, as TensorRT would merge them."""
+    """Readers of one tensor that quantize it with the same scale share one Q, as TensorRT would merge them.
+
+    They share the DQ as well, but for operators that need one of their own, see :func:`qdqtool.operators.needs_own_dq`.
+    """
     model = Model(proto, sha256="edited")
     editor = Editor(model)
     kept: dict[tuple[str, float, bytes], Node] = {}
+    shared: dict[str, Node] = {}
     for q in model.ordered:
         if q.op != qdq.Q or model.is_constant(q.input(0)):
             continue
@@ -84,12 +89,18 @@ def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
         dqs = model.readers(q.output)
         if params.scale is None or params.scale.size != 1 or len(dqs) != 1 or dqs[0].op != qdq.DQ:
             continue
-        key = (q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii"))
-        first = kept.setdefault(key, dqs[0])
-        if first is not dqs[0] and not model.is_output(dqs[0].output) and not editor.is_captured(dqs[0].output):
-            editor.redirect(dqs[0].output, first.output)
-            editor.remove(dqs[0])
+        dq = dqs[0]
+        if model.is_output(dq.output) or editor.is_captured(dq.output):
+            continue
+        first = kept.setdefault((q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii")), q)
+        if first is not q:
+            editor.set_input(dq, 0, first.output)
             editor.remove(q)
+        if not any(needs_own_dq(r) for r in model.readers(dq.output)):
+            common = shared.setdefault(first.output, dq)
+            if common is not dq:
+                editor.redirect(dq.output, common.output)
+                editor.remove(dq)
     return editor.finish()
 
 

@@ -156,6 +156,27 @@ def test_float_convolutions(build, code, text):
     assert codes[code].id in prediction.convolution("c").findings
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_shared_dq_in_front_of_matrix_products(own):
+    g = Graph()
+    x = g.op("Flatten", g.conv(g.input(1, 16, 1, 1), "c", 4), "f")
+    first = g.pair(x, "p", 0.05)
+    second = g.dq(g.nodes[-1].input[0], "own.DQ", 0.05) if own else first
+    outputs = []
+    for name, data in (("one", first), ("two", second)):
+        weight = g.pair(g.const(f"{name}.w", np.ones((4, 3), np.float32)), f"{name}.w", 0.01)
+        outputs.append(g.op("Gemm", [data, weight], name))
+    prediction, codes = outcome(g.model(*outputs))
+    precisions = {prediction.convolution(n).precision for n in ("one", "two")}
+    if own:
+        assert precisions == {"INT8"} and "IN-BLOCKED" not in codes
+        return
+    assert precisions == {"FLOAT"}
+    told = [f for f in prediction.findings if f.code == "IN-BLOCKED"]
+    assert {f.node for f in told} == {"one", "two"}
+    assert all("p.DQ has 2 readers" in f.message and "a DequantizeLinear of its own" in f.fix for f in told)
+
+
 def test_input_conversion():
     g = Graph()
     prediction, codes = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))

@@ -8,7 +8,8 @@ from onnx import TensorProto, helper
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half
-from qdqtool.types import QuantizedTensor
+from qdqtool.prediction import predict
+from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 
@@ -217,6 +218,28 @@ def test_a_tensor_with_two_quantized_readers_gets_one_pair() -> None:
     assert [q.tensor for q in quantized if q.method == "max"] == ["x", "r.out"]
     readers = {n.name: n.input[0] for n in nodes_of(model, "Conv")}
     assert readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0"
+
+
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(op: str, target: str) -> None:
+    net = Net()
+    rows = net.op("Flatten", "f", net.op("GlobalAveragePool", "g", net.conv("c", "x")))
+    rng = np.random.default_rng(0)
+    outputs = []
+    for name in ("one", "two", "three"):
+        weight = net.const(f"{name}.w", rng.normal(size=(16, 4)))
+        outputs.append(net.op(op, name, rows, weight))
+    net.output(*outputs)
+    model, quantized = inserted(net.model())
+    shared = [n for n in nodes_of(model, "QuantizeLinear") if n.input[0] == rows]
+    assert len(shared) == 1 and len([q for q in quantized if q.tensor == rows]) == 1
+    dqs = {n.output[0]: n for n in nodes_of(model, "DequantizeLinear")}
+    fed = [dqs[n.input[0]] for n in nodes_of(model, op)]
+    assert len({n.name for n in fed}) == 3 and {n.input[0] for n in fed} == {shared[0].output[0]}
+    assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
+    found = predict(model, target).convolutions
+    assert {c.name: c.precision for c in found} == dict.fromkeys(("c", "one", "two", "three"), Precision.INT8)
 
 
 def test_nodes_out_of_order_come_out_sorted() -> None:

@@ -108,6 +108,18 @@ class Tokens(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+class Heads(nn.Module):
+    """Linear layers that read one tensor, as those for classes and boxes of Faster R-CNN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classes, self.boxes = conv(), nn.Linear(16, 5), nn.Linear(16, 20)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.body(x)).mean((2, 3))
+        return self.classes(x), self.boxes(x)
+
+
 class SkipSequential(nn.Sequential):
     """A skip written in a container, whose children run in its own loop."""
 

@@ -84,6 +84,23 @@ def test_pairs_merge_where_the_scale_is_the_same(second: str, left: int) -> None
         np.testing.assert_array_equal(before, after)
 
 
+def test_matrix_products_keep_a_dq_of_their_own() -> None:
+    weight = RNG.normal(size=(4, 3)).astype(np.float32)
+    nodes = [node for name in "abcd" for node in _pair("x", name)]
+    nodes += [
+        helper.make_node("MatMul", ["a_dq", "w"], ["one"], "one"), helper.make_node("Relu", ["b_dq"], ["two"], "two"),
+        helper.make_node("Gemm", ["c_dq", "w"], ["three"], "three"), helper.make_node("Neg", ["d_dq"], ["four"], "four"),
+    ]  # fmt: skip
+    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "w": weight}
+    model = _model(nodes, constants, ["one", "two", "three", "four"])
+    merged = merge_pairs(model)
+    assert _ops(merged).count("QuantizeLinear") == 1 and _ops(merged).count("DequantizeLinear") == 3
+    fed = {n.name: n.input[0] for n in merged.graph.node}
+    assert fed["two"] == fed["four"] and len({fed[n] for n in ("one", "two", "three")}) == 3
+    for before, after in zip(_run(model), _run(merged), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
 def test_a_pair_that_is_an_output_stays() -> None:
     constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
     model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])

@@ -146,7 +146,7 @@ def test_linear_layers_become_products_with_the_dq_beside_them(backend: str, tmp
     assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
-@pytest.mark.parametrize("net", [nets.Shared, nets.Skips])
+@pytest.mark.parametrize("net", [nets.Shared, nets.Skips, nets.Heads])
 def test_other_networks_compute_the_same(net: type[nn.Module], tmp_path: Path) -> None:
     model = _ready(net())
     done = qat.export(model, tmp_path / "q.onnx", X)
