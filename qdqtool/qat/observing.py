@@ -20,7 +20,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 # Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than ranges are searched.
 BINS = 512
 # Values that are kept until they are counted together: counting takes a dozen kernels and waits for the device, so
-# that it happens once in several calls. 512 kB for a tensor.
+# that it happens once in several calls. They are copied to 512 kB for each tensor that are there from the first call to
+# the last: small copies among the activations would keep the memory of these from being used again.
 HELD = 1 << 17
 
 
@@ -33,7 +34,7 @@ class DeviceStatistics:
     def __init__(self) -> None:
         self._result = TensorStatistics(BINS)
         self._calls = 0
-        self._held: list[Tensor] = []
+        self._buffer: Tensor | None = None
         self._ends: list[Tensor] = []
         self._size = 0
 
@@ -55,28 +56,31 @@ class DeviceStatistics:
             values = values.float()
         if not values.is_contiguous():
             values = _in_order_of_memory(values)
-        self._ends.extend(torch.aminmax(values))
+        ends = torch.aminmax(values)
         sampled = self._sampled(values, size, math.ceil(size / (COUNTED * images)))
-        self._held.append(sampled)
-        self._size += sampled.numel()
-        if self._size >= HELD:
+        size = sampled.numel()
+        if self._buffer is None or self._size + size > len(self._buffer):
             self._count()
+            if self._buffer is None or size > len(self._buffer):
+                self._buffer = torch.empty(max(size, HELD), device=values.device)
+        self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
+        self._size += size
+        self._ends.extend(ends)
 
     def _sampled(self, values: Tensor, size: int, step: int) -> Tensor:
-        """A copy of all values, or of every n-th run of them, from another run on each time."""
+        """All values, or every n-th run of them, from another run on each time."""
         first = int(self._calls * GOLDEN % 1.0 * step)
         self._calls += 1
         if step == 1:
-            return values.clone()  # what follows may work in place
+            return values
         runs = (size // RUN - first + step - 1) // step
-        chosen = values.as_strided((runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN)
-        return chosen.clone(memory_format=torch.contiguous_format)
+        return values.as_strided((runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN)
 
     def _count(self) -> None:
-        if not self._held:
+        if self._buffer is None or not self._ends:
             return
-        sampled, ends = torch.cat([h.view(-1) for h in self._held]), torch.stack(self._ends).cpu()
-        self._held, self._ends, self._size = [], [], 0
+        sampled, ends = self._buffer[: self._size], torch.stack(self._ends).cpu()
+        self._ends, self._size = [], 0
         stats = self._result
         if not bool(torch.isfinite(ends).all()):
             finite = torch.isfinite(sampled)
@@ -92,10 +96,12 @@ class DeviceStatistics:
         stats.count += sampled.numel()
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
-        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
-        counts = torch.bincount(bins).cpu().numpy()  # of all float32 there are; below the window they count as one
         lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.histogram
-        counter.absorb(counter.top, int(counts[: lowest + 1].sum()), 1, counts[lowest + 1 :])
+        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
+        counts = torch.bincount(bins, minlength=lowest + 1)  # bins of all float32; below the window they are one
+        counts[lowest] = counts[: lowest + 1].sum()
+        found = counts[lowest:].cpu().numpy()
+        counter.counts[: len(found)] += found
 
 
 def _in_order_of_memory(values: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
     nodes = [node for name in "abcd" for node in _pair("x", name)]
     nodes += [
         helper.make_node("MatMul", ["a_dq", "w"], ["one"], "one"), helper.make_node("Relu", ["b_dq"], ["two"], "two"),
-        helper.make_node("Gemm", ["c_dq", "w"], ["three"], "three"), helper.make_node("Neg", ["d_dq"], ["four"], "four"),
+        helper.make_node("Gemm", ["c_dq", "w"], ["three"], "three"),
+        helper.make_node("Neg", ["d_dq"], ["four"], "four"),
     ]  # fmt: skip
     constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "w": weight}
     model = _model(nodes, constants, ["one", "two", "three", "four"])

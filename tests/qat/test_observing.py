@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from calibration import TensorStatistics, amax_of, squared_error
-from qdqtool.qat.observing import BINS, COUNTED, DeviceStatistics
+from qdqtool.qat.observing import BINS, COUNTED, HELD, DeviceStatistics
 
 
 def _both(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
@@ -70,3 +72,15 @@ def test_every_channel_and_position_has_its_share_of_a_sample(shape: tuple[int, 
             histogram.counts[(edges[0] <= v) & (edges[1] > v)].sum() for v in 2.0 ** -np.arange(16)
         ])
         np.testing.assert_allclose(taken / taken.sum(), present, rtol=0.1)
+
+
+def test_values_that_are_not_finite_are_counted_once_wherever_the_buffer_ends() -> None:
+    size = 3 * HELD // 8
+    good, bad = torch.randn(size), torch.randn(size)
+    bad[5] = math.nan
+    statistics = DeviceStatistics()
+    for values in (good, good, bad, good, good):
+        statistics.add(values, images=size // COUNTED + 1)
+    found = statistics.result
+    assert found.nonfinite == 1 and found.count == 5 * size - 1
+    assert found.absmax == max(float(good.abs().max()), float(bad.nan_to_num().abs().max()))
