@@ -4,9 +4,9 @@
     python benchmarks/qat_models.py --keep FILE.json --docs docs/qat-models.md
 
 The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
-convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file, what the export
-check measured (see docs/qat.md) and the network's own noise. With ``--rtx`` TensorRT-RTX builds each file, and the
-row says how many convolutions it ran as predicted.
+convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file and why the
+others are float, what the export check measured (see docs/qat.md) and the network's own noise. With ``--rtx``
+TensorRT-RTX builds each file, and the row says how many convolutions it ran as predicted.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import string
 import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from torch import Tensor, nn
 
 from qdqtool import qat
 from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.sites import WEIGHTED
+from qdqtool.types import Prediction
 
 BEGIN, END = "<!-- models: written by benchmarks/qat_models.py -->", "<!-- end of models -->"
 ULTRALYTICS = (
@@ -107,7 +111,8 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
     done = qat.export(made, path, pictures(1))
     summary = done.summary
     row = {
-        "planned": planned, "merged": len(plan.merged), "unseen": len(plan.unseen),
+        "planned": planned, "apart": apart(network, plan, done.prediction),
+        "merged": len(plan.merged), "unseen": len(plan.unseen),
         "pieces": done.check.pieces, "worst": done.check.worst, "difference": done.difference, "noise": done.noise,
         **summary,
     }  # fmt: skip
@@ -116,6 +121,19 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
 
         row["rtx"] = verify_with_builder(path, "tensorrt-rtx").convolutions
     return row
+
+
+def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
+    """Why layers with weights are float, and how many: as the plan says, and as the prediction does for others."""
+    modules = dict(network.named_modules())
+    reasons = Counter(
+        reason.partition(" (")[0].partition("; ")[0] for name, reason in plan.skipped
+        if isinstance(modules.get(name), WEIGHTED) or reason.startswith("a function call with weights")
+    )
+    left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
+    if left:
+        reasons["not as planned"] = left
+    return dict(reasons)
 
 
 def built(name: str) -> tuple[Any, tuple[int, ...]]:
@@ -212,16 +230,22 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
         "(limit 2e-3).",
         "",
-        "| network | planned | INT8 | INT8 in and out | conversions | pieces | worst piece | end to end | own noise |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | planned | INT8 | float | INT8 in and out | conversions | "
+        "pieces | worst piece | end to end | own noise |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    letters = dict(zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False))
     for name, r in found.items():
         if "fails" in r:
-            lines.append(f"| {name} | {r['fails']} | | | | | | | |")
+            lines.append(f"| {name} | {r['fails']} | | | | | | | | |")
             continue
-        counts = f"{r['planned']} | {r['int8']} of {r['convolutions']} | {r['int8_to_int8']} | {r['conversions']}"
+        why = ", ".join(f"{count} {letters[reason]}" for reason, count in r["apart"].items())
+        counts = f"{r['planned']} | {r['int8']} of {r['convolutions']} | {why}"
+        counts += f" | {r['int8_to_int8']} | {r['conversions']}"
         errors = f"{r['pieces']} | {r['worst']:.1e} | {r['difference']:.1e} | {r['noise']:.1e}"
         lines.append(f"| {name} | {counts} | {errors} |")
+    legend = "; ".join(f"{letter}: {reason}" for reason, letter in letters.items())
+    lines += ["", f"Layers in float, as the plan says: {legend}."]
     return "\n".join(lines)
 
 
