@@ -149,11 +149,11 @@ def measure(
     for sample in dataset:
         floats = _run(session, sample, switches, dict.fromkeys(switches, False))
         before = Compared(floats, focus.find(floats) if focus else None)
+        del floats  # onnxruntime uses the memory of outputs again that are let go of
         everything = dict.fromkeys(switches, True)
         total += before.error(_run(session, sample, switches, everything))
         for index, entry in enumerate(tried):
-            outcome = _run(session, sample, switches, {**everything, entry.tensor: False})
-            without[index] += before.error(outcome)
+            without[index] += before.error(_run(session, sample, switches, {**everything, entry.tensor: False}))
         used += 1
     if not used or total <= 0.0:
         return None
