@@ -168,12 +168,12 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
         "done": progress.done.ranges(),
         "numbers": np.array([(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
-                            np.int64).reshape(-1, 5),
-        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
+                            np.int64).reshape(len(parts), 5),
+        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(len(parts), 2),
         "counts": np.concatenate([p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
                                  or [np.zeros(0, np.int64)]),
-        "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(-1, 3),
-        "values": np.concatenate([s.reshape(-1) for _, s in spots] or [np.zeros(0, np.float32)]),
+        "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(len(spots), 3),
+        "values": np.concatenate([s.ravel() for _, s in spots] or [np.zeros(0, np.float32)]),
     }
     with atomic_write(path, at_once=True) as file:
         np.savez(file, allow_pickle=False, **arrays)

@@ -107,7 +107,7 @@ class Focus:
         masks = []
         for row in range(len(maps[0])):
             levels = [m[row] for m in maps]
-            everything = np.concatenate([level.reshape(-1) for level in levels])
+            everything = np.concatenate([level.ravel() for level in levels])
             count = max(1, round(self.share * everything.size))
             threshold = min(self.threshold, float(np.partition(everything, -count)[-count]))
             mask = np.zeros((height, width), bool)

@@ -40,7 +40,7 @@ class Intervals(Set[int]):
 
     def ranges(self) -> npt.NDArray[np.int64]:
         """Pairs of the first number and the one past the last, [n, 2], ascending."""
-        return np.array([self._starts, self._ends], np.int64).T.reshape(-1, 2)
+        return np.array([self._starts, self._ends], np.int64).T
 
     def add(self, number: int) -> None:
         """Adds a number; one that is there already changes nothing."""

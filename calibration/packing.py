@@ -33,7 +33,7 @@ def pack(tensors: Mapping[str, TensorStatistics], names: Sequence[str]) -> dict[
         "spots": [(k, *s.shape) for k, s in spots],
         "values": b"".join(s.tobytes() for _, s in spots),
         "numbers": numbers,
-        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(-1, 2),
+        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(len(parts), 2),
         "focused": focused,
         "lengths": [len(c) for c in counts],
         "counts": b"".join(counts),

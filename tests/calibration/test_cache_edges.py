@@ -23,8 +23,8 @@ from calibration.cache import (
 )
 from calibration.looks import Looks
 from calibration.statistics import TensorStatistics
-from qdqtool import budgets
-from qdqtool.errors import DataError
+from qdqtool import budgets, files
+from qdqtool.errors import DataError, QdqtoolError
 
 
 def test_statistics_of_nothing(tmp_path: Path) -> None:
@@ -148,3 +148,15 @@ def test_what_is_written_to_a_table(tmp_path: Path) -> None:
         told = f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table"
         assert str(caught.value) == told
     assert path.read_text().startswith("TRT-10000"), "the one before is left"
+
+
+def test_a_cache_that_was_read_may_be_replaced(tmp_path: Path) -> None:
+    """It is the one file of which that is true."""
+    path = tmp_path / "c.npz"
+    save_statistics(Statistics({}), path)
+    with files.watch() as guard:
+        load_progress(path)
+        guard.check(path)
+        files.note_read(path)
+        with pytest.raises(QdqtoolError, match="one of the files read"):
+            guard.check(path)
