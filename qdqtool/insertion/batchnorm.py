@@ -52,7 +52,6 @@ def _foldable(model: Model, conv: Node, norm: Node) -> bool:
         and not model.is_output(conv.output)
         and not norm.integer("training_mode", 0)
         and not any(norm.outputs[1:])
-        and all(model.is_constant(t) for t in (*conv.inputs[1:], *norm.inputs[1:]) if t)
     )
 
 
@@ -80,12 +79,11 @@ def fold_leading(model: Model) -> int:
     """Folds, in place, each BatchNormalization that convolutions with constant weights alone read; returns how many."""
     editor = Editor(model, in_place=True)
     count = 0
-    changed: set[int] = set()
     for norm in model.nodes:
         if of(norm).kind != LayerKind.SCALE or norm.integer("training_mode", 0):
             continue
         readers = model.readers(norm.output)
-        if not readers or model.is_output(norm.output) or any(norm.outputs[1:]) or {r.index for r in readers} & changed:
+        if not readers or model.is_output(norm.output) or any(norm.outputs[1:]):
             continue
         parameters = _parameters(model, norm)
         if parameters is None:
@@ -95,7 +93,7 @@ def fold_leading(model: Model) -> int:
             shift = beta - mean * factor
         if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
             continue
-        folded = [_folded(model, conv, norm.output, factor, shift) for conv in readers]
+        folded = [_folded(model, conv, factor, shift) for conv in readers]
         if any(f is None for f in folded):
             continue
         for conv, values in zip(readers, folded, strict=True):
@@ -104,7 +102,6 @@ def fold_leading(model: Model) -> int:
             editor.set_input(conv, 0, norm.input(0))
             editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded_norm", weight))
             editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_norm_bias", bias))
-            changed.add(conv.index)
         editor.remove(norm)
         count += 1
     if count:
@@ -112,13 +109,9 @@ def fold_leading(model: Model) -> int:
     return count
 
 
-def _folded(
-    model: Model, conv: Node, tensor: str, factor: _Floats, shift: _Floats
-) -> tuple[_Array, _Array] | None:
-    """New weights and bias; None where folding is not exact, or something is not constant."""
-    if conv.op != "Conv" or conv.domain not in ("", "ai.onnx") or list(conv.inputs).count(tensor) != 1:
-        return None
-    if conv.input(0) != tensor or len(model.readers(conv.input(1))) != 1:
+def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[_Array, _Array] | None:
+    """New weights and bias; None where folding is not exact, or something other than the data is not constant."""
+    if of(conv).kind != LayerKind.CONVOLUTION:
         return None
     constants = _constants(model, conv)
     if constants is None or constants[0].dtype.kind != "f" or constants[0].ndim < 3:
@@ -140,7 +133,7 @@ def _folded(
 
 def _parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
     """Factor, beta and mean of each channel, maybe not finite; None when they are computed."""
-    values = [model.constant(t) for t in norm.inputs[1:5]]
+    values = [model.constant(t) for t in norm.inputs[1:]]
     if len(values) != 4 or any(v is None for v in values):
         return None
     gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
