@@ -30,6 +30,7 @@ from qdqtool.onnxgraph.pointwise import activation_outputs
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.patterns import compile_pattern
+from qdqtool.subgraphs import inner_graphs
 from qdqtool.types import SkippedNode
 
 RESIDUALS = ("auto", "skip", "both", "none")
@@ -115,8 +116,7 @@ def place(model: Model, rules: Rules) -> Placement:
         raise ModelError(
             f"{model.path or 'model'}: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
         )
-    if placement.readers:
-        _place_around(model, placement, chosen)
+    _place_around(model, placement, chosen)
     order = {n.index: i for i, n in enumerate(model.ordered)}
     for readers in placement.readers.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))
@@ -213,7 +213,8 @@ def _impossible(model: Model, node: Node, rules: Rules) -> str:
         return "its weights cannot be read"
     if model.elem_type(weight) not in FLOATS:
         return f"its weights are {onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower()}, not float"
-    shape = model.constant_shape(weight) or ()
+    shape = model.constant_shape(weight)
+    assert shape is not None
     if 0 in shape:
         return "its weights are empty"
     known = of(node).kind
@@ -228,7 +229,8 @@ def _impossible(model: Model, node: Node, rules: Rules) -> str:
 
 def _small(model: Model, node: Node) -> str:
     """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
-    shape = model.constant_shape(node.input(1)) or ()
+    shape = model.constant_shape(node.input(1))
+    assert shape is not None
     if of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
         return ""
     out, per_group, kernel = shape[0], shape[1], shape[2:]
@@ -249,19 +251,10 @@ def _small(model: Model, node: Node) -> str:
 
 def _say_bodies(model: Model, placement: Placement) -> None:
     for node in model.ordered:
-        if node.captured or any(a.HasField("g") for a in node.proto.attribute):
-            count = sum(_count_weighted(a.g) for a in node.proto.attribute if a.HasField("g"))
-            if count:
-                reason = f"the {count} convolutions or products inside its body are left float"
-                placement.skipped.append(SkippedNode(node.name, reason))
-
-
-def _count_weighted(graph: onnx.GraphProto) -> int:
-    total = 0
-    for node in graph.node:
-        total += node.op_type in WEIGHTED
-        total += sum(_count_weighted(a.g) for a in node.attribute if a.HasField("g"))
-    return total
+        count = sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node)
+        if count:
+            reason = f"the {count} convolutions or products inside its body are left float"
+            placement.skipped.append(SkippedNode(node.name, reason))
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
@@ -303,7 +296,7 @@ def _residual(
     model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
 ) -> tuple[list[tuple[int, str]], str]:
     inputs = node.inputs
-    if len(inputs) != 2 or inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
+    if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
         return [], ""
     behind = [convolution_behind(model, t, node) for t in inputs]
     sides = [i for i in (0, 1) if (found := behind[i]) is not None and found.node.index in quantized]
@@ -384,5 +377,5 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
             return True
         if of(node).weights is not None or is_averaging(model, node):
             continue
-        stack.extend(t for t in node.inputs if t and not model.is_constant(t))
+        stack.extend(node.inputs)
     return False

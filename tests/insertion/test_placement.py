@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.placement import Placement, Rules, place
+from qdqtool.graph import Model
+from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
 from tests.insertion.nets import Net
 
 
@@ -159,25 +161,61 @@ def test_gemm_axis_follows_transpose() -> None:
         (16, 16, 3, 16, False, True),  # depthwise
         (16, 16, 1, 16, False, False),  # depthwise 1x1
         (12, 12, 3, 12, False, False),  # 12 is not a multiple of 8
+        (16, 16, [3, 1], 1, False, True),  # 16 of both are not small, whatever the kernel
+        (15, 16, 3, 1, False, True),
+        (15, 16, [3, 1], 1, False, False),  # 15 are, and want a square kernel
+        (16, 15, [3, 1], 1, False, False),
+        (15, 15, 3, 1, True, False),
+        (8, 15, 3, 1, True, True),
+        (15, 8, 3, 1, False, False),
+        (15, 8, 3, 1, True, True),
+        (8, 8, [3, 3], 1, True, True),
+        (8, 8, [1, 3], 1, True, False),
+        (16, 16, [3, 3], 2, False, True),  # eight in a group
+        (16, 16, [2, 3], 2, False, False),
+        (16, 16, [3, 2], 2, False, False),
+        (24, 12, 3, 2, False, False),
     ],
 )
 def test_small_convolutions_by_modelopts_rule(
-    cin: int, cout: int, kernel: int, group: int, first: bool, quantized: bool
+    cin: int, cout: int, kernel: int | list[int], group: int, first: bool, quantized: bool
 ) -> None:
     net = Net(channels=cin)
     tensor = "x" if first else net.op("Relu", "r", "x")
-    net.output(net.conv("c", tensor, cin, cout, kernel, group=group))
+    sides = [kernel] * 2 if isinstance(kernel, int) else kernel
+    weight = net.const("w", net.rng.standard_normal((cout, cin // group, *sides)))
+    attributes = {} if group == 1 else {"group": group}
+    net.output(net.op("Conv", "c", tensor, weight, **attributes))
     result = placed(net)
+    told = f"small convolution ({cin // group} to {cout} channels, kernel {sides[0]}x{sides[1]}): no fast INT8 kernel"
+    assert quantized or reasons(result) == {"c": f"{told} expected (`include` quantizes it)"}
     assert (("c" not in reasons(result)) and bool(result.readers)) is quantized
-    forced = placed(net, Rules(include=["^c$"]))
-    assert [w.node.name for w in forced.weights] == ["c"]
+    for rules in (Rules(include=["^c$"]), Rules(quantized=["c"])):
+        assert [w.node.name for w in placed(net, rules).weights] == ["c"]
+
+
+def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
+    """Neither for products nor for transposed ones; for those along one axis too."""
+    net = Net(channels=8)
+    flat = net.op("Flatten", "flat", net.op("Relu", "r", "x"))
+    rows = net.op("Reshape", "rows", "r.out", net.const("shape", [1, 8, 64], np.int64))
+    net.output(net.op("Gemm", "g", flat, net.const("gw", np.ones((512, 3)))),
+               net.op("ConvTranspose", "t", "r.out", net.const("tw", np.ones((8, 3, 2, 2)))),
+               net.op("Conv", "row", rows, net.const("rw", np.ones((8, 8, 3)))))  # fmt: skip
+    result = placed(net)
+    assert [w.node.name for w in result.weights] == ["g", "t"]
+    assert list(reasons(result)) == ["row"] and "8 to 8 channels, kernel 3)" in reasons(result)["row"]
+
+
+NO_NODE = ": matches no node that could be quantized"
 
 
 @pytest.mark.parametrize(
     ("rules", "word"),
     [
-        (Rules(exclude=["nothing"]), "`exclude` 'nothing': matches no node"),
-        (Rules(include=["nothing"]), "`include` 'nothing': matches no node"),
+        (Rules(exclude=["nothing"]), f"`exclude` 'nothing'{NO_NODE}; names look like 'c0'"),
+        (Rules(include=["nothing"]), f"`include` 'nothing'{NO_NODE}; names look like 'c0'"),
+        (Rules(include=["add"]), f"`include` 'add'{NO_NODE}; names look like 'c0'"),
         (Rules(exclude=["("]), "not a regular expression"),
         (Rules(exclude_ops=["Gemm"]), "no such operator"),
         (Rules(exclude_ops=["Relu"]), "never quantized anyway; what could be is Add, Conv"),
@@ -189,12 +227,53 @@ def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, word: str) -> 
     assert word in str(caught.value)
 
 
+def test_where_nothing_could_be_quantized_no_example_is_given() -> None:
+    net = Net()
+    net.output(net.op("Relu", "r", "x"))
+    for rules, told in (
+        (Rules(include=["r"]), f"`include` 'r'{NO_NODE}"),
+        (Rules(exclude_ops=["Relu"]), "`exclude_op` Relu: never quantized anyway; what could be is none"),
+    ):
+        with pytest.raises(QdqtoolError) as caught:
+            placed(net, rules)
+        assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes", "possible"), [
+    ("Conv", ("w",), {}, True),
+    ("Add", ("x",), {}, True),
+    ("Sum", ("x",), {}, True),
+    ("Sum", ("x", "x"), {}, False),
+    ("Mul", ("x",), {}, False),
+    ("GlobalAveragePool", (), {}, True),
+    ("AveragePool", (), {"kernel_shape": [2, 2]}, True),
+    ("MaxPool", (), {"kernel_shape": [2, 2]}, False),
+    ("GlobalMaxPool", (), {}, False),
+    ("ReduceMean", (), {"axes": [2, 3]}, True),
+    ("ReduceMean", (), {"axes": [1]}, False),
+    ("ReduceMean", (), {"axes": [2, 3], "keepdims": 0}, False),
+    ("ReduceMax", (), {"axes": [2, 3]}, False),
+])  # fmt: skip
+def test_what_placement_decides_about(
+    op: str, inputs: tuple[str, ...], attributes: dict[str, object], possible: bool
+) -> None:
+    net = Net()
+    net.const("w", np.ones((16, 16, 1, 1)))
+    net.output(net.op(op, "n", "x", *inputs, **attributes))
+    model = net.index()
+    assert can_be_quantized(model, model.node("n")) is possible
+
+
 def test_exclusions_are_obeyed_and_told() -> None:
     result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
     assert reasons(result) == {"c1": "excluded by `exclude` ^c1$", "add": "excluded by `exclude` add"}
     by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
     assert reasons(by_op) == {"add": "excluded by `exclude_op` Add"}
+    by_name = placed(residual_net(), Rules(floats={"c1": "so be it", "add": "too", "no such": "?"}, include=["c1"]))
+    assert reasons(by_name) == {"c1": "so be it", "add": "too"}
+    first = placed(residual_net(), Rules(exclude=["c", "c1"]))
+    assert first.skipped[0].reason == "excluded by `exclude` c" and len(first.skipped) == 4 and not first.readers
 
 
 def test_computed_constant_and_double_inputs_are_left_with_the_reason() -> None:
@@ -206,17 +285,47 @@ def test_computed_constant_and_double_inputs_are_left_with_the_reason() -> None:
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
     net.output(net.op("Conv", "c", "x", kernel), right)
     net.output(net.op("Conv", "d", wide, w), dtype=11)
-    found = reasons(placed(net))
-    assert "computed" in found["c"]
-    assert "double" in found["d"]
-    assert "3 dimensions" in found["m3"]
+    assert reasons(placed(net, Rules(include=["k"]))) == {
+        "c": "its weights are computed, not constant",
+        "d": "its weights are double, not float",
+        "m3": "its weights have 3 dimensions; TensorRT takes constant INT8 weights of two",
+    }
+
+
+def test_what_no_tensorrt_can_run_in_int8_is_left_with_the_reason() -> None:
+    """A user who includes it all the same gets no other answer."""
+    net = Net()
+    constant = net.const("k", np.ones((1, 16, 8, 8)))
+    net.output(net.op("Conv", "constant", constant, net.const("w1", np.ones((16, 16, 1, 1)))))
+    net.output(net.op("Gemm", "ta", net.op("Flatten", "f", "x"), net.const("w2", np.ones((1, 16))), transA=1))
+    net.output(net.op("Gemm", "right", "f.out", net.const("w3", np.ones((1024, 16))), transA=0))
+    net.output(net.op("Conv", "other", "x", net.const("w4", np.ones((16, 16, 1, 1))), domain="example"))
+    net.output(net.op("Conv", "empty", "x", net.const("w5", np.ones((0, 16, 1, 1)))))
+    net.output(net.op("Conv", "missing", "x", net.const("w6", np.ones((16, 16, 1, 1)))))
+    proto = net.open_model()
+    proto.graph.initializer[-1].data_location = onnx.TensorProto.EXTERNAL
+    proto.graph.initializer[-1].ClearField("raw_data")
+    proto.graph.initializer[-1].external_data.add(key="location", value="gone.bin")
+    result = place(Model(proto), Rules(head="none", include=["."]))
+    assert [w.node.name for w in result.weights] == ["right"]
+    assert reasons(result) == {
+        "constant": "its first input is a constant",
+        "ta": "its data input is transposed (transA)",
+        "other": "operator of the domain 'example'",
+        "empty": "its weights are empty",
+        "missing": "its weights cannot be read",
+    }
 
 
 def test_bodies_of_if_are_left_float_and_told() -> None:
     def branch(name: str) -> object:
         node = helper.make_node("Conv", ["x", "inner.weight"], [f"{name}.out"], name=f"{name}/conv")
         out = helper.make_tensor_value_info(f"{name}.out", 1, None)
-        return helper.make_graph([node], name, [], [out])
+        graph = helper.make_graph([node], name, [], [out])
+        if name == "then":
+            return graph
+        inside = helper.make_node("If", ["condition"], ["else.if"], then_branch=branch("then"), else_branch=graph)
+        return helper.make_graph([inside], "outer", [], [helper.make_tensor_value_info("else.if", 1, None)])
 
     net = Net()
     net.const("inner.weight", np.ones((16, 16, 1, 1)))
@@ -225,7 +334,7 @@ def test_bodies_of_if_are_left_float_and_told() -> None:
     net.output(net.conv("c", net.op("Relu", "r", chosen)))
     result = placed(net)
     assert [w.node.name for w in result.weights] == ["c"]
-    assert reasons(result) == {"if": "the 2 convolutions or products inside its body are left float"}
+    assert reasons(result) == {"if": "the 3 convolutions or products inside its body are left float"}
 
 
 def test_weights_with_nan_name_the_node() -> None:
@@ -239,8 +348,11 @@ def test_weights_with_nan_name_the_node() -> None:
 def test_a_model_without_convolutions_is_an_error() -> None:
     net = Net()
     net.output(net.op("Relu", "r", "x"))
-    with pytest.raises(ModelError, match="nothing to quantize"):
+    with pytest.raises(ModelError) as caught:
         placed(net)
+    assert str(caught.value) == (
+        "model: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
+    )
 
 
 def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8() -> None:
@@ -248,4 +360,8 @@ def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8() ->
     w = net.const("w", np.ones((16, 16, 2, 2)))
     net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
     assert {w.node.name for w in placed(net).weights} == {"c", "t"}
-    assert {w.node.name for w in placed(net, Rules(transposed=False)).weights} == {"c"}
+    rtx = placed(net, Rules(transposed=False))
+    assert {w.node.name for w in rtx.weights} == {"c"}
+    assert reasons(rtx) == {"t": "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"}
+    assert [w.axis for w in placed(net).weights] == [0, None]
+    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
