@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
 from qdqtool.external import array_of
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import Model, Node, without_large_weights
 from qdqtool.insertion.batchnorm import fold_batch_normalization
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operator_facts import LayerKind
@@ -32,8 +32,7 @@ from qdqtool.operators import DOMAINS, of
 MIN_OPSET = 13
 HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales
 _MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory
-_DEEPEST = 8  # nodes between a constant and the weights made from it
-_MIN_IR = {13: 7, 19: 9}
+_DEEPEST = 9  # nodes between a constant and the weights made from it
 _Array = npt.NDArray[Any]
 
 
@@ -59,7 +58,7 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
     if before < opset:
         _raise_opset(proto, opset, path)
         notes.append(f"opset raised from {before} to {opset}")
-    proto.ir_version = max(proto.ir_version, _MIN_IR.get(opset, 7))
+    proto.ir_version = max(proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
     renamed = _rename_duplicates(proto)
     if renamed:
         notes.append(f"{renamed} nodes that shared a name were named after their outputs (onnxruntime wants that)")
@@ -144,10 +143,10 @@ def _raise_opset(proto: onnx.ModelProto, opset: int, path: str) -> None:
 
 def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
     """Puts node names and doc strings back where the converter dropped them."""
-    originals = {n.output[0]: n for n in proto.graph.node if n.output}
+    originals = {next(iter(n.output), ""): n for n in proto.graph.node}
     for node in converted.graph.node:
-        original = originals.get(node.output[0]) if node.output else None
-        if original is not None and original.op_type == node.op_type:
+        original = originals.get(next(iter(node.output), ""))
+        if original is not None:
             node.name = original.name
             node.doc_string = original.doc_string
 
@@ -161,7 +160,7 @@ def fold_constant_weights(model: Model) -> int:
         positions = (1, 2) if known.weights is not None else (1, 2, 3, 4) if known.kind == LayerKind.SCALE else ()
         for position in positions:
             name = node.input(position)
-            value = _computed(model, name) if name and not model.is_constant(name) else None
+            value = None if model.is_constant(name) else _computed(model, name)
             if value is not None:
                 editor.set_input(node, position, editor.constant(f"{name}_folded", value))
                 count += 1
@@ -175,11 +174,17 @@ def _computed(model: Model, tensor: str, depth: int = 0) -> _Array | None:
     if value is not None:
         return value
     node = model.producer(tensor)
-    if node is None or depth > _DEEPEST or node.domain not in DOMAINS:
+    if node is None or depth == _DEEPEST or node.domain not in DOMAINS:
         return None
-    source = _computed(model, node.input(0), depth + 1) if node.inputs else None
-    if source is None:
+    source = _computed(model, node.input(0), depth + 1)
+    try:
+        return None if source is None else _result(model, node, source)
+    except (ValueError, IndexError):  # a shape or an order that does not fit: for whoever runs the model
         return None
+
+
+def _result(model: Model, node: Node, source: _Array) -> _Array | None:
+    """What a node makes of a constant; None for an operator that is not looked through."""
     if node.op == "Identity":
         return source
     if node.op == "ConstantOfShape":
@@ -204,7 +209,7 @@ def copy_shared_weights(model: Model) -> int:
     owners: dict[str, int] = {}
     for node in model.nodes:
         name = node.input(1)
-        if of(node).weights is None or not name or not model.is_constant(name):
+        if of(node).weights is None or not model.is_constant(name):
             continue
         owner = owners.setdefault(name, node.index)
         if owner == node.index and all(of(r).weights is not None for r in model.readers(name)):
@@ -223,7 +228,7 @@ def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
     dims = [int(d) for d in shape.reshape(-1)]
     if any(d < 0 for d in dims) or math.prod(dims) > _MAX_FILLED or fill.size != 1:
         return None
-    return np.full(dims, fill[0], fill.dtype)
+    return np.full(dims, fill.item(), fill.dtype)
 
 
 def _cast(value: _Array, to: int) -> _Array | None:

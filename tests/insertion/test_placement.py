@@ -38,7 +38,7 @@ def test_one_tensor_with_two_readers() -> None:
     relu = net.op("Relu", "r", net.conv("a", "x"))
     net.output(net.conv("b", relu), net.conv("c", relu))
     result = placed(net)
-    assert [r.node.name for r in result.readers["r.out"]] == ["b", "c"]
+    assert [(r.node.name, r.position) for r in result.readers["r.out"]] == [("b", 0), ("c", 0)]
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
@@ -58,6 +58,7 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
 def test_behind_a_bare_convolution_the_skip_alone() -> None:
     result = placed(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
+    assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [("c1", 0), ("add", 1)]
     assert ("c2.out", "add", "residual") not in inputs(result)
 
 
@@ -341,18 +342,23 @@ def test_weights_with_nan_name_the_node() -> None:
     net = Net()
     w = net.const("w", np.full((16, 16, 1, 1), np.nan))
     net.output(net.conv("c", "x", weight=w, kernel=1))
-    with pytest.raises(ModelError, match="weights 'w' of node 'c' hold NaN or infinity"):
-        placed(net)
+    for path, name in (("", "model"), ("a.onnx", "a.onnx")):
+        with pytest.raises(ModelError) as caught:
+            place(Model(net.model(), path), Rules(head="none"))
+        assert str(caught.value) == (
+            f"{name}: the weights 'w' of node 'c' hold NaN or infinity; export the model again, or leave the node float "
+            "with `exclude`"
+        )
 
 
 def test_a_model_without_convolutions_is_an_error() -> None:
     net = Net()
     net.output(net.op("Relu", "r", "x"))
-    with pytest.raises(ModelError) as caught:
-        placed(net)
-    assert str(caught.value) == (
-        "model: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
-    )
+    for path, name in (("", "model"), ("a.onnx", "a.onnx")):
+        with pytest.raises(ModelError) as caught:
+            place(Model(net.model(), path), Rules())
+        told = "no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
+        assert str(caught.value) == f"{name}: {told}"
 
 
 def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8() -> None:

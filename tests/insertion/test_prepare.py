@@ -5,8 +5,8 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.insertion.prepare import prepare
-from tests.insertion.nets import Net, check, images, nodes_of, run
+from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, prepare
+from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-4) -> None:
@@ -95,6 +95,103 @@ def test_weights_behind_identity_transpose_and_reshape_become_constants() -> Non
     same(before, after)
 
 
+def deep(length: int) -> onnx.ModelProto:
+    net = Net()
+    tensor = net.const("w", np.ones((16, 16, 1, 1)))
+    for i in range(length):
+        tensor = net.op("Identity", f"i{i}", tensor)
+    net.output(net.op("Conv", "c", "x", tensor))
+    return net.model()
+
+
+@pytest.mark.parametrize(("length", "folded"), [(1, True), (9, True), (10, False)])
+def test_so_many_nodes_are_looked_through(length: int, folded: bool) -> None:
+    after, notes = prepared(deep(length))
+    assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + ["Conv"]
+    assert notes == (["1 weights computed from constants were folded"] if folded else [])
+
+
+def computed(op: str, *inputs: tuple[str, object, object], **attributes: object) -> onnx.ModelProto:
+    """A convolution whose weights, named k, one node makes of constants."""
+    net = Net()
+    net.nodes.append(onnx.helper.make_node(op, [net.const(*i) for i in inputs], ["k"], "made", **attributes))
+    net.nodes.append(onnx.helper.make_node("Conv", ["x", "k"], ["y"], "c"))
+    ends = [onnx.helper.make_empty_tensor_value_info("y")]
+    graph = onnx.helper.make_graph(net.nodes, "g", net.inputs, ends, net.initializers)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+RAMP = np.arange(512.0).reshape(32, 16)
+VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
+TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
+
+
+@pytest.mark.parametrize(("proto", "expected"), [
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)), RAMP.reshape(32, 16, 1, 1)),
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1), None),
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)), None),  # does not fit
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)), None),  # nor is there a third
+    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)), RAMP.reshape(1, 2, 16, 16).T),
+    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]), None),
+    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1), RAMP.reshape(32, 16, 1, 1)),
+    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11), RAMP.reshape(32, 16, 1, 1)),
+    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
+    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),  # to what?
+    (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64)), np.zeros((2, 16, 1, 3))),
+    (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE), np.full((2, 16, 1, 3), 0.5)),
+    (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO), None),
+    (computed("ConstantOfShape", ("s", [0, 16, 1, 3], np.int64)), np.zeros((0, 16, 1, 3))),
+    (computed("ConstantOfShape", ("s", [-1, -16, 1, 3], np.int64)), None),
+    (computed("ConstantOfShape", ("s", [2**28 + 1, 1, 1, 1], np.int64)), None),  # a gigabyte at most
+    (computed("Abs", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),
+    (computed("Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"), None),
+])  # fmt: skip
+def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.ndarray | None) -> None:
+    notes = prepare(proto)
+    weight = proto.graph.node[-1].input[1]
+    if expected is None:
+        assert notes == [] and weight == "k"
+    else:
+        assert notes == ["1 weights computed from constants were folded"]
+        np.testing.assert_array_equal(value_of(proto, weight), expected)
+
+
+def test_a_constant_is_filled_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qdqtool.insertion.prepare._MAX_FILLED", 32)
+    for count, folded in ((2, True), (3, False)):
+        proto = computed("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
+        assert bool(prepare(proto)) is folded
+
+
+def test_computed_biases_and_parameters_become_constants_and_nothing_else_does() -> None:
+    net = Net()
+
+    def held(name: str, shape: tuple[int, ...]) -> str:
+        return str(net.op("Identity", f"{name}/i", net.const(name, net.rng.uniform(0.5, 1.5, shape))))
+
+    conv = net.op("Conv", "c", "x", held("w", (16, 16, 1, 1)), held("b", (16,)))
+    normed = net.op("BatchNormalization", "n", net.op("Relu", "r", conv), *(held(p, (16,)) for p in "gdmv"))
+    added = net.op("Add", "a", normed, held("k", (16, 1, 1)))
+    net.output(net.op("Conv", "c2", held("data", (1, 16, 8, 8)), "w/i.out"), added, net.conv("plain", "x"))
+    before = net.model()
+    after, notes = prepared(before)
+    assert notes == ["7 weights computed from constants were folded"]
+    assert {n.name for n in after.graph.node} == {"c", "r", "n", "k/i", "a", "data/i", "c2", "plain"}
+    same(before, after)
+
+
+def test_weights_of_a_node_whose_weights_another_reads_as_data_are_copied() -> None:
+    """The weights of one may be the data of another; three that share get two copies."""
+    net = Net()
+    square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
+    net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3)))
+    before = net.model()
+    after, notes = prepared(before)
+    assert notes == ["2 weights shared by several nodes were copied"]
+    assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
+    same(before, after)
+
+
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_opset_is_raised_and_everything_else_kept(opset: int) -> None:
     net = Net()
@@ -114,6 +211,74 @@ def test_opset_is_raised_and_everything_else_kept(opset: int) -> None:
     assert [n.name for n in after.graph.node if n.name][:2] == ["named/conv", "named/relu"]
     assert after.ir_version == 7
     same(before, after)
+
+
+@pytest.mark.parametrize(("have", "want", "ir", "noted"), [
+    (13, 13, 7, []), (14, 13, 8, []), (12, 13, 7, ["opset raised from 12 to 13"]),
+    (18, 19, 9, ["opset raised from 18 to 19"]), (19, 19, 9, []),
+])  # fmt: skip
+def test_the_opset_is_raised_where_it_is_lower(have: int, want: int, ir: int, noted: list[str]) -> None:
+    net = Net()
+    net.output(net.conv("c", "x"))
+    model = net.model(have, ir=ir if have >= want else 6)
+    assert prepare(model, opset=want) == noted
+    assert (model.opset_import[0].version, model.ir_version) == (max(have, want), ir)
+    assert (MIN_OPSET, HALF_OPSET) == (13, 19)
+
+
+def test_an_opset_entry_by_its_long_name_is_raised_too() -> None:
+    net = Net()
+    net.output(net.conv("c", "x"))
+    model = net.model(12)
+    model.opset_import[0].domain = "ai.onnx"
+    assert prepare(model) == ["opset raised from 12 to 13"]
+    assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
+    del model.opset_import[:]
+    with pytest.raises(ModelError, match=r"^model: opset 0 cannot be raised to 13"):
+        prepare(model)
+
+
+def test_names_stay_where_the_converter_takes_another_operator_or_several_outputs() -> None:
+    net = Net()
+    halves = net.op("Split", "halves", net.conv("c", "x"), outputs=2, axis=1, split=[8, 8])
+    net.output(net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2])), net.op("Relu", "r", halves[0]))
+    before = net.model(9, ir=6)
+    after, _ = prepared(before)
+    named = {n.output[0]: (n.op_type, n.name) for n in after.graph.node if n.op_type != "Constant"}
+    assert named == {"c.out": ("Conv", "c"), "halves.out": ("Split", "halves"), "up.out": ("Resize", "up"),
+                     "r.out": ("Relu", "r")}  # fmt: skip
+    same(before, after)
+
+
+@pytest.mark.parametrize(("raised", "told"), [
+    (RuntimeError("\n first line\nsecond line\n"), "first line"), (RuntimeError(" \n "), "RuntimeError"),
+])  # fmt: skip
+def test_what_the_converter_says_is_told_in_one_line(
+    raised: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("onnx.version_converter.convert_version", convert)
+    net = Net()
+    net.output(net.conv("c", "x"))
+    with pytest.raises(ModelError) as caught:
+        prepare(net.model(11), path="a.onnx")
+    assert str(caught.value) == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
+
+
+def test_what_the_inliner_says_is_told_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inline(_: object) -> None:
+        raise RuntimeError("a\nb  c" + "d" * 200)
+
+    monkeypatch.setattr("onnx.inliner.inline_local_functions", inline)
+    net = Net()
+    net.output(net.conv("c", "x"))
+    model = net.model()
+    model.functions.append(onnx.helper.make_function("own", "F", ["a"], ["b"], [], []))
+    with pytest.raises(ModelError) as caught:
+        prepare(model)
+    assert str(caught.value) == f"model: functions cannot be inlined (a b c{'d' * 115}); export without them"
 
 
 def test_an_opset_that_cannot_be_raised_is_one_clear_error() -> None:
@@ -136,6 +301,17 @@ def test_nodes_with_one_name_are_named_after_their_outputs() -> None:
     assert [n.name for n in after.graph.node] == ["a.out", "b.out", "r.out"]
     assert notes[0].startswith("3 nodes that shared a name")
     run(after, images(1)[0])
+
+
+def test_names_that_are_given_are_free_and_of_the_first_output_there_is() -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["a"], "twice"), onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
+             onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"), onnx.helper.make_node("Relu", ["x"], ["e"]),
+             onnx.helper.make_node("Strange", ["x"], ["", "d"], "twice", domain="example"),
+             onnx.helper.make_node("Relu", ["x"], ["f"])]  # fmt: skip
+    graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    assert prepare(model) == ["2 nodes that shared a name were named after their outputs (onnxruntime wants that)"]
+    assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
 def test_functions_are_inlined() -> None:
@@ -166,6 +342,17 @@ def test_a_sum_of_two_is_an_add() -> None:
     assert [n.op_type for n in after.graph.node] == ["Conv", "Add", "Sum"]
     assert notes == ["1 Sum nodes of two inputs were written as Add, which TensorRT fuses"]
     same(net.model(), after)
+
+
+@pytest.mark.parametrize(("domain", "inputs", "op"), [
+    ("", 2, "Add"), ("ai.onnx", 2, "Add"), ("", 1, "Sum"), ("", 3, "Sum"), ("example", 2, "Sum"),
+])  # fmt: skip
+def test_only_onnxs_own_sums_of_two_are_adds(domain: str, inputs: int, op: str) -> None:
+    nodes = [onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain),
+             onnx.helper.make_node("Max", ["x", "x"], ["z"], "m")]  # fmt: skip
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", Net().inputs, []))
+    prepare(model)
+    assert [n.op_type for n in model.graph.node] == [op, "Max"]
 
 
 def test_a_newer_opset_stays() -> None:
