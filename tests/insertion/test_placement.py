@@ -346,8 +346,8 @@ def test_weights_with_nan_name_the_node() -> None:
         with pytest.raises(ModelError) as caught:
             place(Model(net.model(), path), Rules(head="none"))
         assert str(caught.value) == (
-            f"{name}: the weights 'w' of node 'c' hold NaN or infinity; export the model again, or leave the node float "
-            "with `exclude`"
+            f"{name}: the weights 'w' of node 'c' hold NaN or infinity; export the model again, or leave the node "
+            "float with `exclude`"
         )
 
 
