@@ -102,7 +102,7 @@ def candidates(
             seen = statistics[name]
             if seen.absmax > 0.0:
                 error = focused_error(seen, np.array([entry.scale * INT8_LEVELS, seen.absmax * 1e-6]))
-                worst = max(worst, float(error[0] / max(error[1], 1e-300)))
+                worst = max(worst, float(error[0] / error[1]))
         ranked.append((-worst, len(ranked), entry))
     return [entry for _, _, entry in sorted(ranked)[:count]]
 
@@ -138,9 +138,9 @@ def measure(
         return None
     model = Model(proto, sha256="edited")
     dataset = open_data(data, input_specs(model), preprocess or Preprocess(), samples, size)
-    switches, outputs, switched = _switched(model, activations)
+    switches, switched = _switched(model, activations)
     scores = class_outputs(model)
-    focus = Focus(scores) if scores and set(scores) <= set(outputs) else None
+    focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
     session = _session(switched, model)
     return_freed_memory()
     total = 0.0
@@ -155,7 +155,7 @@ def measure(
         for index, entry in enumerate(tried):
             without[index] += before.error(_run(session, sample, switches, {**everything, entry.tensor: False}))
         used += 1
-    if not used or total <= 0.0:
+    if total <= 0.0:
         return None
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
     return Losses(
@@ -266,10 +266,8 @@ def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _switched(
-    model: Model, activations: Sequence[QuantizedTensor]
-) -> tuple[dict[str, str], list[str], onnx.ModelProto]:
-    """Names of the switches by tensor, the outputs to compare, and a model that ends in them, without large weights."""
+def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dict[str, str], onnx.ModelProto]:
+    """Names of the switches by tensor, and a model without large weights that ends in the outputs to compare."""
     from calibration.partial import partial_model
 
     copy = without_large_weights(model.proto)
@@ -295,8 +293,7 @@ def _switched(
     del graph.node[:]
     graph.node.extend(kept)
     graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
-    outputs = compared_tensors(model)
-    return switches, outputs, partial_model(Model(copy, sha256="edited"), outputs)
+    return switches, partial_model(Model(copy, sha256="edited"), compared_tensors(model))
 
 
 def _session(switched: onnx.ModelProto, model: Model) -> Any:

@@ -6,11 +6,25 @@ import pytest
 from onnx import helper, numpy_helper
 
 import qdqtool
+from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
-from qdqtool.insertion.losses import Compared, _run, _session, measure, without_pair
+from qdqtool.insertion.losses import (
+    Compared,
+    Losses,
+    TensorLoss,
+    _cannot_run,
+    _run,
+    _session,
+    candidates,
+    compared_tensors,
+    measure,
+    with_predictions,
+    without_pair,
+)
 from qdqtool.render.insertion_text import render
+from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
 from tests.insertion.nets import Net, check, images, run
 
 
@@ -47,6 +61,140 @@ def test_error_and_gain_are_those_of_the_models_run_by_hand() -> None:
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
 
 
+def test_what_is_told_is_rounded_to_what_a_few_samples_can_tell() -> None:
+    loss = TensorLoss("t", ("a", "b"), 0.123456789, 1)
+    assert loss.as_json() == {
+        "tensor": "t", "readers": ["a", "b"], "gain": 0.1235, "convolutions": 1, "conversions": None,
+    }  # fmt: skip
+    assert Losses(0.123456789, [loss], 2, 8).as_json() == {
+        "error": 0.12346, "samples": 2, "tried": 8, "tensors": [loss.as_json()],
+    }  # fmt: skip
+
+
+def test_what_is_tried_has_the_largest_error_of_its_own() -> None:
+    """By hand: mean squared error of the quantized values over their mean square, the worst source of each tensor."""
+    rng = np.random.default_rng(5)
+    values = {
+        "fine": rng.uniform(-1e-3, 1e-3, 5000), "coarse": rng.uniform(-2e-3, 2e-3, 5000), "zero": np.zeros(10),
+        "clipped": rng.normal(0.0, 1.0, 5000), "wide": rng.uniform(-50.0, 50.0, 5000),
+    }  # fmt: skip
+    scales = {"fine": 1e-3 / 127, "coarse": 2e-3 / 20, "zero": 1.0, "clipped": 0.3 / 127, "wide": 50.0 / 127}
+    sources = {t: [t] for t in values} | {"fine": ["zero", "fine"], "wide": ["wide", "coarse"]}
+
+    def error(name: str, scale: float) -> float:
+        x = values[name].astype(np.float32).astype(np.float64)
+        found = np.clip(np.rint(x / scale), -127, 127) * scale
+        return float(((found - x) ** 2).mean() / (x**2).mean())
+
+    worst = {t: max((error(s, scales[t]) for s in ss if s != "zero"), default=0.0) for t, ss in sources.items()}
+    assert len(set(worst.values())) == 5 and max(worst.values()) < 1.0 + 1e-6 and worst["zero"] == 0.0
+    statistics = {t: TensorStatistics.of(v.astype(np.float32)) for t, v in values.items()}
+    entries = [QuantizedTensor(t, scales[t], "max", None, f"{t}/Q") for t in values]
+    with np.errstate(all="raise"):
+        found = candidates(entries, statistics, sources)
+    assert [e.tensor for e in found] == sorted(worst, key=lambda t: -worst[t])
+    assert candidates(entries, statistics, sources, 2) == found[:2]
+    zeros = [QuantizedTensor("zero", 1.0, "max", None, f"{i}") for i in range(12)]
+    assert candidates(zeros, statistics, sources) == zeros[:8]  # in graph order where they are alike
+
+
+def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() -> None:
+    """Inputs of 0 and 1 are whole steps of a scale of 1/127."""
+    data = [{"x": np.rint(d["x"])} for d in images(4)]
+    made = qdqtool.insert(chain().model(), data, predict=False, method="max")
+    assert made.activations[0].tensor == "x" and made.activations[0].scale == float(np.float32(1 / 127))
+    found = measure(made.model, made.activations, data, activations=made.activations)
+    assert found is not None and found.samples == 2 and found.tried == 4
+    assert "x" not in [loss.tensor for loss in found.tensors] and len(found.tensors) == 3
+    fewer = measure(made.model, made.activations, data, activations=made.activations, samples=3, named=2)
+    assert fewer is not None and fewer.samples == 3 and len(fewer.tensors) == 2
+    assert measure(made.model, made.activations[:1], data, activations=made.activations[:1]) is None
+
+
+def test_five_are_named() -> None:
+    made = Net()
+    tensor = "x"
+    for i in range(8):
+        tensor = made.op("Relu", f"r{i}", made.conv(f"c{i}", tensor))
+    made.output(made.conv("d", tensor))
+    result = qdqtool.insert(made.model(), images(2), predict=False, method="max", losses=1)
+    assert result.losses is not None and len(result.losses.tensors) == 5 and result.losses.tried == 8
+
+
+def test_the_error_counts_where_the_network_looks_alone() -> None:
+    rng = np.random.default_rng(0)
+    wanted, found = rng.normal(size=(2, 3, 4, 4)), rng.normal(size=(2, 3, 4, 4))
+    masks = rng.random((2, 4, 4)) < 0.4
+    looked_at = FocusMap(list(masks))
+    at = np.broadcast_to(masks[:, None], wanted.shape)
+    compared = Compared({"map": wanted.astype(np.float32)}, looked_at)
+    wanted, found = wanted.astype(np.float32).astype(np.float64), found.astype(np.float32).astype(np.float64)
+    expected = np.sqrt(((found - wanted)[at] ** 2).mean() / wanted[at].var())
+    assert compared.error({"map": found.astype(np.float32)}) == pytest.approx(expected, rel=1e-9)
+    assert compared.nbytes == 8 * at.sum()
+    row = {"row": rng.normal(size=(2, 5)).astype(np.float32)}  # no map, so that all of it counts
+    assert Compared(row, looked_at).error({"row": 3.0 - row["row"]}) == pytest.approx(
+        by_hand(row["row"].astype(np.float64), 3.0 - row["row"].astype(np.float64)), rel=1e-6)
+    both = Compared({"map": wanted, **row}, None)
+    assert both.error({"map": found, "row": row["row"]}) == pytest.approx(by_hand(wanted, found) / 2)
+
+
+def test_outputs_that_are_compared() -> None:
+    model = Model(yolov8n(64, classes=2))
+    assert len(compared_tensors(model)) == 6  # box and class outputs of three levels, in front of the DFL
+    made = Net()
+    flat = made.op("Flatten", "flat", made.op("Relu", "r", made.conv("c", "x")))
+    made.output(made.op("Softmax", "s", made.op("Gemm", "fc", flat, made.const("w", np.ones((1024, 4))))))
+    assert compared_tensors(made.index()) == ["s.out"]
+
+
+def test_heat_maps_are_compared_where_they_are_high() -> None:
+    """One map that is all of the outputs: its error by hand, at the positions of the float network's peaks."""
+    made = Net()
+    weight = made.const("w", made.rng.standard_normal((2, 16, 3, 3)) * 0.2)
+    body = made.op("Relu", "r", made.conv("c", "x"))
+    made.output(made.op("Sigmoid", "s", made.op("Conv", "heat", body, weight, made.const("low", [-3.0, -4.0]))))
+    data = images(1)
+    result = qdqtool.insert(made.model(), data, losses=1, predict=False, head="none", method="max")
+    assert result.losses is not None
+    floats = result.model
+    for entry in result.activations:
+        floats = without_pair(floats, entry)
+    ends = [with_output(m, "heat.out") for m in (floats, result.model)]
+    wanted, found = (run(m, data[0], ["heat.out"])[0] for m in ends)
+    looked_at = Focus(("heat.out",)).find({"heat.out": wanted})
+    assert looked_at is not None and not looked_at.masks[0].all()
+    at = np.broadcast_to(looked_at.masks[0], wanted.shape)
+    assert result.losses.error == pytest.approx(by_hand(wanted[at], found[at]), rel=2e-3)
+    assert result.losses.error != pytest.approx(by_hand(wanted, found), rel=2e-2)
+
+
+def with_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
+    return copy
+
+
+def predicted(int8: int, conversions: int | None) -> Prediction:
+    convolutions = [ConvOutcome(i, f"c{i}", "Conv", "INT8", Precision.INT8, [], Precision.INT8) for i in range(int8)]
+    return Prediction(ModelInfo("", "", 17, 0), "trt8.5", convolutions, conversions=conversions)
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [
+    ((5, 1), (4, 3), (1, 2)), ((5, 4), (5, 3), (0, -1)), ((5, None), (3, 3), (2, None)), ((5, 1), (3, None), (2, None)),
+])  # fmt: skip
+def test_the_price_is_the_difference_of_two_predictions(
+    before: tuple[int, int | None], after: tuple[int, int | None], told: tuple[int, int | None]
+) -> None:
+    made = qdqtool.insert(chain().model(), images(1), predict=False, method="max")
+    kept, gone = made.activations[:2]
+    losses = Losses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, gone)], 1, 2)
+    model = without_pair(made.model, gone)  # as for an input that is an integer now: there is nothing to leave out
+    priced = with_predictions(losses, model, made.activations, predicted(*before), lambda _: predicted(*after))
+    assert [(t.convolutions, t.conversions) for t in priced.tensors] == [told, (None, None)]
+
+
 def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
     data = images(2)
     made = qdqtool.insert(chain().model(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0)
@@ -57,6 +205,9 @@ def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
 def test_error_of_outputs_without_spread_counts_nothing() -> None:
     zero = np.zeros((1, 2, 2, 2), np.float32)
     assert Compared({"a": zero}, None).error({"a": zero}) == 0.0
+    assert Compared({"a": zero}, None).error({"a": zero + 1.0}) == 0.0
+    empty = zero[:0]
+    assert Compared({"a": empty}, None).error({"a": empty}) == 0.0
 
 
 def test_an_iterator_is_not_read_twice() -> None:
@@ -86,6 +237,8 @@ def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest
     session = _session(mismatched(), Model(mismatched()))
     with pytest.raises(ModelError, match="onnxruntime cannot run the quantized model"):
         _run(session, {"x": np.zeros((1, 3, 8, 8), np.float32)}, {}, {})
+    told = str(_cannot_run(RuntimeError("a \n b" + "c" * 300)))
+    assert told == f"onnxruntime cannot run the quantized model: a b{'c' * 197}"
     said = capfd.readouterr()
     assert said.out == said.err == ""  # nothing of onnxruntime's own
 
