@@ -88,7 +88,7 @@ class _Halver:
 
     def _can_be_half(self, node: Node) -> bool:
         model = self.model
-        if node.domain not in ("", "ai.onnx") or node.captured or self._form(node) is None:
+        if node.domain not in ("", "ai.onnx") or self._form(node) is None:
             return False
         types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
         if TensorProto.FLOAT not in types or 0 in types:
@@ -97,7 +97,7 @@ class _Halver:
             if self._stays(node, position) or model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
             value = model.constant(tensor)
-            if value is None or not value.size:
+            if value is None:
                 continue
             if float(np.abs(value).max()) > _HALF_MAX:
                 return False
@@ -225,7 +225,7 @@ def to_float(proto: onnx.ModelProto) -> None:
     for name in model.outputs:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
             renamed[name] = editor.name(f"{name}_fp32")
-            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.ordered[-1])
+            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
     for inner in (graph, *inner_graphs(graph.node)):
         for node in inner.node:
             for i, name in enumerate(node.input):

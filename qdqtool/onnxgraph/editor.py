@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
+from qdqtool.subgraphs import captured
 
 
 class Editor:
@@ -222,8 +223,7 @@ class Editor:
     def _prune(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """Drops nodes that lost their last reader; those unused from the start stay."""
         unused = {id(self._nodes[n.index]) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
-        outputs = {v.name for v in self.proto.graph.output}
-        outputs.update(t for n in self.model.nodes for t in n.captured)
+        outputs = {v.name for v in self.proto.graph.output} | self._captured()
         makers = {o: n for n in nodes for o in n.output if o}
         read = Counter(t for n in nodes for t in n.input)
         gone: set[int] = set()
@@ -240,12 +240,15 @@ class Editor:
     def _drop_constants(self) -> None:
         """Drops initializers that lost their last reader, and their entries among the inputs."""
         graph = self.proto.graph
-        read = {t for n in graph.node for t in n.input} | {v.name for v in graph.output}
-        read.update(t for n in self.model.nodes for t in n.captured)
+        read = {t for n in graph.node for t in n.input} | {v.name for v in graph.output} | self._captured()
         was_read = self.model.consumers
         _drop(graph.initializer, lambda n: n not in read and (n in was_read or n not in self.model.initializers))
         names = {t.name for t in graph.initializer}
         _drop(graph.input, lambda n: n in self.model.initializers and n not in names)
+
+    def _captured(self) -> set[str]:
+        """What subgraphs read, by the names that they read it by now."""
+        return {t for n in self.model.nodes if n.captured for t in captured(self.proto_of(n))}
 
     def _is_used(self, tensor: str) -> bool:
         return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))

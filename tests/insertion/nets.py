@@ -79,11 +79,11 @@ class Net:
             assert value.type.tensor_type.HasField("shape")
         return inferred
 
-    def open_model(self) -> onnx.ModelProto:
-        """With operators of the domain ``example`` in it, behind which nothing is known of shapes."""
+    def open_model(self, opset: int = 17) -> onnx.ModelProto:
+        """With outputs of unknown shape, and maybe operators of the domain ``example``."""
         graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
-        domains = [helper.make_opsetid("", 17), helper.make_opsetid("example", 1)]
-        return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=domains, ir_version=8))
+        domains = [helper.make_opsetid("", opset), helper.make_opsetid("example", 1)]
+        return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=domains, ir_version=9))
 
     def index(self) -> Model:
         return Model(self.model())

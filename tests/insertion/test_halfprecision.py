@@ -9,8 +9,8 @@ from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.halfprecision import has_half, to_float, to_half
-from tests.insertion.nets import Net, check, images, nodes_of, run
+from qdqtool.insertion.halfprecision import _form, has_half, to_float, to_half
+from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
@@ -61,6 +61,124 @@ def test_constants_that_half_cannot_hold_keep_their_node_float() -> None:
     types = {n: index.elem_type(index.node(n).output) for n in ("c", "big", "tiny", "fine", "e")}
     assert types["big"] == types["tiny"] == types["fine"] == TensorProto.FLOAT
     assert types["c"] == TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize(("op", "opset", "outputs", "stay"), [
+    ("Conv", 19, 1, set()),
+    ("QuantizeLinear", 19, 1, set()),
+    ("QuantizeLinear", 13, 1, None),  # float32 alone
+    ("DequantizeLinear", 19, 1, set()),
+    ("DequantizeLinear", 13, 1, None),  # makes float32
+    ("Resize", 19, 1, {2}),
+    ("Upsample", 9, 1, {1}),
+    ("Cast", 19, 1, None),
+    ("EyeLike", 19, 1, None),
+    ("MelWeightMatrix", 19, 1, None),
+    ("Constant", 19, 1, None),
+    ("ConstantOfShape", 19, 1, None),
+    ("If", 19, 1, None),
+    ("Shape", 19, 1, set()),
+    ("TopK", 19, 2, set()),
+    ("DynamicQuantizeLinear", 19, 1, None),
+    ("LayerNormalization", 19, 1, set()),
+    ("LayerNormalization", 19, 2, None),  # its second output, the mean, may be float32 whatever the input is
+    ("StringNormalizer", 19, 1, set()),
+    ("NoSuchOperator", 19, 1, None),
+])  # fmt: skip
+def test_what_onnx_says_of_an_operators_types(op: str, opset: int, outputs: int, stay: set[int] | None) -> None:
+    assert _form(op, opset, outputs) == (None if stay is None else frozenset(stay))
+
+
+@pytest.mark.parametrize(("value", "count", "half"), [
+    (65504.0, 1, True), (-65504.0, 1, True), (65505.0, 1, False), (-65505.0, 1, False), (65505.0, 17, False),
+    (2.0**-24, 1, True), (2.0**-25, 1, False), (-(2.0**-25), 1, False), (0.0, 1, True),
+    (2.0**-25, 16, False), (2.0**-25, 17, True),
+])  # fmt: skip
+def test_constants_that_half_holds_and_those_that_matter(value: float, count: int, half: bool) -> None:
+    net = Net(channels=count)
+    constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
+    net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
+    index = Model(as_half(net.model(19, ir=9)))
+    assert index.elem_type(index.node("a").output) == (TensorProto.FLOAT16 if half else TensorProto.FLOAT)
+
+
+def test_small_scales_are_rounded_up_not_left_float() -> None:
+    net = Net()
+    scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
+    code = net.op("QuantizeLinear", "q", "x", scale, zero)
+    net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
+    after = as_half(net.model(19, ir=9))
+    assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
+    assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
+
+
+def test_nodes_are_counted_that_compute_in_half() -> None:
+    """Not those of integers, of other domains, or with a tensor of unknown type: these read what they read before."""
+    net = Net()
+    inner = net.conv("a", "x")
+    shape = net.op("Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0)
+    strange = net.op("Strange", "strange", inner, domain="example")
+    mixed = net.op("Mul", "mixed", inner, strange)
+    late = net.op("Relu", "late", mixed)
+    net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
+    net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64)
+    proto = net.open_model(19)
+    assert to_half(proto) == 5  # a, r, b, late and c
+    index = Model(proto)
+    assert {index.node(n).inputs[0] for n in ("strange", "mixed", "shape")} == {"a.out"}
+    assert index.producer("a.out").op == "Cast"  # type: ignore[union-attr]
+    assert index.node("r").inputs[0] == "a.out_fp16"
+
+
+def test_what_is_both_read_inside_a_body_and_made_in_half_is_cast_for_it() -> None:
+    net = Net()
+    inner = net.conv("a", "x")
+
+    def body(name: str) -> onnx.GraphProto:
+        node = onnx.helper.make_node("Relu", [inner], [f"{name}.out"], name=name)
+        return onnx.helper.make_graph([node], name, [], [onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)])
+
+    chosen = net.op("If", "if", net.const("yes", True, np.bool_), then_branch=body("one"), else_branch=body("two"))
+    net.output(net.conv("b", net.op("Add", "add", inner, chosen)))
+    before = net.model(19, ir=9)
+    after = as_half(before)
+    index = Model(after)
+    assert index.elem_type(index.node("a").output) == index.elem_type(index.node("add").output) == TensorProto.FLOAT16
+    np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=5e-3)
+
+
+def test_outputs_and_constants_that_leave_the_network_stay_float() -> None:
+    net = Net()
+    k = net.const("k", np.full((16, 1, 1), 2.0))
+    inner = net.op("Mul", "m", net.conv("a", "x"), k)
+    moved = net.op("Reshape", "flat", net.conv("b", inner), net.const("shape", [1, 16, 64], np.int64))
+    net.output(inner, moved, net.op("Sigmoid", "s", moved))
+    net.outputs.append(onnx.helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
+    before = net.model(19, ir=9)
+    after = as_half(before)
+    assert [v.type.tensor_type.elem_type for v in after.graph.output] == [TensorProto.FLOAT] * 4
+    index = Model(after)
+    half = {n.name for n in index.nodes if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16}
+    assert half == {"a", "m", "b", "flat"}  # what moves the last result is no tail yet, what computes with it is
+    for old, new in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
+        np.testing.assert_allclose(new, old, atol=5e-3)
+
+
+def test_everything_behind_the_first_computation_of_the_tail_stays_float() -> None:
+    net = Net()
+    flat = net.op("Reshape", "flat", net.op("Sigmoid", "s", net.conv("a", "x")), net.const("k", [1, 1024], np.int64))
+    net.output(net.op("Concat", "cat", flat, flat, axis=1))
+    index = Model(as_half(net.model(19, ir=9)))
+    half = {n.name for n in index.nodes if index.elem_type(n.inputs[0]) == TensorProto.FLOAT16}
+    assert half == {"a", "a.out/Cast_to_fp32"}
+
+
+def test_an_empty_constant_stays_as_it_is() -> None:
+    net = Net()
+    empty, scales = net.const("roi", []), net.const("scales", [1, 1, 2, 2])
+    net.output(net.conv("c", net.op("Resize", "up", "x", empty, scales, mode="nearest")))
+    index = Model(as_half(net.model(19, ir=9)))
+    assert [index.elem_type(t) for t in index.node("up").inputs] == [TensorProto.FLOAT16, 1, 1]
 
 
 def test_a_shared_constant_is_kept_for_its_float_reader() -> None:
@@ -154,6 +272,65 @@ def test_float16_model_for_tensorrt_8_is_widened() -> None:
     assert [v.type.tensor_type.elem_type for v in ends] == [10, 10]
     feeds = half_images()[0]
     np.testing.assert_allclose(run(result.model, feeds)[0], run(model, feeds)[0], atol=0.05)
+
+
+@pytest.mark.parametrize("where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"])
+def test_where_half_is_found(where: str) -> None:
+    half = onnx.numpy_helper.from_array(np.float16([1.0]), "h")
+    wide = onnx.numpy_helper.from_array(np.float32([1.0]), "f")
+    value = onnx.helper.make_tensor_value_info("v", TensorProto.FLOAT16, [1])
+    held = onnx.helper.make_node("Constant", [], ["c"], value=half if where == "Constant" else wide)
+    graph = onnx.helper.make_graph(
+        [held, onnx.helper.make_node("Identity", ["c"], ["y"])], "g", [value] if where == "input" else [],
+        [onnx.helper.make_tensor_value_info("y", 1, [1])], [half if where == "initializer" else wide],
+        value_info=[value] if where == "value_info" else [],
+    )  # fmt: skip
+    if where == "Identity":  # a type that follows from another is none of its own
+        graph.node[0].op_type = "Strange"
+    model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    assert has_half(model) is (where in ("initializer", "input", "value_info", "Constant"))
+
+
+def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once() -> None:
+    def body(name: str) -> onnx.GraphProto:
+        weight = onnx.numpy_helper.from_array(np.full((16, 1, 1), 0.5, np.float16), f"{name}.w")
+        two = onnx.numpy_helper.from_array(np.float16(2.0))
+        nodes = [onnx.helper.make_node("Constant", [], [f"{name}.c"], value=two),
+                 onnx.helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
+                 onnx.helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"])]  # fmt: skip
+        ends = [onnx.helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8])]
+        return onnx.helper.make_graph(nodes, name, [], ends, [weight])
+
+    net = Net()
+    net.inputs.append(onnx.helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
+    chosen = net.op("If", "if", net.const("yes", True, np.bool_), then_branch=body("one"), else_branch=body("two"))
+    cast = net.op("Cast", "cast", "i", to=TensorProto.FLOAT16)
+    kept = net.op("Cast", "kept", "i", to=TensorProto.DOUBLE)
+    net.output(net.op("Mul", "mul", chosen, cast), dtype=TensorProto.FLOAT16)
+    net.output(kept, dtype=TensorProto.DOUBLE)
+    net.outputs.append(onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
+    net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    model = net.model()
+    feeds = {**half_images()[0], "i": np.int32([3])}
+    before = run(model, feeds)
+    to_float(model)
+    check(model)
+    assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
+    assert [v.type.tensor_type.elem_type for v in model.graph.output] == [10, 11, 10]
+    for old, new in zip(before, run(model, feeds), strict=True):
+        assert old.dtype == new.dtype
+        np.testing.assert_allclose(new, old, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("attribute", "before", "after"), [
+    ("to", 10, 1), ("dtype", 10, 1), ("output_dtype", 10, 1), ("axis", 10, 10), ("to", 11, 11), ("dtype", 6, 6),
+])  # fmt: skip
+def test_widening_changes_attributes_that_state_half(attribute: str, before: int, after: int) -> None:
+    node = onnx.helper.make_node("Any", ["x"], ["y"], "n", **{attribute: before})
+    graph = onnx.helper.make_graph([node], "g", Net().inputs, [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    to_float(model)
+    assert model.graph.node[0].attribute[0].i == after
 
 
 def test_widening_alone_changes_no_number_by_more_than_half_precision() -> None:
