@@ -133,8 +133,8 @@ def insert(
     rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
     placement = place(work, rules)
     if not placement.readers:
-        reasons = Counter(s.reason for s in placement.skipped).most_common(1)
-        raise ModelError(f"{source or 'model'}: nothing to quantize; {reasons[0][1]} nodes: {reasons[0][0]}")
+        (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
+        raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
     groups = scale_groups(work, placement.readers, unify)
     methods = MethodChoice(method, tuple(method_for), percentile)
     methods.check([t for g in groups for t in g.tensors])

@@ -27,10 +27,10 @@ def collect_for(
     preprocess: Preprocess | None,
     size: tuple[int, int] | None,
     cache: str | os.PathLike[str] | None,
+    overwrite_cache: bool,
     progress: bool,
-    overwrite_cache: bool = False,
-    cluster: object = None,
-    mixed_cpus: bool = False,
+    cluster: object,
+    mixed_cpus: bool,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 

@@ -279,7 +279,7 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, cluster: object, mi
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     statistics, report = collect_for(
         planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration), preprocess=None,
-        size=None, cache=None, progress=progress, cluster=cluster, mixed_cpus=mixed_cpus,
+        size=None, cache=None, overwrite_cache=False, progress=progress, cluster=cluster, mixed_cpus=mixed_cpus,
     )  # fmt: skip
     planner.statistics = statistics.tensors
     return report

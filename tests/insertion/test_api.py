@@ -250,48 +250,6 @@ def test_bare_residuals_run_int8_in_and_out() -> None:
     assert prediction.conversions == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"head": "everything"}, QdqtoolError, "`head='everything'`: choose one of"),
-        ({"residual": "some"}, QdqtoolError, "`residual='some'`: choose one of"),
-        ({"weights": "int4"}, QdqtoolError, "`weights='int4'`: choose one of"),
-        ({"high_precision": "bf16"}, QdqtoolError, "`high_precision='bf16'`: choose one of"),
-        ({"target": "trt7"}, QdqtoolError, "unknown target 'trt7'"),
-        ({"method": "kl"}, QdqtoolError, "method 'kl' is unknown"),
-        ({"method_for": [("zzz", "max")]}, QdqtoolError, "matches no quantized tensor"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, object], error: type[Exception], words: str) -> None:
-    with pytest.raises(error) as caught:
-        qdqtool.insert(one_layer(), images(), **options)  # type: ignore[arg-type]
-    assert words in str(caught.value)
-
-
-def test_quantized_models_are_refused_with_the_reason() -> None:
-    done = qdqtool.insert(one_layer(), images(), predict=False).model
-    with pytest.raises(ModelError, match="is quantized already"):
-        qdqtool.insert(done, images())
-
-
-def test_nothing_left_to_quantize_says_why() -> None:
-    with pytest.raises(ModelError, match="nothing to quantize; 1 nodes: excluded by `exclude` c"):
-        qdqtool.insert(one_layer(), images(), exclude=["c"])
-
-
-def test_no_data_at_all() -> None:
-    with pytest.raises(DataError, match="no calibration data"):
-        qdqtool.insert(one_layer())
-
-
-def test_wrong_shapes_and_names_of_data() -> None:
-    with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
-        qdqtool.insert(one_layer(), images(2, 3))
-    wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]
-    with pytest.raises(DataError, match="no array for the model's input 'x'"):
-        qdqtool.insert(one_layer(), wrong)
-
-
 def poisoned(value: float) -> list[dict[str, Array]]:
     data = images()
     data[1]["x"][0, 0, 0, 0] = value
@@ -316,11 +274,6 @@ def test_constant_activations_are_kept_exactly_enough() -> None:
     model = one_layer()
     result = qdqtool.insert(model, data, predict=False)
     np.testing.assert_allclose(run(result.model, data[0])[0], run(model, data[0])[0], atol=0.05)
-
-
-def test_int8_weights_for_a_target_that_cannot_read_them_are_warned_of() -> None:
-    result = qdqtool.insert(one_layer(), images(), target="trt8.0", weights="int8", predict=False)
-    assert any("cannot read int8 weights" in w for w in result.warnings)
 
 
 def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

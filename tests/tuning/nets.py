@@ -80,7 +80,7 @@ def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: s
     model = index_of(copy)
     planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
     found, _ = collect_for(model, data, planner.possible_groups(), max_images=99, preprocess=None, size=None,
-                           cache=None, progress=False)
+                           cache=None, overwrite_cache=False, progress=False, cluster=None, mixed_cpus=False)
     planner.statistics = found.tensors
     return planner
 
