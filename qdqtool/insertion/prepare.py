@@ -48,7 +48,7 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         What was done, one sentence each, to be told to the user.
 
     Raises:
-        ModelError: The opset cannot be raised.
+        ModelError: The opset cannot be raised, or weights are reshaped or transposed to what they cannot be.
     """
     notes = []
     if proto.functions:
@@ -179,8 +179,11 @@ def _computed(model: Model, tensor: str, depth: int = 0) -> _Array | None:
     source = _computed(model, node.input(0), depth + 1)
     try:
         return None if source is None else _result(model, node, source)
-    except (ValueError, IndexError):  # a shape or an order that does not fit: for whoever runs the model
-        return None
+    except (ValueError, IndexError) as error:
+        raise ModelError(
+            f"{model.path or 'model'}: node '{node.name}' ({node.op}) does not fit the constant it reads ({error}); "
+            "the file is damaged, export it again"
+        ) from error
 
 
 def _result(model: Model, node: Node, source: _Array) -> _Array | None:

@@ -129,10 +129,7 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 @pytest.mark.parametrize(("proto", "expected"), [
     (computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)), RAMP.reshape(32, 16, 1, 1)),
     (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1), None),
-    (computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)), None),  # does not fit
-    (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)), None),  # nor is there a third
     (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)), RAMP.reshape(1, 2, 16, 16).T),
-    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]), None),
     (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1), RAMP.reshape(32, 16, 1, 1)),
     (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11), RAMP.reshape(32, 16, 1, 1)),
     (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
@@ -154,6 +151,21 @@ def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.n
     else:
         assert notes == ["1 weights computed from constants were folded"]
         np.testing.assert_array_equal(value_of(proto, weight), expected)
+
+
+@pytest.mark.parametrize(("proto", "told"), [
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
+     "(Reshape) does not fit the constant it reads (cannot reshape array of size 512 into shape (16,16,3,3))"),
+    (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)),  # there is no third
+     "(Reshape) does not fit the constant it reads (tuple index out of range)"),
+    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
+     "(Transpose) does not fit the constant it reads (repeated axis in transpose)"),
+])  # fmt: skip
+def test_damaged_weights_are_named(proto: onnx.ModelProto, told: str) -> None:
+    for path, name in (("", "model"), ("a.onnx", "a.onnx")):
+        with pytest.raises(ModelError) as caught:
+            prepare(proto, path=path)
+        assert str(caught.value) == f"{name}: node 'made' {told}; the file is damaged, export it again"
 
 
 def test_a_constant_is_filled_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
