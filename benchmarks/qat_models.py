@@ -124,7 +124,7 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
-    """Why layers with weights are float, and how many: as the plan says, and as the prediction does for others."""
+    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ."""
     modules = dict(network.named_modules())
     reasons = Counter(
         reason.partition(" (")[0].partition("; ")[0] for name, reason in plan.skipped
@@ -132,7 +132,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
     )
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
     if left:
-        reasons["not as planned"] = left
+        reasons["others, as the prediction tells"] = left
     return dict(reasons)
 
 
