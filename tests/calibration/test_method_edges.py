@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from calibration import methods
-from calibration.histogram import MIN_TOP
+from calibration.histogram import MIN_TOP, Histogram
 from calibration.methods import (
     SEARCH_BITS,
     Range,
@@ -115,26 +115,41 @@ def test_a_single_value_in_the_lowest_bin_but_one_counts() -> None:
     assert squared_error(one, 0.75) == pytest.approx(0.001**2 / 1001, rel=0.01)  # 0.17 of a step is rounded to zero
 
 
-@pytest.mark.parametrize("focused", [False, True])
-def test_the_grid_of_the_search(monkeypatch: pytest.MonkeyPatch, focused: bool) -> None:
-    """Eight ranges to an octave over twelve octaves, then eight more between two of them, to either side."""
-    tried: list[Floats] = []
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Floats]:
+    """The ranges whose errors are summed, as they come."""
+    found: list[Floats] = []
     real = methods._total
 
-    def watched(parts: list[tuple[methods.Histogram, float]], ranges: Floats, power: float) -> Floats:
-        tried.append(ranges)
+    def watched(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> Floats:
+        found.append(ranges)
         return real(parts, ranges, power)
 
     monkeypatch.setattr(methods, "_total", watched)
+    return found
+
+
+@pytest.mark.parametrize("method", ["mse", "focus"])
+def test_the_grid_of_the_search(tried: list[Floats], method: str) -> None:
+    """Eight ranges to an octave, as far down as can be worth it, then eight more between two of them to either side."""
     stats = TensorStatistics.of(np.random.default_rng(2).laplace(0, 1, 20_000))
-    found = amax_of(stats, "focus" if focused else "mse")
-    coarse, fine = tried[:2]
-    assert coarse.tolist() == [stats.absmax * 2.0 ** (-k / 8) for k in range(97)]
-    best = coarse[np.argmin(focused_error(stats, coarse, bits=7))]
+    found = amax_of(stats, method)
+    grid = stats.absmax * 2.0 ** (-np.arange(97) / 8)
+    coarse, fine = np.concatenate(tried[:-1]), tried[-1]
+    assert coarse.tolist() == grid[: len(coarse)].tolist()
+    best = grid[np.argmin(focused_error(stats, grid, bits=7))]
     assert fine == pytest.approx([min(best * 2.0 ** (-k / 64), stats.absmax) for k in range(-8, 9)], rel=1e-12)
     assert found == fine[np.argmin(focused_error(stats, fine, bits=7))]
     assert 2.0**-SEARCH_BITS <= 0.008 < 2.0 ** (1 - SEARCH_BITS), "bins of at most 0.8 % of their value"
     assert amax_of(TensorStatistics.of(np.full(9, 0.75)), "mse") <= 0.75
+
+
+def test_the_search_goes_down_twelve_octaves(tried: list[Floats]) -> None:
+    """Where nearly all values lie still lower, and one alone is large."""
+    low = 2.0**-13
+    histogram = Histogram(np.array([0, 10**15, 0, 1]), np.array([0.0, low, low * 1.01, 0.99, 1.0]))
+    methods._search([(histogram, 1.0)], 1.0, 2.0)
+    assert np.concatenate(tried[:-1]).tolist() == (2.0 ** (-np.arange(97) / 8)).tolist()
 
 
 def test_the_power_needs_what_is_looked_at_of_every_tensor() -> None:
