@@ -173,6 +173,19 @@ def test_everything_behind_the_first_computation_of_the_tail_stays_float() -> No
     assert half == {"a", "a.out/Cast_to_fp32"}
 
 
+def test_inputs_are_cast_where_a_node_in_half_reads_them() -> None:
+    net = Net()
+    net.inputs += [onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8]) for n, t in (("f", 1), ("i", 6), ("h", 10))]
+    net.output(net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f")))  # the tail reads f
+    net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
+    net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
+    after = as_half(net.model(19, ir=9))
+    assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
+        ("x", "x_fp16"), ("i", "cast.out"), ("cast.out", "cast.out_fp16"), ("c.out_fp16", "c.out"),
+        ("d.out_fp16", "d.out"),
+    }  # fmt: skip
+
+
 def test_an_empty_constant_stays_as_it_is() -> None:
     net = Net()
     empty, scales = net.const("roi", []), net.const("scales", [1, 1, 2, 2])
