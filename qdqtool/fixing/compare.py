@@ -204,6 +204,7 @@ class Runs:
         if need > budgets.SESSION_BYTES:
             raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
                           f"{budgets.amount(budgets.SESSION_BYTES)}")
+        sandbox.SHARED.ready()
         started = time.monotonic()
         try:
             return sandbox.SHARED.run(source, inputs, limit, budgets.SESSION_PROCESS + 4 * len(source) + need)

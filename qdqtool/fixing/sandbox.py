@@ -19,6 +19,7 @@ from qdqtool import budgets
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
+_STARTS_WITHIN = 60.0  # seconds until Python has loaded onnxruntime, half of one on an idle machine
 
 
 class RunError(Exception):
@@ -48,7 +49,7 @@ class Sandbox:
             TooMuch: It took longer, or more memory.
             RunError: onnxruntime cannot load or run the model, or crashed on it.
         """
-        process = self._start()
+        process = self.ready()
         late = threading.Event()
 
         def end() -> None:
@@ -72,7 +73,12 @@ class Sandbox:
         finally:
             timer.cancel()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def ready(self) -> subprocess.Popen[bytes]:
+        """The worker, started where there is none; the time that this takes is none of a model's.
+
+        Raises:
+            RunError: It does not start.
+        """
         if self._process is None or self._process.poll() is not None:
             environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
             self._process = subprocess.Popen(
@@ -80,7 +86,21 @@ class Sandbox:
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
             )
             atexit.register(self.close)
+            self._await(self._process)
         return self._process
+
+    def _await(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        timer = threading.Timer(_STARTS_WITHIN, process.kill)
+        timer.start()
+        try:
+            if not process.stdout.readline():
+                raise RunError("a process for onnxruntime does not start")
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            timer.cancel()
 
     @staticmethod
     def _ask(process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, memory: int) -> Arrays:
