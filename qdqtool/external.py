@@ -20,7 +20,8 @@ from qdqtool.subgraphs import held
 _LARGE = 1 << 14  # elements
 _WHOLE_BYTES = {
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
-    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64,
+    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL,
+    onnx.TensorProto.BFLOAT16,
 }  # fmt: skip
 
 
@@ -60,10 +61,14 @@ def has_data(tensor: onnx.TensorProto) -> bool:
     )
 
 
+def is_bytes(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are bytes that may as well lie in a file: no texts, no packed half bytes in numbers."""
+    return tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
+
+
 def is_separable(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor is large, and its values are bytes that may as well lie in a file."""
-    whole = tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
-    return whole and math.prod(tensor.dims) > _LARGE and has_data(tensor) and not tensor.external_data
+    """Whether a tensor is large, and its values may lie in a file."""
+    return is_bytes(tensor) and math.prod(tensor.dims) > _LARGE and has_data(tensor) and not tensor.external_data
 
 
 def location_of(tensor: onnx.TensorProto) -> str:

@@ -62,13 +62,16 @@ def _whole(message: Message) -> bytes:
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes] | None:
-    """The bytes of the fields in front of one and behind it; None where onnx does not know a field."""
+    """The bytes of the fields in front of one and behind it; None where onnx does not know a field, or a text is not
+    UTF-8: that of documentation, which protobuf reads as bytes and does not take back."""
     if len(UnknownFieldSet(message)):
         return None
     front, back = type(message)(), type(message)()
     for field, value in message.ListFields():
         if field.number == number:
             continue
+        if field.type == field.TYPE_STRING and isinstance(value, bytes):
+            return None
         copy = front if field.number < number else back
         if isinstance(value, Message):
             getattr(copy, field.name).CopyFrom(value)

@@ -178,11 +178,13 @@ def byte_size(proto: onnx.ModelProto) -> int:
 
 def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
     slim = without_large_weights(proto, 1024)
-    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+    for field in ("producer_name", "producer_version", "domain", "model_version"):
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))
+    for copy, original in ((slim, proto), (slim.graph, proto.graph)):
+        if isinstance(original.doc_string, str):  # bytes where it is not UTF-8, which protobuf does not take back
+            copy.doc_string = original.doc_string
     slim.metadata_props.extend(proto.metadata_props)
-    slim.graph.doc_string = proto.graph.doc_string
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
     slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
     large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
@@ -195,7 +197,8 @@ def write_apart(
     """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
 
     Args:
-        proto: The model, with placeholders for these weights; where their data is will be entered in them.
+        proto: The model, with placeholders for these weights; where their data is will be entered in them, and the
+            data itself where it is texts or half bytes.
         weights: The tensors with the data, by name.
         path: Where to write.
         at_once: As for :func:`write_model`.
@@ -210,6 +213,9 @@ def write_apart(
         for tensor in proto.graph.initializer:
             source = weights.get(tensor.name)
             if source is None:
+                continue
+            if not external.is_bytes(source):
+                tensor.CopyFrom(source)
                 continue
             raw = source.raw_data or external.array_of(source).tobytes()
             file.write(raw)
