@@ -21,6 +21,7 @@ from qdqtool.operators import of, output_axis
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
+_TEXTS = "OSU"  # kinds of numpy types
 
 
 def fold_batch_normalization(model: Model) -> int:
@@ -60,6 +61,8 @@ def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
     if constants is None or parameters is None:
         return None
     (weight, bias), (factor, beta, mean) = constants, parameters
+    if _output_channels(conv, weight) != len(factor) or (bias is not None and bias.shape != factor.shape):
+        return None
     dtype = weight.dtype
     weight = weight.astype(np.float64)
     with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
@@ -73,6 +76,16 @@ def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
         shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
         weight = (shaped * per_group[..., None]).reshape(weight.shape)
     return weight.astype(dtype), shift.astype(dtype)
+
+
+def _output_channels(conv: Node, weight: _Array) -> int | None:
+    """How many there are; None for weights that no convolution can have."""
+    if weight.ndim < 3 or weight.dtype.kind in _TEXTS:
+        return None
+    if output_axis(conv, weight.ndim) == 0:
+        return weight.shape[0]
+    groups = conv.integer("group", 1)
+    return weight.shape[1] * groups if groups > 0 and weight.shape[0] % groups == 0 else None
 
 
 def fold_leading(model: Model) -> int:
@@ -118,7 +131,8 @@ def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[
         return None
     weight, bias = constants
     pads = conv.attributes.get("pads", [])
-    padded = any(pads) or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    padded = not isinstance(pads, list) or any(pads)
+    padded = padded or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     groups = conv.integer("group", 1)
     if (padded and shift.any()) or weight.shape[1] * groups != len(factor) or weight.shape[0] % groups:
         return None
@@ -132,11 +146,11 @@ def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[
 
 
 def _parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Factor, beta and mean of each channel, maybe not finite; None when they are computed."""
-    values = [model.constant(t) for t in norm.inputs[1:]]
-    if len(values) != 4 or any(v is None for v in values):
+    """Factor, beta and mean of each channel, maybe not finite; None when they are computed, or no such numbers."""
+    values = [v for t in norm.inputs[1:] if (v := model.constant(t)) is not None and v.dtype.kind not in _TEXTS]
+    if len(values) != 4 or len(norm.inputs) != 5 or {v.shape for v in values} != {(values[0].size,)}:
         return None
-    gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
+    gamma, beta, mean, variance = (v.astype(np.float64) for v in values)
     with np.errstate(all="ignore"):
         return gamma / np.sqrt(variance + float(norm.attributes.get("epsilon", 1e-5))), beta, mean
 

@@ -102,7 +102,8 @@ def candidates(
             seen = statistics[name]
             if seen.absmax > 0.0:
                 error = focused_error(seen, np.array([entry.scale * INT8_LEVELS, seen.absmax * 1e-6]))
-                worst = max(worst, float(error[0] / error[1]))
+                if error[1] > 0.0:  # 0 where all values are below the smallest normal float32
+                    worst = max(worst, float(error[0] / error[1]))
         ranked.append((-worst, len(ranked), entry))
     return [entry for _, _, entry in sorted(ranked)[:count]]
 

@@ -179,7 +179,7 @@ def _computed(model: Model, tensor: str, depth: int = 0) -> _Array | None:
     source = _computed(model, node.input(0), depth + 1)
     try:
         return None if source is None else _result(model, node, source)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
         raise ModelError(
             f"{model.path or 'model'}: node '{node.name}' ({node.op}) does not fit the constant it reads ({error}); "
             "the file is damaged, export it again"
@@ -227,6 +227,8 @@ def copy_shared_weights(model: Model) -> int:
 
 
 def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
+    if value is not None and not isinstance(value, TensorProto):
+        raise ValueError("its value is not a tensor")
     fill = np.zeros(1, np.float32) if value is None else array_of(value).reshape(-1)
     dims = [int(d) for d in shape.reshape(-1)]
     if any(d < 0 for d in dims) or math.prod(dims) > _MAX_FILLED or fill.size != 1:

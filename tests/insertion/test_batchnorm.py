@@ -189,6 +189,37 @@ def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_th
     assert fold_leading(Model(helper.make_model(graph))) == 0
 
 
+def test_a_single_number_for_the_padding_says_nothing() -> None:
+    proto = leading(16, weight=(24, 16, 3, 3))
+    proto.graph.node[1].attribute.append(helper.make_attribute("pads", 0))
+    assert fold_leading(Model(proto)) == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("n.gamma", np.ones(3, np.float32)), ("n.mean", np.ones((2, 8), np.float32)),
+    ("n.var", np.ones((), np.float32)), ("n.beta", np.array([b"a"] * 16, object)),
+    ("a.bias", np.ones(3, np.float32)), ("a.weight", np.ones((16, 16), np.float32)),
+    ("a.weight", np.array([b"a"], object).reshape(1, 1, 1, 1)),
+])  # fmt: skip
+def test_parameters_that_do_not_fit_a_convolution_are_left_to_whoever_runs_them(name: str, value: np.ndarray) -> None:
+    made = Net()
+    made.output(made.norm("n", made.conv("a", "x", kernel=1)))
+    proto = made.model()
+    next(t for t in proto.graph.initializer if t.name == name).CopyFrom(numpy_helper.from_array(value, name))
+    before = proto.SerializeToString()
+    assert fold_batch_normalization(Model(proto)) == 0 and proto.SerializeToString() == before
+
+
+@pytest.mark.parametrize(("group", "channels"), [(0, 16), (-2, 16), (3, 48)])
+def test_groups_that_transposed_weights_cannot_have(group: int, channels: int) -> None:
+    made = Net()
+    weight = made.const("w", np.ones((16, 16, 1, 1)))
+    out = made.norm("n", made.op("ConvTranspose", "a", "x", weight, group=group), channels)
+    graph = helper.make_graph(made.nodes, "g", made.inputs, [helper.make_empty_tensor_value_info(out)],
+                              made.initializers)  # fmt: skip
+    assert fold_batch_normalization(Model(helper.make_model(graph))) == 0
+
+
 def test_computed_weights_and_biases_stay() -> None:
     for position in (1, 2):
         for fold, at in ((fold_batch_normalization, 0), (fold_leading, 2)):

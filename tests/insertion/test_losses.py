@@ -98,6 +98,14 @@ def test_what_is_tried_has_the_largest_error_of_its_own() -> None:
     assert candidates(zeros, statistics, sources) == zeros[:8]  # in graph order where they are alike
 
 
+def test_values_below_every_normal_number_lose_nothing_that_is_known() -> None:
+    entries = [QuantizedTensor(t, 1e-43, "max", None, t) for t in "ab"]
+    statistics = {"a": TensorStatistics.of(np.full(9, 1e-41, np.float32)), "b": TensorStatistics.of(np.ones(9))}
+    with np.errstate(all="raise"):
+        found = candidates(entries, statistics, {"a": ["a"], "b": ["b"]})
+    assert [e.tensor for e in found] == ["b", "a"]
+
+
 def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() -> None:
     """Inputs of 0 and 1 are whole steps of a scale of 1/127."""
     data = [{"x": np.rint(d["x"])} for d in images(4)]

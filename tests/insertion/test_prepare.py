@@ -160,6 +160,12 @@ def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.n
      "(Reshape) does not fit the constant it reads (tuple index out of range)"),
     (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
      "(Transpose) does not fit the constant it reads (repeated axis in transpose)"),
+    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]),
+     "(Transpose) does not fit the constant it reads ('str' object cannot be interpreted as an integer)"),
+    (computed("ConstantOfShape", ("s", [np.inf], np.float32)),
+     "(ConstantOfShape) does not fit the constant it reads (cannot convert float infinity to integer)"),
+    (computed("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
+     "(ConstantOfShape) does not fit the constant it reads (its value is not a tensor)"),
 ])  # fmt: skip
 def test_damaged_weights_are_named(proto: onnx.ModelProto, told: str) -> None:
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
