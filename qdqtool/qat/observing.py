@@ -62,7 +62,7 @@ class DeviceStatistics:
         if self._buffer is None or self._size + size > len(self._buffer):
             self._count()
             if self._buffer is None or size > len(self._buffer):
-                self._buffer = torch.empty(max(size, HELD), device=values.device)
+                self._buffer = torch.empty(max(size, HELD), dtype=torch.float32, device=values.device)
         self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
         self._size += size
         self._ends.extend(ends)

@@ -39,6 +39,18 @@ def test_other_layouts_types_and_values_that_are_not_finite() -> None:
     assert half.result.maximum == 1.0
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_torchs_default_type_changes_no_count(default: torch.dtype) -> None:
+    values = torch.randn(3, 4, 8, 9)
+    torch.set_default_dtype(default)
+    try:
+        mine, other = _both(values)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mine.count == other.count == values.numel()
+    np.testing.assert_array_equal(mine.histogram.counts, other.histogram.counts)
+
+
 def test_large_tensors_are_sampled_evenly_and_their_ends_are_exact() -> None:
     torch.manual_seed(1)
     values = torch.randn(8, 16, 128, 128)
