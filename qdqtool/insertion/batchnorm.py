@@ -82,10 +82,11 @@ def _output_channels(conv: Node, weight: _Array) -> int | None:
     """How many there are; None for weights that no convolution can have."""
     if weight.ndim < 3 or weight.dtype.kind in _TEXTS:
         return None
+    first, second = int(weight.shape[0]), int(weight.shape[1])
     if output_axis(conv, weight.ndim) == 0:
-        return weight.shape[0]
+        return first
     groups = conv.integer("group", 1)
-    return weight.shape[1] * groups if groups > 0 and weight.shape[0] % groups == 0 else None
+    return second * groups if groups > 0 and first % groups == 0 else None
 
 
 def fold_leading(model: Model) -> int:
