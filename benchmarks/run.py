@@ -1,4 +1,4 @@
-"""Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that need no data of your own.
+"""Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that can run here.
 
 Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
 `--` go to the script: `python benchmarks/run.py calibration_speed -- --sizes 320`.
@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NEEDS_DATA = {"accuracy"}  # run these by name, with their arguments
+DATA = {  # run these by name, with their arguments
+    "accuracy": "models and images of your own",
+    "qat": "a trained checkpoint and photographs",
+    "qat_training": "a folder, and half an hour for each seed",
+    "timing_data": "published profiles",
+    "timing_networks": "published latencies",
+    "tune": "models and images of your own",
+}
+PACKAGES = {
+    "builders": ("tensorrt_rtx",),
+    "cluster": ("distributed",),
+    "qat_calibration": ("torch", "torchvision", "ultralytics"),
+    "qat_models": ("torch", "torchvision", "ultralytics"),
+    "report": ("selenium",),
+    "tune_trained": ("torch",),
+}
 
 
 def benchmarks() -> dict[str, str]:
@@ -25,6 +41,13 @@ def benchmarks() -> dict[str, str]:
         if has_main and path != Path(__file__).resolve():
             found[path.stem] = (ast.get_docstring(tree) or "").splitlines()[0]
     return found
+
+
+def missing(name: str) -> str:
+    """What a benchmark needs that a run of all has not; empty where it can run."""
+    if name in DATA:
+        return DATA[name]
+    return ", ".join(p for p in PACKAGES.get(name, ()) if importlib.util.find_spec(p) is None)
 
 
 def main() -> int:
@@ -46,7 +69,11 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(known)}")
     failed = []
-    for name in options.names or [n for n in known if n not in NEEDS_DATA]:
+    for name in options.names or known:
+        why = "" if options.names else missing(name)
+        if why:
+            print(f"== {name}: skipped, it needs {why}", flush=True)
+            continue
         print(f"== {name}: {known[name]}", flush=True)
         if subprocess.run([sys.executable, str(HERE / f"{name}.py"), *passed], cwd=HERE.parent).returncode:
             failed.append(name)
