@@ -53,7 +53,7 @@ TORCHVISION = (
 # Inputs other than one picture of 64 pixels.
 SIZES = {
     "rtdetr-l": 256, "yolov8s-world": 192, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128,
-    "mvit_v1_b": 224, "alexnet": 224, "vgg11_bn": 224, "inception_v3": 299,
+    "mvit_v1_b": 224, "s3d": 224, "alexnet": 224, "vgg11_bn": 224, "inception_v3": 299,
 }  # fmt: skip
 VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
 DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")

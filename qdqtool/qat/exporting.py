@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections import defaultdict
@@ -26,7 +25,7 @@ from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.folding import fold_norms
 from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
-from qdqtool.qat.networks import exporting_heads, is_yolo, unwrapped
+from qdqtool.qat.networks import copied, exporting_heads, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
@@ -119,13 +118,13 @@ def export(
 
         input_names = ["images"] if input_names is None else input_names
         output_names = ultralytics.output_names(model) if output_names is None else output_names
-    twin = copy.deepcopy(model).cpu().float()
+    twin = copied(model).cpu().float()
     with exporting_heads(twin):
         _refuse_uncalibrated(twin)
         shown = checking.lively(call)
         wanted = checking.reference(twin, shown)
         options = _names(input_names, output_names, call, wanted.outputs, dynamic_batch)
-        raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, options)
+        raw, calls = _marked_proto(copied(twin), plan, call, opset, options)
         proto, numbers = _tidied(raw, calls)
         try:
             onnx.checker.check_model(proto)
@@ -166,13 +165,13 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
     model = unwrapped(model)
     plan = plan_of(model)
     file = load(path).proto
-    twin = copy.deepcopy(model).cpu().float()
+    twin = copied(model).cpu().float()
     with exporting_heads(twin):
         _refuse_uncalibrated(twin)
         call = checking.lively(call)
         wanted = checking.reference(twin, call)
         opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
-        raw, calls = _marked_proto(copy.deepcopy(twin), plan, call, opset, {})
+        raw, calls = _marked_proto(copied(twin), plan, call, opset, {})
         _, numbers = _tidied(raw, calls)
         try:
             found = _compared(file, twin, plan, call, wanted, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,3 +144,27 @@ def merge_branches(model: nn.Module) -> list[str]:
 
 def _convolutions(module: nn.Module) -> int:
     return sum(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; results of the last run that a module keeps (RAFT its correlations), which torch would not copy,
+    are copied without what they were computed from.
+    """
+    memo: dict[int, Any] = {}
+    known: set[int] = set()
+    waiting: list[Any] = [vars(m) for m in model.modules()]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in known or isinstance(item, (nn.Module, type)):
+            continue
+        known.add(id(item))
+        if isinstance(item, torch.Tensor):
+            if not item.is_leaf:
+                memo[id(item)] = item.detach().clone()
+        elif isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, (list, tuple, set)):
+            waiting.extend(item)
+        elif hasattr(item, "__dict__") and type(item).__module__.split(".")[0] != "torch":
+            waiting.append(vars(item))
+    return copy.deepcopy(model, memo)

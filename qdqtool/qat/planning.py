@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
-from qdqtool.qat.networks import exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
+from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, trace
@@ -180,7 +179,7 @@ def plan(
     model = unwrapped(model)
     merged: list[str] = []
     if merge and mergeable(model):
-        model = copy.deepcopy(model)
+        model = copied(model)
         merged = merge_branches(model)
     with exporting_heads(model):
         traced = trace(model, sample)

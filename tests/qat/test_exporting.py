@@ -217,3 +217,32 @@ def test_results_that_are_not_the_networks_are_not_written(tmp_path: Path, monke
         qat.export(model, tmp_path / "q.onnx", X, tolerance=10.0)
     (tmp_path / "q.onnx").unlink()
     assert not list(tmp_path.iterdir())
+
+
+class Kept:
+    """What a network puts its last results into that is no module, as RAFT does."""
+
+    def __init__(self) -> None:
+        self.pyramid: list[torch.Tensor] = []
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nets.conv(), nets.conv()
+        self.kept = Kept()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.one(x))
+        self.kept.pyramid = [y]
+        return self.two(y)
+
+
+def test_results_that_a_network_keeps_are_no_obstacle(tmp_path: Path) -> None:
+    model = _ready(Keeping())
+    model.train()
+    model(X).sum().backward()
+    assert model.kept.pyramid[0].grad_fn is not None
+    done = qat.export(model, tmp_path / "q.onnx", X)
+    assert done.summary["int8"] == 2
+    assert model.kept.pyramid[0].grad_fn is not None, "the network is left as it was"
