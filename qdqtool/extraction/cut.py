@@ -14,7 +14,7 @@ from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.functions import called
 from qdqtool.graph import Model, Node, tensor_bytes, without_data
-from qdqtool.subgraphs import captured
+from qdqtool.subgraphs import captured, inner_graphs
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
@@ -295,7 +295,7 @@ class Cutter:
             result.functions.extend(functions)
         used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
         opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
-        if any(n.attribute and any(a.HasField("g") or a.graphs for a in n.attribute) for n in graph.node):
+        if any(True for _ in inner_graphs(graph.node)):
             opsets = list(result.opset_import)  # a subgraph may use any of them
         copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
         del result.opset_import[:]

@@ -336,7 +336,7 @@ class _Work:
         self._arrays = (compare.random_inputs(part) if self._given is None
                         else compare.check_inputs(part, self._given))
         reference = self._runs.run(compare.float_model(part), self._arrays)
-        compare.finite(reference)
+        compare.check_finite(reference)
         self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference
         if self._noise.relative > _ROUGH:

@@ -271,7 +271,7 @@ def noise(outputs: Arrays, reference: Arrays) -> Noise:
     return Noise(each, finite)
 
 
-def finite(reference: Arrays) -> None:
+def check_finite(reference: Arrays) -> None:
     """Refuses outputs of the float network that nothing can be held against.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,14 @@ def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, 
         Image.fromarray(pixels).save(path)
         paths.append(path)
     return paths
+
+
+@contextlib.contextmanager
+def stored(folder: Path, url: str) -> Iterator[Path]:
+    """A folder that lies in fsspec's file system in memory as well, for the time."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder), url.removeprefix("memory:/"), recursive=True)
+    yield folder
+    memory.rm(url.removeprefix("memory:/"), recursive=True)

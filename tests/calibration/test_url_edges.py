@@ -17,7 +17,7 @@ from calibration.images import open_data
 from calibration.urls import UrlSource, _mark, _reason, is_url, local_path
 from qdqtool import budgets
 from qdqtool.errors import DataError
-from tests.calibration.nets import write_pictures
+from tests.calibration.nets import stored, write_pictures
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -32,10 +32,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     write_pictures(tmp_path / "in" / ".hidden", 1)
     for name in ("png", "noname.", "text.txt", ".dot.png"):
         (tmp_path / "in" / name).write_bytes(b"no picture")
-    memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / "in"), "/qdqtool-edges", recursive=True)
-    yield tmp_path / "in"
-    memory.rm("/qdqtool-edges", recursive=True)
+    with stored(tmp_path / "in", ROOT) as found:
+        yield found
 
 
 @pytest.mark.parametrize(

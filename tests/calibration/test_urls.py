@@ -15,7 +15,7 @@ from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.urls import is_url
 from qdqtool.errors import DataError
-from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.nets import conv_net, stored, write_pictures
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -30,10 +30,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
     (tmp_path / "in" / ".hidden.png").write_bytes(b"left out")
     (tmp_path / "in" / "notes.txt").write_text("left out")
-    memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / "in"), "/qdqtool-test", recursive=True)
-    yield tmp_path / "in"
-    memory.rm("/qdqtool-test", recursive=True)
+    with stored(tmp_path / "in", ROOT) as found:
+        yield found
 
 
 def test_what_is_a_url() -> None:
