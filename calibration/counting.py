@@ -48,7 +48,8 @@ class Tally:
         self.forget()
         self._focus = focus
         self._fetcher = None if session is None else Fetcher(session)
-        self._pool = ThreadPoolExecutor(counters, initializer=_prepare_thread)
+        self._others = counters - 1  # beside the thread that calls
+        self._pool = ThreadPoolExecutor(max(1, self._others))  # threads begin when they are needed
 
     def __enter__(self) -> Tally:
         return self
@@ -81,23 +82,35 @@ class Tally:
         sample, images = loaded
         arrays = {**sample, **(self._fetcher.run(sample) if self._fetcher else {})}
         looked_at = None if self._focus is None else self._focus.find(arrays)
-        largest_first = sorted(self.tensors, key=lambda n: -arrays[n].size)
+        largest_first = iter(sorted(self.tensors, key=lambda n: -arrays[n].size))
+
+        def count() -> None:
+            while (name := next(largest_first, None)) is not None:
+                self._count(number, name, arrays[name], looked_at)
+
         with self.lock:
-            list(self._pool.map(lambda n: self._count(number, n, arrays[n], looked_at), largest_first))
+            others = [self._pool.submit(count) for _ in range(self._others)]
+            count()
+            for other in others:
+                other.result()
             self.images += images
             self.done.add(number)
 
     def _count(self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
         part = self.tensors[name]
-        part.add(array, _thread.scratch)
+        everywhere = looked_at is not None and looked_at.covers(array)
+        part.add(array, _thread.scratch, everywhere)
         if number in self.spotted:
             part.add_spots(array, number)
-        if looked_at is not None:
+        if looked_at is not None and not everywhere:
             part.add_focus(looked_at.values(array), _thread.scratch)
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """Work buffers of each thread, made when it first asks for them."""
+
+    def __init__(self) -> None:
+        self.scratch = scratch_buffer()
 
 
-def _prepare_thread() -> None:
-    _thread.scratch = scratch_buffer()
+_thread = _Thread()

@@ -47,6 +47,10 @@ class FocusMap:
         rows = self._indices(array.shape[2], array.shape[3])
         return [np.take(a.reshape(len(a), -1), at, axis=1) for a, at in zip(array, rows, strict=True) if len(at)]
 
+    def covers(self, array: npt.NDArray[Any]) -> bool:
+        """Whether every position of an activation [n, c, h, w] is looked at, so that :meth:`values` has all of it."""
+        return array.ndim == 4 and len(array) == len(self.masks) and all(mask.all() for mask in self.masks)
+
     def _indices(self, height: int, width: int) -> list[_Indices]:
         if (height, width) not in self._known:
             self._known[height, width] = [np.flatnonzero(resized(m, height, width)) for m in self.masks]

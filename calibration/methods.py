@@ -197,15 +197,18 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
         square of the biased error, as a part of the squared error at ``amax`` (the mean of the parts).
     """
     ranges = np.minimum(amax * _NEAR, max(p.absmax for p in parts))
-    known = [rounding(p.spots, ranges, INT8_LEVELS) for p in parts if p.spots]
-    shares = [biased / whole[_SAME] for biased, whole in known if whole[_SAME] > 0.0]
-    if not shares:
+    known = [(p.spots, *rounding(p.spots, ranges[_SAME : _SAME + 1], INT8_LEVELS)) for p in parts if p.spots]
+    known = [(spots, biased, whole) for spots, biased, whole in known if whole[0] > 0.0]
+    if not known:
         return amax
     costs = error(ranges)
     if not costs[_SAME] > 0.0:
         return amax
-    total = costs / costs[_SAME] + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2
-    return float(ranges[int(np.argmin(total))])
+    costs /= costs[_SAME]
+    here = 1.0 + BIASED_WEIGHT * float(np.mean([biased[0] / whole[0] for _, biased, whole in known])) ** 2
+    ranges, costs = ranges[costs <= here], costs[costs <= here]  # where the error alone is more, the sum is
+    shares = [rounding(spots, ranges, INT8_LEVELS)[0] / whole[0] for spots, _, whole in known]
+    return float(ranges[int(np.argmin(costs + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2))])
 
 
 def focused_error(

@@ -23,7 +23,6 @@ IMAGES = 16  # images that are looked at
 POSITIONS = 48  # in each map
 CHANNELS = 48  # of each map
 _GOLDEN = 0.6180339887498949  # steps of this part of a whole fill it evenly, however many there are
-_AT_ONCE = 8  # ranges
 
 
 def chosen(samples: int | None) -> frozenset[int]:
@@ -63,20 +62,21 @@ def rounding(spots: Sequence[Spots], ranges: Floats, levels: int) -> tuple[Float
         error, which is the square of a channel's mean error over an image (without what so few positions make of mere
         noise: the estimate is unbiased, and not below zero), and the whole squared error.
     """
-    biased = np.zeros((len(spots), len(ranges)))
-    whole = np.zeros((len(spots), len(ranges)))
+    biased = np.empty((len(spots), len(ranges)))
+    whole = np.empty((len(spots), len(ranges)))
+    scales = (ranges / levels).astype(np.float32)[:, None, None]
+    steps_squared = (ranges / levels) ** 2
     for image, values in enumerate(spots):
         count = len(values)
-        for start in range(0, len(ranges), _AT_ONCE):
-            scales = (ranges[start : start + _AT_ONCE] / levels).astype(np.float32)[:, None, None]
-            error = np.rint(values / scales)
-            np.clip(error, -levels, levels, out=error)
-            error *= scales
-            error -= values
-            mean = error.mean(axis=1, dtype=np.float64)
-            square = np.einsum("rpc,rpc->r", error, error, dtype=np.float64) / count
-            spread = (mean * mean).sum(axis=1)
-            whole[image, start : start + _AT_ONCE] = square
-            biased[image, start : start + _AT_ONCE] = np.maximum(count * spread - square, 0.0) / (count - 1)
+        exact = values / scales  # in steps [range, position, channel]
+        error = np.rint(exact)
+        np.maximum(error, -levels, out=error)
+        np.minimum(error, levels, out=error)
+        error -= exact
+        mean = error.sum(axis=1) / count
+        square = np.square(error, out=error).sum(axis=(1, 2)) * (steps_squared / count)
+        spread = np.square(mean).sum(axis=1) * steps_squared
+        whole[image] = square
+        biased[image] = np.maximum(count * spread - square, 0.0) / (count - 1)
     # In an order of their own, so that the sums do not depend on which image was counted first.
     return np.sort(biased, axis=0).sum(axis=0) / len(spots), np.sort(whole, axis=0).sum(axis=0) / len(spots)

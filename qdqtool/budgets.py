@@ -34,7 +34,7 @@ PICTURE_PIXELS = 64_000_000  # of one picture; 8 cameras' worth, and 260 MB deco
 PICTURE_FILE = 256 * MB  # of one picture behind a URL, which is held packed: as many pixels as a picture may have
 PIXELS_AT_ONCE = 64_000_000  # decoded at the same time, over all threads
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
-FETCHED = 64 * MB  # of wanted tensors, held by all threads together
+FETCHED = 128 * MB  # of wanted tensors, held by all threads together
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
-from qdqtool.trt.simulation import assumed_target, simulate
+from qdqtool.trt.simulation import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
@@ -56,6 +56,16 @@ def predict(
         if advice:
             prediction.findings = advise(index, prediction, chosen, way)
     return prediction
+
+
+def outcome(model: Model, target: Target) -> Prediction:
+    """The bare outcome: no findings, and what a target assumes is taken for settled."""
+    with _collector_paused():
+        if target.is_rtx:
+            from qdqtool.rtx.predict import predict_rtx
+
+            return predict_rtx(model, target.name)
+        return settled(model, target)
 
 
 def advise(

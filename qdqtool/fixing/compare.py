@@ -17,8 +17,9 @@ from qdqtool import budgets, qdq
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
-from qdqtool.graph import Model, infer, without_large_weights
+from qdqtool.graph import Model, without_large_weights
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.live import peak_bytes
 from qdqtool.onnxgraph.view import View
 
 __all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
@@ -200,7 +201,7 @@ class Runs:
             self.seconds = limit * budgets.SESSION_RUNS
         if self.seconds <= 0:
             raise TooMuch("the time for comparing outputs is used up")
-        need = peak_bytes(proto, inputs)
+        need = _peak_bytes(proto, inputs)
         if need > budgets.SESSION_BYTES:
             raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
                           f"{budgets.amount(budgets.SESSION_BYTES)}")
@@ -217,40 +218,15 @@ def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
     return Runs().run(proto, inputs)
 
 
-def peak_bytes(proto: onnx.ModelProto, inputs: Arrays) -> int:
-    """What the tensors take that live at the same time, from their shapes; a tensor of unknown shape counts nothing."""
+def _peak_bytes(proto: onnx.ModelProto, inputs: Arrays) -> int:
+    """What its tensors take at once with these inputs."""
     slim = without_large_weights(proto)
     del slim.graph.value_info[:]
     for value in slim.graph.input:
         if value.name in inputs:
             kind = value.type.tensor_type.elem_type
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, inputs[value.name].shape))
-    inferred = infer(slim)
-    if inferred is None:
-        return sum(array.nbytes for array in inputs.values())
-    sizes = {v.name: _bytes_of(v) for v in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)}
-    last: dict[str, int] = {}
-    for index, node in enumerate(proto.graph.node):
-        last.update(dict.fromkeys(node.input, index))
-    kept = {v.name for v in (*proto.graph.output, *proto.graph.input)}
-    live = peak = sum(sizes.get(v.name, 0) for v in proto.graph.input)
-    for index, node in enumerate(proto.graph.node):
-        live += sum(sizes.get(t, 0) for t in set(node.output))
-        peak = max(peak, live)
-        live -= sum(sizes.get(t, 0) for t in {*node.input, *node.output} if last.get(t, index) <= index
-                    and t not in kept and t in sizes)
-    return peak
-
-
-def _bytes_of(value: onnx.ValueInfoProto) -> int:
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return 0
-    try:
-        width = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
-    except (KeyError, TypeError):
-        width = 4
-    return int(width) * math.prod(max(int(d.dim_value), 0) if d.HasField("dim_value") else 1 for d in tensor.shape.dim)
+    return peak_bytes(Model(slim, sha256="edited"))
 
 
 def noise(outputs: Arrays, reference: Arrays) -> Noise:

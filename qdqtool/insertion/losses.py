@@ -24,11 +24,15 @@ from qdqtool.errors import ModelError
 from qdqtool.graph import Model, without_large_weights
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.onnxgraph.heads import find_head
+from qdqtool.onnxgraph.live import peak_bytes
+from qdqtool.runtime import cores
 from qdqtool.sessions import open_proto
+from qdqtool.threads import Crew
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
     from calibration import FocusMap, Preprocess, TensorStatistics
+    from calibration.dataset import Task
 
 TRIED = 8
 SAMPLES = 2
@@ -92,7 +96,7 @@ def candidates(
         sources: For each activation, the tensors that its values come from.
         count: How many to return.
     """
-    from calibration.methods import INT8_LEVELS, focused_error
+    from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
 
     ranked: list[tuple[float, int, QuantizedTensor]] = []
     for entry in quantized:
@@ -101,7 +105,8 @@ def candidates(
         for name in sources[entry.tensor]:
             seen = statistics[name]
             if seen.absmax > 0.0:
-                error = focused_error(seen, np.array([entry.scale * INT8_LEVELS, seen.absmax * 1e-6]))
+                ranges = np.array([entry.scale * INT8_LEVELS, seen.absmax * 1e-6])
+                error = focused_error(seen, ranges, bits=SEARCH_BITS)
                 if error[1] > 0.0:  # 0 where all values are below the smallest normal float32
                     worst = max(worst, float(error[0] / error[1]))
         ranked.append((-worst, len(ranked), entry))
@@ -133,7 +138,7 @@ def measure(
     """
     from calibration import Focus, Preprocess, open_data
     from calibration.partial import input_specs
-    from calibration.session import return_freed_memory
+    from calibration.session import return_freed_memory, worker_count
 
     if isinstance(data, Iterator):
         return None
@@ -142,20 +147,29 @@ def measure(
     switches, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
-    session = _session(switched, model)
+    at_once = max(1, min(samples, worker_count(peak_bytes(model), cores())))
+    session = _session(switched, model, max(1, cores() // at_once))
     return_freed_memory()
-    total = 0.0
-    without = np.zeros(len(tried))
-    used = 0
-    for sample in dataset:
+
+    def errors(sample: _Feeds) -> list[float]:
+        """With all quantized, and with each of those that are tried left out."""
         floats = _run(session, sample, switches, dict.fromkeys(switches, False))
         before = Compared(floats, focus.find(floats) if focus else None)
         del floats  # onnxruntime uses the memory of outputs again that are let go of
-        everything = dict.fromkeys(switches, True)
-        total += before.error(_run(session, sample, switches, everything))
-        for index, entry in enumerate(tried):
-            without[index] += before.error(_run(session, sample, switches, {**everything, entry.tensor: False}))
-        used += 1
+        return [before.error(_run(session, sample, switches, {t: t != left_out for t in switches}))
+                for left_out in (None, *(entry.tensor for entry in tried))]
+
+    crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
+
+    def work() -> None:
+        for number, load in crew.tasks():
+            loaded = load()
+            if loaded is not None:
+                crew.put((number, errors(loaded[0])))
+
+    found = dict(crew.results([work] * at_once))
+    used = len(found)
+    total, *without = np.sum([found[number] for number in sorted(found)], axis=0) if found else [0.0]
     if total <= 0.0:
         return None
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
@@ -276,19 +290,13 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
     codes = {n.output[0]: n for n in copy.graph.node if n.name in by_node}
     switches: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
-    renamed: dict[str, str] = {}
     for node in copy.graph.node:
-        for position, name in enumerate(node.input):
-            if name in renamed:
-                node.input[position] = renamed[name]
-        nodes.append(node)
-        if node.op_type == "DequantizeLinear" and node.input[0] in codes:
-            quantizer = codes[node.input[0]]
+        quantizer = codes.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if quantizer is None:
+            nodes.append(node)
+        else:
             tensor = by_node[quantizer.name]
-            switch = switches.setdefault(tensor, f"{quantizer.name}/switch")
-            chosen = f"{node.output[0]}/chosen"
-            renamed[node.output[0]] = chosen
-            nodes.append(helper.make_node("Where", [switch, node.output[0], quantizer.input[0]], [chosen]))
+            nodes.append(_switch(switches.setdefault(tensor, f"{quantizer.name}/switch"), quantizer, node))
     graph = copy.graph
     kept = list(nodes)
     del graph.node[:]
@@ -297,9 +305,26 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
     return switches, partial_model(Model(copy, sha256="edited"), compared_tensors(model))
 
 
-def _session(switched: onnx.ModelProto, model: Model) -> Any:
+def _switch(name: str, quantizer: onnx.NodeProto, dequantizer: onnx.NodeProto) -> onnx.NodeProto:
+    """A node in the place of a DQ: what it gives, or what its Q gets. Where would read both, each time."""
+    code, quantized = f"{dequantizer.output[0]}/code", f"{dequantizer.output[0]}/quantized"
+    inside = []
+    for node, source, result in ((quantizer, quantizer.input[0], code), (dequantizer, code, quantized)):
+        inside.append(onnx.NodeProto())
+        inside[-1].CopyFrom(node)
+        inside[-1].input[0], inside[-1].output[0] = source, result
+    unquantized = helper.make_node("Identity", [quantizer.input[0]], [f"{dequantizer.output[0]}/float"])
+    then, otherwise = (
+        helper.make_graph(body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])])
+        for body in (inside, [unquantized])
+    )
+    return helper.make_node("If", [name], [dequantizer.output[0]], name=dequantizer.name,
+                            then_branch=then, else_branch=otherwise)
+
+
+def _session(switched: onnx.ModelProto, model: Model, threads: int = 0) -> Any:
     try:
-        return open_proto(switched, 0, weights=model.initializers, fold_qdq=False)
+        return open_proto(switched, threads, weights=model.initializers, fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _cannot_run(error) from error
 

@@ -59,6 +59,18 @@ def test_activations_that_are_maps(shape: tuple[int, ...], rows: int) -> None:
         assert found._indices(4, 4) is found._indices(4, 4), "sought once"
 
 
+def test_a_map_that_is_looked_at_everywhere() -> None:
+    full, most = np.ones((2, 2), bool), at(2, 2, (0, 0), (0, 1), (1, 0))
+    for shape, masks, wanted in [
+        ((2, 3, 4, 4), [full, full], True), ((2, 3, 5, 1), [full, full], True), ((2, 3, 4, 4), [full, most], False),
+        ((1, 3, 4, 4), [full, full], False), ((2, 3, 4), [full, full], False), ((1, 1, 2, 2), [most], False),
+    ]:  # fmt: skip
+        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        assert FocusMap(masks).covers(array) is wanted
+        if wanted:
+            assert np.concatenate([v.ravel() for v in FocusMap(masks).values(array)]).tolist() == array.ravel().tolist()
+
+
 def test_a_row_without_positions_gives_nothing() -> None:
     parts = FocusMap([at(2, 2), at(2, 2, (0, 1))]).values(np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2))
     assert [p.tolist() for p in parts] == [[[5.0]]]

@@ -19,7 +19,7 @@ FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
 def test_workers_follow_cores_and_memory() -> None:
     assert [worker_count(1 << 20, available) for available in (1, 2, 3, 4, 8, 64)] == [1, 2, 3, 2, 4, 4]
-    assert worker_count(20 << 20, 64) == 3
+    assert worker_count(40 << 20, 64) == 3
     assert worker_count(1 << 40, 64) == 1
     assert worker_count(0, 2) == 2
 

@@ -29,8 +29,8 @@ def test_workers_by_cores() -> None:
 
 
 def test_workers_by_what_they_hold() -> None:
-    assert budgets.FETCHED == 64 * MB
-    sizes = [0, 1, 16 * MB, 16 * MB + 1, 21 * MB, 22 * MB, 32 * MB, 32 * MB + 1, 64 * MB, 65 * MB, 1 << 50]
+    assert budgets.FETCHED == 128 * MB
+    sizes = [0, 1, 32 * MB, 32 * MB + 1, 42 * MB, 43 * MB, 64 * MB, 64 * MB + 1, 128 * MB, 129 * MB, 1 << 50]
     assert [worker_count(s, 64) for s in sizes] == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1]
 
 

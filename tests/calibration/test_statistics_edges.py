@@ -49,6 +49,27 @@ def test_equal_bins() -> None:
     assert len(of(1.0).linear().counts) == 2048
 
 
+@pytest.mark.parametrize("before", [[], [64.0], [1e-3]])
+@pytest.mark.parametrize("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
+def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[float], values: list[float]) -> None:
+    once, twice = of(*before), of(*before)
+    for part in (once, twice):
+        part.add_focus([np.full(3, 2.0, np.float32)] if before else [])
+    for given in ([0.25], values):
+        array = np.array(given, np.float32)
+        once.add(array, looked_at=True)
+        twice.add(array)
+        twice.add_focus([array])
+    for one, other in ((once, twice), (once.focus, twice.focus)):
+        assert one is not None and other is not None
+        assert repr(one) == repr(other) and one.counter.top == other.counter.top
+        assert one.counter.counts.tolist() == other.counter.counts.tolist()
+    assert of(1.0).focus is None
+    fresh = of(1.0)
+    fresh.add(np.array([2.0], np.float32), looked_at=True)
+    assert fresh.focus is not None and fresh.focus.count == 1
+
+
 def test_merging_and_copying_keep_their_own() -> None:
     one, other = of(1.0), of(-2.0, math.nan)
     one.add_focus([np.ones(2, np.float32)])
