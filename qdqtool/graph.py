@@ -147,8 +147,8 @@ class Model:
                     self.consumers.setdefault(name, []).append(node)
         self.ordered = self._order()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
-        #: What other modules worked out about nodes, by node index; dropped with the constants that it came from.
-        self.memory: dict[str, dict[int, Any]] = {}
+        #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
+        self.memory: dict[str, dict[Any, Any]] = {}
 
     def _order(self) -> list[Node]:
         ready: set[str] = set()

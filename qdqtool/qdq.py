@@ -7,6 +7,7 @@ weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,26 +50,53 @@ def precision_of(elem_type: int) -> Precision:
     return _INTEGER.get(elem_type) or _FLOAT.get(elem_type) or _OTHER.get(elem_type) or Precision.UNKNOWN
 
 
+class PerChannel(tuple[float, ...]):
+    """One scale for each channel."""
+
+    @functools.cached_property
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest; there may be a million, and they are told many times."""
+        return min(self), max(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The flat values of a scale or a zero point: one object for all nodes that read the tensor, which may be large."""
+
+    values: npt.NDArray[Any]
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Equal for equal values; of one value where all are the same."""
+        values = self.values[:1] if (self.values == self.values[:1]).all() else self.values
+        return hashlib.sha256(np.ascontiguousarray(values).data).digest()
+
+    @functools.cached_property
+    def told(self) -> float | PerChannel:
+        """One number, or one for each channel."""
+        return float(self.values[0]) if self.values.size == 1 else PerChannel(self.values.tolist())
+
+
 @dataclass(frozen=True, eq=False)
 class QuantParams:
     """Scale and zero point of a Q or DQ node.
 
     Attributes:
-        scale: Flat float64 array of the scales, in units of the tensor per integer step; None when computed at run
-            time or its data is not at hand.
+        scales: Flat float64 scales, in units of the tensor per integer step; None when computed at run time or the
+            data is not at hand.
         scale_shape: The scale tensor's dimensions; None when unknown.
         scale_type: ONNX element type of the scale; 0 when unknown.
-        zero_point: Flat int64 array; zeros where the input is missing; None when not known.
+        zero_points: Flat int64 zero points; zeros where the input is missing; None when not known.
         has_zero_point: Whether the node has a zero-point input.
         precision: The quantized type.
         axis: The channel axis of a per-channel node, as written (default 1); None for per-tensor.
         axis_given: Whether the node has an ``axis`` attribute.
     """
 
-    scale: npt.NDArray[np.float64] | None
+    scales: Numbers | None
     scale_shape: tuple[int, ...] | None
     scale_type: int
-    zero_point: npt.NDArray[np.int64] | None
+    zero_points: Numbers | None
     has_zero_point: bool
     precision: Precision
     axis: int | None
@@ -78,14 +106,24 @@ class QuantParams:
     def per_channel(self) -> bool:
         return self.axis is not None
 
+    @property
+    def scale(self) -> npt.NDArray[np.float64] | None:
+        """The values of ``scales``."""
+        return None if self.scales is None else self.scales.values
+
+    @property
+    def zero_point(self) -> npt.NDArray[np.int64] | None:
+        """The values of ``zero_points``."""
+        return None if self.zero_points is None else self.zero_points.values
+
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
         """Equal for two that quantize alike (see :meth:`same_as`); None when a scale is not known or no number."""
-        if self.scale is None or self.zero_point is None or np.isnan(self.scale).any():
+        if self.scales is None or self.zero_points is None or np.isnan(self.scales.values).any():
             return None
-        zero = self.zero_point[:1] if (self.zero_point == self.zero_point[:1]).all() else self.zero_point
-        axis = self.axis if self.scale.size > 1 else None
-        return self.precision, axis, self.scale.tobytes(), zero.tobytes()
+        size = self.scales.values.size
+        axis = self.axis if size > 1 else None
+        return self.precision, axis, size, self.scales.digest, self.zero_points.digest
 
     def same_as(self, other: QuantParams) -> bool | None:
         """Whether both quantize alike; None when a scale is not known."""
@@ -122,21 +160,20 @@ def read_params(model: Model, node: Node) -> QuantParams:
 
 def _read_params(model: Model, node: Node) -> QuantParams:
     scale_name, zero_name = node.input(1), node.input(2)
-    scale = _flat(model.constant(scale_name), np.float64)
+    scales = _numbers(model, scale_name, np.float64)
     shape = model.constant_shape(scale_name)
-    count = math.prod(shape) if shape is not None else (scale.size if scale is not None else 0)
-    zero: npt.NDArray[np.int64] | None
+    size = scales.values.size if scales is not None else 0
+    count = math.prod(shape) if shape is not None else size
     if zero_name:
-        zero = _flat(model.constant(zero_name), np.int64)
-        if zero is None and model.constant_shape(zero_name) is None:
-            zero = None
+        zeros = _numbers(model, zero_name, np.int64)
     else:
-        zero = np.zeros(scale.size if scale is not None else 1, np.int64)  # what the file says its size is may be wrong
+        # As many as there are scales: what the file says of their number may be wrong.
+        zeros = Numbers(np.broadcast_to(np.zeros(1, np.int64), (size if scales is not None else 1,)))
     return QuantParams(
-        scale=scale,
+        scales=scales,
         scale_shape=shape,
         scale_type=model.elem_type(scale_name),
-        zero_point=zero,
+        zero_points=zeros,
         has_zero_point=bool(zero_name),
         precision=_quantized_type(model, node, zero_name),
         axis=_axis(node) if count > 1 else None,
@@ -149,8 +186,15 @@ def _axis(node: Node) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _flat(value: npt.NDArray[Any] | None, dtype: Any) -> Any:
-    return None if value is None else np.asarray(value).astype(dtype).reshape(-1)
+def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None:
+    """A constant's values, kept with the model for its other readers."""
+    known = model.memory.setdefault(f"numbers of {np.dtype(dtype)}", {})
+    if name not in known:
+        value = model.constant(name)
+        known[name] = None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))
+    found = known[name]
+    assert found is None or isinstance(found, Numbers)
+    return found
 
 
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:

@@ -16,7 +16,10 @@ def number(value: float | None) -> str:
 def scale_words(scale: Scale) -> str:
     """A number, or the range of one for each channel."""
     if isinstance(scale, tuple):
-        return f"{number(min(scale))} to {number(max(scale))}" if scale else "unknown"
+        if not scale:
+            return "unknown"
+        least, greatest = scale.span
+        return f"{number(least)} to {number(greatest)}"
     return number(scale)
 
 

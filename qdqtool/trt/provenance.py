@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-Scale = float | tuple[float, ...] | None
+from qdqtool.qdq import PerChannel
+
+Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""
 
 

@@ -16,10 +16,8 @@ _LIMIT = 400  # tensors looked at from one
 
 def scale_of(layer: Layer | None) -> Scale:
     """The scale of a Q or DQ: one number, or one for each channel."""
-    if layer is None or layer.quant is None or layer.quant.scale is None:
-        return None
-    values = layer.quant.scale
-    return float(values[0]) if values.size == 1 else tuple(values.tolist())
+    scales = None if layer is None or layer.quant is None else layer.quant.scales
+    return None if scales is None else scales.told
 
 
 def elements(tensor: Tensor) -> Size | None:
