@@ -235,9 +235,13 @@ def to_float(proto: onnx.ModelProto) -> None:
             _widen_attributes(node)
         for tensor in inner.initializer:
             _widen_tensor(tensor)
+            if inner is graph:
+                tensor.name = renamed.get(tensor.name, tensor.name)  # an output as well
         values: list[Any] = list(inner.value_info)
         if inner is not graph:
             values += [*inner.input, *inner.output]
+        else:
+            values += [v for v in graph.input if v.name in model.initializers]  # as old exporters list them
         for value in values:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT

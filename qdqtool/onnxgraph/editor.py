@@ -90,6 +90,9 @@ class Editor:
         old = self._initializers.get(tensor)
         if old is not None:
             old.CopyFrom(made)
+            for listed in self.proto.graph.input:  # as old exporters do
+                if listed.name == tensor:
+                    listed.type.CopyFrom(helper.make_tensor_type_proto(made.data_type, made.dims))
             return
         maker = self.model.producer(tensor)
         if maker is not None:

@@ -354,3 +354,48 @@ def test_widening_alone_changes_no_number_by_more_than_half_precision() -> None:
     check(wide)
     feeds = half_images()[0]
     np.testing.assert_allclose(run(wide, feeds)[0], run(model, feeds)[0], atol=5e-3)
+
+
+@pytest.mark.parametrize(("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)])
+def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(kept: bool, listed: bool, ir: int) -> None:
+    net = Net()
+    net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
+    model = onnx.ModelProto()
+    model.CopyFrom(as_half(net.model(13, ir=8)))
+    model.ir_version = ir
+    graph = model.graph
+    for node in [n for n in graph.node if n.op_type == "Cast"]:  # half from its inputs to its outputs
+        node.op_type = "Identity"
+        del node.attribute[:]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]
+    infos = [onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer]
+    if kept:
+        graph.output.append(next(i for i in infos if i.name == weights[0].name))
+    if listed:
+        graph.input.extend(infos)
+    onnx.checker.check_model(model, full_check=True)
+    feeds = {"x": images(1)[0]["x"].astype(np.float16)}
+    made = insert(model, [feeds], predict=False, include=["."])
+    assert len(made.activations) == 2
+    onnx.checker.check_model(made.model, full_check=True)
+    for old, new in zip(run(model, feeds), run(made.model, feeds), strict=True):
+        assert old.dtype == new.dtype == np.float16
+        np.testing.assert_allclose(new, old, atol=0.1)
+
+
+@pytest.mark.parametrize("ir", [3, 9])
+def test_weights_that_are_listed_as_inputs_become_half_there_too(ir: int) -> None:
+    net = Net()
+    net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
+    model = net.model(13)
+    model.ir_version = ir
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer
+    )
+    made = insert(model, images(1), target="trt10", high_precision="fp16", predict=False)
+    check(made.model)
+    assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in made.model.graph.input}
+    old, new = (run(m, images(1)[0])[0] for m in (model, made.model))
+    np.testing.assert_allclose(new, old, atol=0.1)
