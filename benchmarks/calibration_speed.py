@@ -1,15 +1,17 @@
 """Time and memory of `qdqtool insert` against plain onnxruntime inference and onnxruntime's own quantizer.
 
-    python benchmarks/calibration_speed.py [--sizes 320 640] [--images 64] [--runs 3] [--json FILE]
+    python benchmarks/calibration_speed.py [--sizes 320 640] [--images 64] [--runs 3] [--json FILE] [--page FILE]
+                                           [--before TREE]
 
 Everything runs on the demo model (YOLOv8n architecture) and the same generated PNG images of the network's size, each
-row in a process of its own, from import to the written file; the least wall time of the runs counts, and the largest
-peak memory. "plain" decodes the images and runs the float model over them, nothing else; "loop" is the time that its
+row in a process of its own, from import to the written file, plain inference, the methods and, where `--before` names
+the sources of another version, its defaults in turns; the least wall time of the runs counts, and the largest peak
+memory. "plain" decodes the images and runs the float model over them, nothing else; "loop" is the time that its
 onnxruntime calls alone take, "x peak" the peak memory over plain's. Exit code 1 when a limit is missed. Memory of
 larger networks: `benchmarks/memory.py`.
 
-Limits: every method within 4 times plain and 350 MB at 320, 3.5 times and 900 MB at 640; peak memory with eight times
-the images within 5 %.
+Limits: every method within 2.85 times plain and 350 MB at 320, 1.95 times and 450 MB at 640; peak memory with eight
+times the images within 5 %.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marked import write_rows
+from marked import publish
 
+PLAIN, BEFORE = "plain inference", "insert, the version before"
 METHODS = ("focus", "mse", "percentile", "entropy", "max")
-LIMITS = {320: (4.0, 350.0), 640: (3.5, 900.0)}  # times plain inference, MB
+LIMITS = {320: (2.85, 350.0), 640: (1.95, 450.0)}  # times plain inference, MB
 MEMORY_GROWTH = 1.05
 MORE_IMAGES = 8
+BEGIN, END = "<!-- speed: written by benchmarks/calibration_speed.py -->", "<!-- end of speed -->"
 
 
 @dataclass
@@ -51,15 +55,16 @@ class Row:
     verdict: str = ""
 
 
-def measure(command: list[str]) -> tuple[float, float, float, str]:
-    """Runs a process; wall seconds, CPU seconds, peak MB, and its output.
+def measure(command: list[str], tree: Path | None = None) -> tuple[float, float, float, str]:
+    """Runs a process, on the sources of a tree if one is given; wall seconds, CPU seconds, peak MB, and its output.
 
     Raises:
         RuntimeError: It failed.
     """
     with tempfile.TemporaryFile() as output:
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        where = None if tree is None else {**os.environ, "PYTHONPATH": str(tree.resolve())}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=where, cwd=tree)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - begin
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -72,11 +77,22 @@ def measure(command: list[str]) -> tuple[float, float, float, str]:
 
 def best(size: int, images: int, what: str, command: list[str], runs: int) -> Row:
     """The least times and the largest peak of several runs."""
-    results = [measure(command) for _ in range(runs)]
-    row = Row(size, images, what, min(r[0] for r in results), min(r[1] for r in results), max(r[2] for r in results))
-    loops = [float(r[3].split("loop ")[1].split()[0]) for r in results if "loop " in r[3]]
-    row.loop = min(loops) if loops else None
-    return row
+    return in_turns(size, images, {what: (command, None)}, runs)[0]
+
+
+def in_turns(size: int, images: int, commands: dict[str, tuple[list[str], Path | None]], runs: int) -> list[Row]:
+    """The same for several commands; on a machine whose speed drifts each gets as much of it as the others."""
+    results: dict[str, list[tuple[float, float, float, str]]] = {what: [] for what in commands}
+    for _ in range(runs):
+        for what, (command, tree) in commands.items():
+            results[what].append(measure(command, tree))
+    rows = []
+    for what, found in results.items():
+        row = Row(size, images, what, min(r[0] for r in found), min(r[1] for r in found), max(r[2] for r in found))
+        loops = [float(r[3].split("loop ")[1].split()[0]) for r in found if "loop " in r[3]]
+        row.loop = min(loops) if loops else None
+        rows.append(row)
+    return rows
 
 
 def child(role: str, *arguments: object) -> list[str]:
@@ -156,17 +172,20 @@ def more_images(images: Path, folder: Path) -> Path:
     return folder
 
 
-def bench(size: int, images: int, runs: int, peers: bool, folder: Path) -> list[Row]:
+def bench(size: int, images: int, runs: int, peers: bool, folder: Path, before: Path | None) -> list[Row]:
     measure(child("prepare", folder, size, images))
     model, pictures, output = folder / "model.onnx", folder / "images", folder / "out.onnx"
-    plain = best(size, images, "plain inference", child("plain", model, pictures), runs)
-    rows = [plain]
-    factor, memory = LIMITS.get(size, (4.0, float("inf")))
+    commands: dict[str, tuple[list[str], Path | None]] = {PLAIN: (child("plain", model, pictures), None)}
     for method in METHODS:
-        row = best(size, images, f"insert {method}", insert_command(model, pictures, output, "--method", method), runs)
+        commands[f"insert {method}"] = (insert_command(model, pictures, output, "--method", method), None)
+    if before is not None:
+        commands[BEFORE] = (insert_command(model, pictures, output), before)
+    rows = in_turns(size, images, commands, runs)
+    plain = rows[0]
+    factor, memory = LIMITS.get(size, (4.0, float("inf")))
+    for row in rows[1 : 1 + len(METHODS)]:
         slow, large = row.wall > factor * plain.wall, row.peak > memory
         row.verdict = ", ".join(["too slow"] * slow + ["too much memory"] * large) or "ok"
-        rows.append(row)
     few = rows[1].peak
     cache = folder / "cache.npz"
     first = insert_command(model, pictures, output, "--calib-cache", str(cache))
@@ -199,6 +218,21 @@ def show(rows: list[Row]) -> None:
         print(f"{r.size:>4} {r.images:>6}  {r.what:<36} {r.wall:7.2f} {r.cpu:6.2f} {r.peak:8.0f} {plain}  {r.verdict}")
 
 
+def table(rows: list[Row]) -> str:
+    """What users ask for first: the default."""
+    lines = ["| pixels | plain inference | `insert` | CPU | peak memory | the version before |",
+             "|---|---|---|---|---|---|"]
+    by_name = {(r.size, r.what): r for r in reversed(rows)}  # the first of a name counts
+    for size in dict.fromkeys(r.size for r in rows):
+        plain, ours = by_name[size, PLAIN], by_name[size, f"insert {METHODS[0]}"]
+        before = by_name.get((size, BEFORE))
+        told = f"{before.wall:.1f} s, {before.peak:.0f} MB" if before else ""
+        lines.append(f"| {size} | {plain.wall:.1f} s, {plain.peak:.0f} MB | {ours.wall:.1f} s "
+                     f"({ours.wall / plain.wall:.2f} times) | {ours.cpu / plain.cpu:.2f} times | {ours.peak:.0f} MB "
+                     f"({ours.peak / plain.peak:.2f} times) | {told} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[320, 640])
@@ -206,7 +240,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--peers", choices=["none", "small", "all"], default="small",
                         help="onnxruntime's quantizer: at 320 only (default), or at every size (17 GB at 640)")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="the sources of a version to compare with")
     parser.add_argument("--json", type=Path, help="write the rows there as well")
+    parser.add_argument("--page", type=Path, help="write the table between the markers of that page")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
@@ -221,12 +257,12 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix="qdqtool-bench-"))
         try:
             peers = options.peers == "all" or (options.peers == "small" and size <= 320)
-            rows += bench(size, options.images, options.runs, peers, folder)
+            rows += bench(size, options.images, options.runs, peers, folder, options.before)
         finally:
             shutil.rmtree(folder)
     print(f"{os.cpu_count()} cores; least of {options.runs} runs; 'loop' is plain's time inside onnxruntime")
     show(rows)
-    write_rows(options.json, rows)
+    publish(rows, table(rows), options.json, options.page, BEGIN, END)
     return int(any(r.verdict not in ("", "ok") for r in rows))
 
 

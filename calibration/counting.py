@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -90,7 +90,13 @@ class Tally:
 
         with self.lock:
             others = [self._pool.submit(count) for _ in range(self._others)]
-            count()
+            try:
+                count()
+            except BaseException:
+                list(largest_first)  # nothing is left for the others
+                raise
+            finally:
+                wait(others)
             for other in others:
                 other.result()
             self.images += images

@@ -49,7 +49,10 @@ class FocusMap:
 
     def covers(self, array: npt.NDArray[Any]) -> bool:
         """Whether every position of an activation [n, c, h, w] is looked at, so that :meth:`values` has all of it."""
-        return array.ndim == 4 and len(array) == len(self.masks) and all(mask.all() for mask in self.masks)
+        if array.ndim != 4 or len(array) != len(self.masks):
+            return False
+        height, width = array.shape[2:]
+        return all(len(at) == height * width for at in self._indices(height, width))
 
     def _indices(self, height: int, width: int) -> list[_Indices]:
         if (height, width) not in self._known:

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 OCTAVES = 20  # below 2**-20 of the largest magnitude a value is far under half a step of any useful int8 scale
 MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal float32
 _CHUNK = 1 << 17  # elements per step; the buffers of one step fit a core's second-level cache
-_ABS_MASK = np.int32(0x7FFFFFFF)
+_ABS_MASK = np.uint32(0x7FFFFFFF)
 
 
 class Histogram(NamedTuple):
@@ -97,11 +97,11 @@ class MagnitudeCounter:
         if also is not None and also.top != self.top:
             also.add(values, scratch)
             also = None
-        shift = np.int32(23 - self.bits)
+        shift = np.uint32(23 - self.bits)
         # One bin below the window's first value, in float32 bit patterns: everything smaller is raised to it.
-        lowest = np.int32(((self.top - OCTAVES + 127) << 23) - (1 << int(shift)))
+        lowest = np.uint32(((self.top - OCTAVES + 127) << 23) - (1 << int(shift)))
         buffers = scratch_buffer() if scratch is None else scratch
-        patterns = values.view(np.int32)  # numpy is slower with unsigned ones
+        patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):
             chunk = patterns[start : start + _CHUNK]
             work, bins = buffers.patterns[: len(chunk)], buffers.bins[: len(chunk)]
@@ -163,13 +163,13 @@ class MagnitudeCounter:
 class Scratch(NamedTuple):
     """Work buffers for :meth:`MagnitudeCounter.add`."""
 
-    patterns: npt.NDArray[np.int32]
+    patterns: npt.NDArray[np.uint32]
     bins: npt.NDArray[np.intp]
 
 
 def scratch_buffer() -> Scratch:
     """Work buffers for :meth:`MagnitudeCounter.add`; one pair per thread."""
-    return Scratch(np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.intp))
+    return Scratch(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp))
 
 
 @functools.lru_cache(maxsize=8)

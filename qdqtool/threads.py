@@ -78,6 +78,7 @@ class Crew(Generic[T, R]):
         try:
             work()
         except BaseException as error:
+            self.stopped = True
             self._finished.put(_Ended(error))
         else:
             self._finished.put(_Ended())

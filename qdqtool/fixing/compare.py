@@ -17,7 +17,7 @@ from qdqtool import budgets, qdq
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.live import peak_bytes
 from qdqtool.onnxgraph.view import View
@@ -201,7 +201,7 @@ class Runs:
             self.seconds = limit * budgets.SESSION_RUNS
         if self.seconds <= 0:
             raise TooMuch("the time for comparing outputs is used up")
-        need = _peak_bytes(proto, inputs)
+        need = peak_bytes(proto, {n: array.shape for n, array in inputs.items()})
         if need > budgets.SESSION_BYTES:
             raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
                           f"{budgets.amount(budgets.SESSION_BYTES)}")
@@ -216,17 +216,6 @@ class Runs:
 def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
     """One run; see :meth:`Runs.run`."""
     return Runs().run(proto, inputs)
-
-
-def _peak_bytes(proto: onnx.ModelProto, inputs: Arrays) -> int:
-    """What its tensors take at once with these inputs."""
-    slim = without_large_weights(proto)
-    del slim.graph.value_info[:]
-    for value in slim.graph.input:
-        if value.name in inputs:
-            kind = value.type.tensor_type.elem_type
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, inputs[value.name].shape))
-    return peak_bytes(Model(slim, sha256="edited"))
 
 
 def noise(outputs: Arrays, reference: Arrays) -> Noise:

@@ -147,25 +147,30 @@ def measure(
     switches, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
-    at_once = max(1, min(samples, worker_count(peak_bytes(model), cores())))
+    first = next(iter(dataset), None)
+    if first is None:
+        return None
+    held = peak_bytes(proto, {n: array.shape for n, array in first.items()})
+    at_once = max(1, min(samples, worker_count(held, cores())))
     session = _session(switched, model, max(1, cores() // at_once))
     return_freed_memory()
+    crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
 
-    def errors(sample: _Feeds) -> list[float]:
+    def errors(sample: _Feeds) -> Iterator[float]:
         """With all quantized, and with each of those that are tried left out."""
         floats = _run(session, sample, switches, dict.fromkeys(switches, False))
         before = Compared(floats, focus.find(floats) if focus else None)
         del floats  # onnxruntime uses the memory of outputs again that are let go of
-        return [before.error(_run(session, sample, switches, {t: t != left_out for t in switches}))
-                for left_out in (None, *(entry.tensor for entry in tried))]
-
-    crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
+        for left_out in (None, *(entry.tensor for entry in tried)):
+            if crew.stopped:
+                return
+            yield before.error(_run(session, sample, switches, {t: t != left_out for t in switches}))
 
     def work() -> None:
         for number, load in crew.tasks():
             loaded = load()
             if loaded is not None:
-                crew.put((number, errors(loaded[0])))
+                crew.put((number, list(errors(loaded[0]))))
 
     found = dict(crew.results([work] * at_once))
     used = len(found)
@@ -174,7 +179,7 @@ def measure(
         return None
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
     return Losses(
-        total / used,
+        float(total / used),
         [TensorLoss(tried[i].tensor, _readers(model, tried[i]), float(1.0 - without[i] / total)) for i in worst],
         used, len(tried),
     )  # fmt: skip

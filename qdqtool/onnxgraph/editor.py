@@ -68,6 +68,11 @@ class Editor:
     def _initializers(self) -> dict[str, onnx.TensorProto]:
         return {t.name: t for t in self.proto.graph.initializer}
 
+    @functools.cached_property
+    def _listed(self) -> dict[str, onnx.ValueInfoProto]:
+        """Entries of the graph's inputs; old exporters list the initializers there."""
+        return {v.name: v for v in self.proto.graph.input}
+
     def is_taken(self, name: str) -> bool:
         """Whether a node or tensor has that name."""
         return name in self._taken
@@ -90,9 +95,8 @@ class Editor:
         old = self._initializers.get(tensor)
         if old is not None:
             old.CopyFrom(made)
-            for listed in self.proto.graph.input:  # as old exporters do
-                if listed.name == tensor:
-                    listed.type.CopyFrom(helper.make_tensor_type_proto(made.data_type, made.dims))
+            if tensor in self._listed:
+                self._listed[tensor].type.CopyFrom(helper.make_tensor_type_proto(made.data_type, made.dims))
             return
         maker = self.model.producer(tensor)
         if maker is not None:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import onnx
 
-from qdqtool.graph import Model
+from qdqtool.graph import Model, without_large_weights
 
 
-def peak_bytes(model: Model) -> int:
-    """Bytes of the activations that live at the same time, from their shapes, weights apart.
+def peak_bytes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Bytes of the activations that live at the same time, weights apart.
 
-    Inputs and outputs live from the beginning and to the end. Open dimensions count as 1, a tensor of unknown shape
-    counts nothing.
+    Inputs and outputs live from the beginning and to the end. What the file says of dimensions is not believed but for
+    inputs whose shape is not given; a tensor whose shape cannot be inferred counts nothing, an open dimension 1.
+
+    Args:
+        proto: The network.
+        shapes: What its inputs will be.
     """
+    slim = without_large_weights(proto)
+    graph = slim.graph
+    del graph.value_info[:]
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for value in graph.input:
+        if value.name in shapes:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, list(shapes[value.name])))
+    model = Model(slim, sha256="edited")
     last: dict[str, int] = {}
     for position, node in enumerate(model.ordered):
         last.update(dict.fromkeys((*node.inputs, *node.captured), position))
@@ -37,4 +53,4 @@ def _bytes_of(model: Model, tensor: str) -> int:
         width = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor)).itemsize
     except (KeyError, TypeError):
         width = 4
-    return int(width) * math.prod(1 if d is None else max(d, 0) for d in shape)
+    return int(width) * math.prod(max(d or 1, 1) for d in shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,29 @@ def test_the_largest_tensors_are_counted_first(monkeypatch: pytest.MonkeyPatch) 
     with Tally(None, ["few", "most", "some"], 64, None, 1) as tally:
         tally.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
     assert order == ["most", "some", "few"]
+
+
+def test_nobody_counts_any_more_when_a_count_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calling thread runs out of memory while another one is at a tensor; the tally is used again at once."""
+    here, begun, real = threading.current_thread(), threading.Event(), Tally._count
+
+    def count(self: Tally, number: int, name: str, array: Any, looked: Any) -> None:
+        if threading.current_thread() is here:
+            begun.wait(5)
+            raise MemoryError
+        begun.set()
+        time.sleep(0.2)
+        real(self, number, name, array, looked)
+
+    names = ["a", "b", "c", "d"]
+    with Tally(None, names, 64, None, 2) as tally:
+        monkeypatch.setattr(Tally, "_count", count)
+        with pytest.raises(MemoryError):
+            tally.add(0, (dict.fromkeys(names, np.ones(9, np.float32)), 1))
+        assert not tally.lock.locked()
+        tally.forget()
+        time.sleep(0.3)
+        assert [p.count for p in tally.tensors.values()] == [0] * 4
 
 
 def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any) -> Assignment:

@@ -63,7 +63,8 @@ def test_a_map_that_is_looked_at_everywhere() -> None:
     full, most = np.ones((2, 2), bool), at(2, 2, (0, 0), (0, 1), (1, 0))
     for shape, masks, wanted in [
         ((2, 3, 4, 4), [full, full], True), ((2, 3, 5, 1), [full, full], True), ((2, 3, 4, 4), [full, most], False),
-        ((1, 3, 4, 4), [full, full], False), ((2, 3, 4), [full, full], False), ((1, 1, 2, 2), [most], False),
+        ((2, 3, 1, 2), [full, most], True), ((1, 3, 4, 4), [full, full], False), ((2, 3, 4), [full, full], False),
+        ((1, 1, 2, 2), [most], False),
     ]:  # fmt: skip
         array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         assert FocusMap(masks).covers(array) is wanted

@@ -90,3 +90,19 @@ def test_a_float_network_that_overflows_is_nothing_to_be_held_against(where):
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
     assert any("'big1' of the float network is not finite" in n and "last convolutions" in n for n in fixed.notes)
+
+
+@pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
+def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
+    monkeypatch: pytest.MonkeyPatch, shape: list[object]
+) -> None:
+    """Four outputs of 256 MB each, whatever the file states."""
+    weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)], "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["n", 1, "h", "w"])],
+        [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)], [weight],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    with pytest.raises(compare.TooMuch, match=r"would take 1 GB at once; the limit is 768 MB"):
+        compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})

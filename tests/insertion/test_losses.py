@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +13,7 @@ from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
+from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (
     Compared,
     Losses,
@@ -59,6 +63,78 @@ def test_error_and_gain_are_those_of_the_models_run_by_hand() -> None:
         assert loss.gain == pytest.approx(1 - error / total, abs=5e-3)
     gains = [loss.gain for loss in result.losses.tensors]
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
+
+
+@pytest.mark.parametrize(("opset", "ir"), [(11, 6), (13, 3), (17, 8), (21, 10)])
+def test_two_dequantizers_of_one_quantizer_are_switched_together(opset: int, ir: int) -> None:
+    data = images(2)
+    made = Net()
+    tensor = made.op("Relu", "r", made.conv("a", "x"))
+    made.output(made.conv("f", made.op("Add", "sum", made.conv("d", tensor), made.conv("e", tensor))))
+    result = qdqtool.insert(made.model(opset), data, predict=False, method="max")
+    model = result.model
+    model.ir_version = max(ir, model.ir_version)
+    second = onnx.NodeProto()
+    quantizer = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "r.out")
+    first = next(n for n in model.graph.node if n.input and n.input[0] == quantizer.output[0])
+    second.CopyFrom(first)
+    second.name, second.output[0] = first.name + "/second", first.output[0] + "/second"
+    next(n for n in model.graph.node if n.name == "e").input[0] = second.output[0]
+    model.graph.node.insert(list(model.graph.node).index(first) + 1, second)
+    check(model)
+    floats = model
+    for entry in result.activations:
+        floats = without_pair(floats, entry)
+    found = measure(model, result.activations, data, activations=result.activations)
+    total = np.mean([by_hand(run(floats, x)[0], run(model, x)[0]) for x in data])
+    assert found is not None and found.error == pytest.approx(total, rel=2e-3) and type(found.error) is float
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, started: list[float], bad: float | None = None) -> None:
+    """Runs take a tenth of a second and are noted by the first value of their sample; those of one sample fail."""
+
+    def slow(session: object, sample: dict[str, np.ndarray], switches: object, on: object) -> object:
+        first = float(sample["x"].flat[0])
+        started.append(first)
+        if first == bad:
+            raise ModelError("broken sample")
+        time.sleep(0.1)
+        return _run(session, sample, switches, on)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(losses, "_run", slow)
+    monkeypatch.setattr(losses, "cores", lambda: 2)
+
+
+def test_samples_are_measured_at_once_and_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(3)
+    made = qdqtool.insert(chain().model(), data, predict=False)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(losses, "cores", lambda cores=cores: cores)
+        found.append(measure(made.model, made.activations, data, activations=made.activations, samples=3))
+    assert found[0] is not None and found[0] == found[1]
+    started: list[float] = []
+    slowly(monkeypatch, started)
+    assert measure(made.model, made.activations, data, activations=made.activations, samples=2)
+    assert len(set(started[:2])) == 2 and len(started) == 2 * (2 + len(made.activations))
+
+
+def test_runs_end_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(2)
+    made = qdqtool.insert(chain().model(), data, predict=False)
+    started: list[float] = []
+    slowly(monkeypatch, started, float(data[0]["x"].flat[0]))
+    with pytest.raises(ModelError, match="broken sample"):
+        measure(made.model, made.activations, data, activations=made.activations)
+    assert len(started) <= 4, "the other sample's run is ended, the runs that were to follow are not begun"
+
+
+def test_nothing_is_measured_where_no_sample_can_be_read(tmp_path: Path) -> None:
+    net = Net(channels=3)
+    net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3, 3)), 3, 3))
+    made = qdqtool.insert(net.model(), images(2, 3), predict=False, include=["."])
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    assert measure(made.model, made.activations, str(tmp_path), activations=made.activations) is None
 
 
 def test_what_is_told_is_rounded_to_what_a_few_samples_can_tell() -> None:
