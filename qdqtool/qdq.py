@@ -50,13 +50,21 @@ def precision_of(elem_type: int) -> Precision:
     return _INTEGER.get(elem_type) or _FLOAT.get(elem_type) or _OTHER.get(elem_type) or Precision.UNKNOWN
 
 
-class PerChannel(tuple[float, ...]):
-    """One scale for each channel."""
+@dataclass(frozen=True)
+class PerChannel:
+    """What is told of one scale for each channel; equal for equal scales. There may be a million, told many times.
 
-    @functools.cached_property
-    def span(self) -> tuple[float, float]:
-        """The least and the greatest; there may be a million, and they are told many times."""
-        return min(self), max(self)
+    Attributes:
+        count: How many.
+        digest: Of all of them, see :attr:`Numbers.digest`.
+        least: The least of them; NaN where there is none.
+        greatest: The greatest.
+    """
+
+    count: int
+    digest: bytes
+    least: float
+    greatest: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +82,11 @@ class Numbers:
     @functools.cached_property
     def told(self) -> float | PerChannel:
         """One number, or one for each channel."""
-        return float(self.values[0]) if self.values.size == 1 else PerChannel(self.values.tolist())
+        values = self.values
+        if values.size == 1:
+            return float(values[0])
+        least, greatest = (float(values.min()), float(values.max())) if values.size else (math.nan, math.nan)
+        return PerChannel(values.size, self.digest, least, greatest)
 
 
 @dataclass(frozen=True, eq=False)

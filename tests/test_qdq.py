@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.explain.words import scale_words
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.qdq import Numbers, PerChannel, QuantParams, read_params
@@ -46,13 +47,17 @@ def test_nodes_that_share_a_tensor_share_its_values(zeros: bool) -> None:
     assert len({id(p.scales) for p in found}) == 1 and found[0].key == found[2].key
     assert all(p.scale is not None and p.scale.tolist() == [0.5, 0.25] for p in found)
     assert all(p.zero_point is not None and p.zero_point.tolist() == [0, 0] for p in found)
-    assert found[0].scales is not None and found[0].scales.told is found[0].scales.told == (0.5, 0.25)
+    assert found[0].scales is not None and found[0].scales.told is found[0].scales.told
 
 
 def test_what_is_told() -> None:
     assert Numbers(np.array([0.5])).told == 0.5
     told = Numbers(np.array([0.5, 0.125, 2.0])).told
-    assert isinstance(told, PerChannel) and told.span == (0.125, 2.0)
+    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (3, 0.125, 2.0)
+    assert told == Numbers(np.array([0.5, 0.125, 2.0])).told and scale_words(told) == "0.125 to 2"
+    assert told != Numbers(np.array([0.125, 0.5, 2.0])).told
+    assert Numbers(np.full(2, 0.5)).told != Numbers(np.full(3, 0.5)).told
+    assert scale_words(Numbers(np.array([])).told) == "unknown"
 
 
 def test_two_that_quantize_alike_have_one_key() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from qdqtool.operators import SUMS
+from qdqtool.qdq import PerChannel
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size
 
 
@@ -15,11 +16,8 @@ def number(value: float | None) -> str:
 
 def scale_words(scale: Scale) -> str:
     """A number, or the range of one for each channel."""
-    if isinstance(scale, tuple):
-        if not scale:
-            return "unknown"
-        least, greatest = scale.span
-        return f"{number(least)} to {number(greatest)}"
+    if isinstance(scale, PerChannel):
+        return f"{number(scale.least)} to {number(scale.greatest)}" if scale.count else "unknown"
     return number(scale)
 
 

@@ -25,8 +25,9 @@ Floats = npt.NDArray[np.float64]
 def zero_points(view: View, target: Target) -> list[Site]:
     """ZP-NONZERO, ZP-UINT8, DQ-3-INPUTS and ZP-VOLUME: int8 with zero points of 0, of the scale's shape."""
     sites: list[Site] = []
+    known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
     for q, dqs in _families(view):
-        site = _family_site(view, q, dqs, target)
+        site = _family_site(view, q, dqs, target, known)
         if site is not None:
             sites.append(site)
     return sites
@@ -43,7 +44,9 @@ def _families(view: View) -> list[tuple[Node | None, list[Node]]]:
     return families
 
 
-def _family_site(view: View, q: Node | None, dqs: list[Node], target: Target) -> Site | None:
+def _family_site(
+    view: View, q: Node | None, dqs: list[Node], target: Target, known: dict[object, Floats]
+) -> Site | None:
     head = q or dqs[0]
     params = view.params(head)
     if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
@@ -62,7 +65,8 @@ def _family_site(view: View, q: Node | None, dqs: list[Node], target: Target) ->
         return None
     code = "ZP-NONZERO" if shifted else "ZP-UINT8" if unsigned else "DQ-3-INPUTS" if missing else "ZP-VOLUME"
     if unsigned or shifted:
-        scale = _symmetric(params)
+        key = params.key or head.index  # None where a scale is NaN
+        scale = known[key] if key in known else known.setdefault(key, _symmetric(params))
         old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
         exact = np.array_equal(scale, params.scale)
         what = f"{head.name}: int8, zero point 0, scale {old}" + ("" if exact else f" -> {number(float(scale[0]))}")

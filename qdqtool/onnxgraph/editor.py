@@ -7,6 +7,7 @@ and no longer is, keeps a valid order and the model's metadata and value_info.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,8 @@ from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 from qdqtool.subgraphs import captured
+
+_LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 
 
 class Editor:
@@ -47,6 +50,7 @@ class Editor:
         self._first: list[onnx.NodeProto] = []
         self._retyped: set[str] = set()
         self._alias: dict[str, str] = {}
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def proto_of(self, node: Node) -> onnx.NodeProto:
         """The node in the copy."""
@@ -153,16 +157,25 @@ class Editor:
             if value.name in wanted:
                 value.type.tensor_type.elem_type = elem_type
 
+    def _parameter(self, wanted: str, value: npt.NDArray[Any]) -> str:
+        """A constant for one node; one that is larger than any real scale is stored once for all that get the same."""
+        if value.nbytes <= _LARGE_PARAMETER:
+            return self.constant(wanted, value)
+        key = value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value).data).digest()
+        if key not in self._shared:
+            self._shared[key] = self.constant(wanted, value)
+        return self._shared[key]
+
     def set_quantizer(
         self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any], axis: int | None = None
     ) -> None:
-        """Gives a Q or DQ new parameters of its own; the scale keeps the type that it had."""
+        """Gives a Q or DQ new parameters; the scale keeps the type that it had."""
         proto = self.proto_of(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
         kind = self.model.elem_type(node.input(1))
         dtype = helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
-        self.set_input(node, 1, self.constant(f"{node.name}/scale", scale.astype(dtype)))
-        self.set_input(node, 2, self.constant(f"{node.name}/zero_point", zero_point))
+        self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
+        self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
         for position in reversed(range(len(proto.attribute))):
             if proto.attribute[position].name in ("axis", "output_dtype") and (
                 axis is not None or proto.attribute[position].name == "output_dtype"
