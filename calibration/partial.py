@@ -10,7 +10,7 @@ import onnx
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec
-from qdqtool import external
+from qdqtool import external, runtime
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, all_tensors, external_location, without_data
 from qdqtool.jsontext import parse_json
@@ -83,7 +83,8 @@ def partial_model(
 ) -> onnx.ModelProto:
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
-    External data stays external.
+    External data stays external. It is made to be run: newest exporters state an IR version that the installed
+    onnxruntime refuses, whatever is in the file.
 
     Args:
         model: The model; it is not changed.
@@ -100,7 +101,7 @@ def partial_model(
             needed.update(t for t in (*node.inputs, *node.captured) if t)
     result = onnx.ModelProto()
     source = model.proto
-    result.ir_version = source.ir_version
+    result.ir_version = min(source.ir_version, runtime.IR_VERSION)
     result.opset_import.extend(source.opset_import)
     result.functions.extend(source.functions)
     graph = result.graph

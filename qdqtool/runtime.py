@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 

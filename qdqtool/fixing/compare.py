@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
-from qdqtool import budgets, qdq
+from qdqtool import budgets, qdq, runtime
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
@@ -196,6 +196,8 @@ class Runs:
             source = proto.SerializeToString()
         except (ValueError, EncodeError):
             raise RunError("the model is over 2 GB") from None
+        if proto.ir_version > runtime.IR_VERSION:  # of a field that is there twice, the last one counts
+            source += onnx.ModelProto(ir_version=runtime.IR_VERSION).SerializeToString()
         limit = budgets.SESSION_SECONDS + len(source) / budgets.SESSION_BYTES_PER_SECOND
         if self.seconds is None:
             self.seconds = limit * budgets.SESSION_RUNS

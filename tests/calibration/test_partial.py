@@ -146,3 +146,10 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         external_folder(model)
     assert str(caught.value) == f"{path}: weight file 'w.bin' of tensor 'w2' is missing"
+
+
+@pytest.mark.parametrize(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
+def test_what_is_run_has_an_ir_version_that_every_onnxruntime_reads(given: int, run: int) -> None:
+    model = conv_net()
+    model.ir_version = given
+    assert partial_model(Model(model), ["out"]).ir_version == run and model.ir_version == given

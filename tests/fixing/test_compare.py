@@ -106,3 +106,12 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     with pytest.raises(compare.TooMuch, match=r"would take 1 GB at once; the limit is 768 MB"):
         compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
+
+
+@pytest.mark.parametrize("ir", [8, 10, 11, 14, 99])
+def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -> None:
+    model = pair_model()
+    model.ir_version = ir
+    x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(compare.run(model, {"x": x})["p.DQ:0"], x, atol=0.05)
+    assert model.ir_version == ir
