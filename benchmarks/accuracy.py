@@ -1,4 +1,4 @@
-"""Agreement of quantized YOLOv8s with the float model's own detections, on calibration and evaluation data of any kind.
+"""Agreement of quantized YOLOv8-style detectors with the float model's own detections, on data of any kind.
 
     python benchmarks/accuracy.py SPLITS.toml [--methods focus,mse,max] [--modelopt PYTHON] [--onnxruntime]
                                   [--work FOLDER] [--limit N] [--json FILE] [--readme README.md]
@@ -96,8 +96,20 @@ class Result:
 
 
 def read_splits(path: Path) -> list[Split]:
-    entries = tomllib.loads(path.read_text("utf-8"))["split"]
     files = ("model", "calibration", "evaluation")
+    try:
+        entries = tomllib.loads(path.read_text("utf-8"))["split"]
+        for number, entry in enumerate(entries, 1):
+            missing = [f for f in ("name", *files) if f not in entry]
+            if missing:
+                sys.exit(f"{path}: split {number} has no '{missing[0]}'")
+            for file in files:
+                if not (path.parent / entry[file]).exists():
+                    sys.exit(f"{path}: {file} of split '{entry['name']}', {path.parent / entry[file]}, does not exist")
+    except OSError as error:
+        sys.exit(f"{path}: cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
+        sys.exit(f"{path}: is no list of [[split]]: {error}")
     return [
         Split(e["name"], *(path.parent / e[f] for f in files), judge=e.get("judge", True), limit=e.get("limit"))
         for e in entries
@@ -105,16 +117,18 @@ def read_splits(path: Path) -> list[Split]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("splits", type=Path)
-    parser.add_argument("--methods", default="focus,mse,max", help="first the one that the others are held against")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("splits", type=Path, help="the TOML file, see above")
+    parser.add_argument("--methods", default="focus,mse,max",
+                        help="of `insert`; first the one that the others are held against (default: %(default)s)")
     parser.add_argument("--modelopt", metavar="PYTHON", help="an interpreter with nvidia-modelopt[onnx]")
     parser.add_argument("--modelopt-methods", default="entropy,max")
     parser.add_argument("--onnxruntime", action="store_true", help="quantize_static, MinMax and Percentile")
     parser.add_argument("--only", metavar="REGEX", help="splits by name")
     parser.add_argument("--limit", type=int, help="at most so many evaluation images, evenly spread")
     parser.add_argument("--threads", type=int, default=0, help="of onnxruntime while evaluating")
-    parser.add_argument("--work", type=Path, default=Path("accuracy-work"))
+    parser.add_argument("--work", type=Path, default=Path("accuracy-work"),
+                        help="where detections and statistics are kept (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--readme", type=Path, help="write the table between its marks")
     options = parser.parse_args()
@@ -223,15 +237,19 @@ def quantized(
         make = lambda p: onnxruntime_static(split, method.split()[1], calibration, p)  # noqa: E731
     else:
         return ours(split, method, calibration, options)
-    path = options.work / f"{key(split, method)}.onnx"
+    path = options.work / f"{key(split, method, calibration)}.onnx"
     if not path.exists():
         make(path)
     model = path.read_bytes()
     return model, count_int8(model)
 
 
-def key(split: Split, method: str = "") -> str:
-    parts = (split.model.resolve(), split.calibration.resolve(), method)
+def key(split: Split, method: str, calibration: npt.NDArray[np.float32]) -> str:
+    """Names what is kept, by what it was made from: a folder may get more images, a file another model."""
+    data = hashlib.sha256(split.model.read_bytes())
+    for sample in calibration:
+        data.update(np.ascontiguousarray(sample).data)
+    parts = (data.hexdigest(), method)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -247,7 +265,7 @@ def ours(
     inputs = input_name(split.model)
     made = qdqtool.insert(
         split.model, [{inputs: calibration[i : i + 1]} for i in range(len(calibration))], method=name, predict=False,
-        max_images=10_000, calib_cache=options.work / f"{key(split)}.npz", **extra,
+        max_images=10_000, calib_cache=options.work / f"{key(split, '', calibration)}.npz", **extra,
     )  # fmt: skip
     model = made.model.SerializeToString()
     return model, count_int8(model)

@@ -96,9 +96,15 @@ def collect(
 
 
 def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Statistics:
+    broken = next((n for n in names if n in model.inputs and statistics[n].nonfinite), "")
     for name in names:
         part = statistics[name]
         if part.nonfinite and not part.count:
+            if broken and name != broken:
+                raise DataError(
+                    f"the calibration data has {statistics[broken].nonfinite} values that are NaN or infinite in input "
+                    f"'{broken}', so that tensor '{name}' never is finite; check the data and the preprocessing"
+                )
             raise DataError(f"{model.path or 'model'}: tensor '{name}' is NaN or infinite for every input; "
                             "check the weights and the preprocessing")
         if part.nonfinite:

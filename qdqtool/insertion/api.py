@@ -18,7 +18,7 @@ from qdqtool.insertion import halfprecision, presets, residuals
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type
+from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
 from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
@@ -149,6 +149,10 @@ def insert(
             cluster=cluster, mixed_cpus=mixed_cpus,
         )  # fmt: skip
         found = []
+        if input_type == "uint8":
+            for name in work.inputs:
+                if name in statistics and statistics[name].count:
+                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(preprocess))
         for group in groups:
             scale, said = choose_scale(group, statistics, methods)
             found.append(scale)
@@ -162,9 +166,12 @@ def insert(
         activations = [q for q in quantized if q.method != "weights-max"]
         tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
         statistics = None  # tens of megabytes, and not needed any more
-        measured = measure(
-            proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
-        )
+        try:
+            measured = measure(
+                proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
+            )
+        except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
+            warnings.append(f"what limits accuracy was not measured: {error}")
     if input_type != "float":
         notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
     if high_precision == "fp16":

@@ -41,6 +41,31 @@ class Scaling:
     def plain(self) -> bool:
         return not any(self.mean) and all(s == 1.0 for s in self.std)
 
+    def span(self) -> tuple[float, float]:
+        """What pixels from 0 to 255 become at least and at most."""
+        ends = [(p * self.scale - m) / s for p in (0.0, _LEVELS) for m, s in _pairs(self.mean, self.std)]
+        return min(ends), max(ends)
+
+
+def _pairs(mean: Sequence[float], std: Sequence[float]) -> list[tuple[float, float]]:
+    count = max(len(mean), len(std))
+    return list(zip(*((list(v) * count)[:count] if len(v) == 1 else list(v) for v in (mean, std)), strict=True))
+
+
+def check_pixels(name: str, low: float, high: float, scaling: Scaling) -> None:
+    """Whether the calibration data can be pixels under this preprocessing: of arrays nobody says how they were made.
+
+    Raises:
+        ModelError: It cannot.
+    """
+    least, most = scaling.span()
+    slack = 1e-3 * (most - least)
+    if low < least - slack or high > most + slack:
+        raise ModelError(
+            f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} in '{name}', and "
+            f"pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` and `std` that it was made with"
+        )
+
 
 def check_input_type(kind: str, target: Target) -> None:
     """Before the work: whether a target takes such an input.
@@ -72,14 +97,26 @@ def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[s
     editor = Editor(model, in_place=True)
     said = []
     for name in model.inputs:
-        quantizers = [r for r in model.readers(name) if r.op == "QuantizeLinear" and r.input(0) == name]
-        if not quantizers or model.elem_type(name) != TensorProto.FLOAT:
+        tensor = _float_of(model, name)
+        quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
+        if not quantizers or model.elem_type(tensor) != TensorProto.FLOAT:
             continue
-        said.append(_int8(editor, name, quantizers, scaling) if kind == "int8" else _uint8(editor, name, scaling))
+        if kind == "int8":
+            said.append(_int8(editor, name, tensor, quantizers, scaling))
+        else:
+            said.append(_uint8(editor, name, tensor, scaling))
     if not said:
         raise ModelError(f"`input_type={kind!r}`: no float input of the model is quantized; leave the option out")
     editor.finish()
     return said
+
+
+def _float_of(model: Model, name: str) -> str:
+    """A float16 input's values as float, where a Cast makes them and nothing else reads it; else the input itself."""
+    readers = model.readers(name)
+    if model.elem_type(name) != TensorProto.FLOAT16 or len(readers) != 1 or readers[0].op != "Cast":
+        return name
+    return name if model.is_output(name) else readers[0].output
 
 
 def _scale_of(model: Model, quantizer: Node) -> float:
@@ -88,16 +125,18 @@ def _scale_of(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _int8(editor: Editor, name: str, quantizers: Sequence[Node], scaling: Scaling) -> str:
+def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], scaling: Scaling) -> str:
     model = editor.model
-    others = [r.name for r in model.readers(name) if r.index not in {q.index for q in quantizers}]
+    others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
-    if others or len(scales) != 1 or model.is_output(name):
+    if others or len(scales) != 1 or model.is_output(tensor):
         reader = f"'{others[0]}' reads it as float" if others else "it is needed as float or with several scales"
         raise ModelError(f"`input_type='int8'`: input '{name}': {reader}; use uint8 or float")
     for q in quantizers:
         editor.redirect(q.output, name)
         editor.remove(q)
+    if tensor != name:
+        editor.remove(model.readers(name)[0])
     _retype(editor, name, TensorProto.INT8)
     scale = scales.pop()
     what = f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model takes it"
@@ -106,21 +145,24 @@ def _int8(editor: Editor, name: str, quantizers: Sequence[Node], scaling: Scalin
     return what
 
 
-def _uint8(editor: Editor, name: str, scaling: Scaling) -> str:
+def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
     model = editor.model
     if model.is_output(name):
         raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
-    pixels = editor.name(f"{name}_pixels")
-    editor.cast(name, pixels, TensorProto.FLOAT)
-    readers = model.readers(name)
+    pixels = tensor
+    if tensor == name:  # else the Cast that there is makes float of pixels too
+        pixels = editor.name(f"{name}_pixels")
+        editor.cast(name, pixels, TensorProto.FLOAT)
+    readers = model.readers(tensor)
     folded = [r for r in readers if scaling.plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
     for q in folded:
         factor = np.asarray(_scale_of(model, q) / scaling.scale, np.float32)
         editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
-    editor.redirect(name, pixels, folded)
+    if pixels != tensor:
+        editor.redirect(tensor, pixels, folded)
     if rest:
-        editor.redirect(name, _scaled(editor, name, pixels, scaling), rest)
+        editor.redirect(tensor, _scaled(editor, tensor, pixels, scaling), rest)
     _retype(editor, name, TensorProto.UINT8)
     folded_in = f"{scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
     return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"

@@ -134,7 +134,7 @@ def measure(
         None where the data cannot be read a second time, or the model has no output to look at.
 
     Raises:
-        ModelError: onnxruntime cannot run the model.
+        ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
     from calibration import Focus, Preprocess, open_data
     from calibration.partial import input_specs
@@ -159,6 +159,8 @@ def measure(
     def errors(sample: _Feeds) -> Iterator[float]:
         """With all quantized, and with each of those that are tried left out."""
         floats = _run(session, sample, switches, dict.fromkeys(switches, False))
+        if not all(np.isfinite(array).all() for array in floats.values()):
+            raise ModelError("the network's outputs are NaN or infinite on the calibration data")
         before = Compared(floats, focus.find(floats) if focus else None)
         del floats  # onnxruntime uses the memory of outputs again that are let go of
         for left_out in (None, *(entry.tensor for entry in tried)):

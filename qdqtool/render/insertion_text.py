@@ -89,12 +89,13 @@ def _losses(losses: Losses | None, width: int) -> list[str]:
         return []
     samples = f"{losses.samples} sample" + "s" * (losses.samples != 1)
     lines = ["", *wrap(
-        f"What limits accuracy: the head's outputs err by {losses.error:.1%} of their spread ({samples}); "
-        "leaving one of these float would make that",
+        f"What limits accuracy: INT8 activations move the head's outputs by {losses.error:.1%} of their spread "
+        f"({samples}). How much less it would be with one of them float ({losses.tried} tried, those with the largest "
+        "error of their own)",
         2, width, "",
     )]  # fmt: skip
     for loss in losses.tensors:
-        less = f"{losses.error * (1.0 - loss.gain):.1%}"
+        less = f"{loss.gain:.1%} less"
         price = ""
         if loss.convolutions is not None:
             conversions = "" if loss.conversions is None else f", {loss.conversions:+d} conversions"

@@ -277,3 +277,16 @@ def test_whether_a_file_was_replaced(tmp_path: Path) -> None:
     path.write_bytes(b"22")
     os.utime(path, ns=(1, first[2]))
     assert _identity(path) != first, "of another size"
+
+
+def test_nan_in_the_data_is_not_put_down_to_the_weights() -> None:
+    broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
+    for sample in broken:
+        sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
+    told = r"^the calibration data has 72 values that are NaN or infinite in input 'images', so that tensor 'row'"
+    model = conv_net()
+    for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+    model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
+    with pytest.raises(DataError, match=told):
+        run(data=broken, names=("images", "row"), model=model)

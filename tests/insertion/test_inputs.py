@@ -118,3 +118,55 @@ def test_several_inputs_are_all_changed(kind: str, mean: float) -> None:
         fed = {n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()}
     for found, expected in zip(run(changed.model, fed), run(plain.model, floats), strict=True):
         assert np.mean(np.abs(found - expected) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
+
+
+def halved(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same in float16, from its inputs to its outputs."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for tensor in result.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            half = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(half, tensor.name))
+    check(result)
+    return result
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_inputs_of_a_float16_model(kind: str, mean: float) -> None:
+    """Its input becomes integers too; the Cast to float that its widening put there is the one Cast or goes."""
+    model, preprocess = halved(two_layers()), Preprocess(mean=(mean,) * 3)
+    data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
+    plain = qdqtool.insert(model, data, predict=False, preprocess=preprocess)
+    changed = qdqtool.insert(model, data, predict=False, preprocess=preprocess, input_type=kind)
+    check(changed.model)
+    wanted_type = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == wanted_type
+    casts = [n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]
+    assert len(casts) == (kind == "uint8")
+    x = (PIXELS.astype(np.float32) / 255 - mean).astype(np.float16)
+    scale = value_of(plain.model, "a/_input_quantizer/scale")
+    codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127).astype(np.int8)
+    wanted = run(plain.model, {"x": x})[0].astype(np.float32)
+    found = run(changed.model, {"x": codes if kind == "int8" else PIXELS})[0].astype(np.float32)
+    # A float16 pixel is off by up to a half of a thousandth: one code more or less at ties.
+    assert np.mean(np.abs(wanted - found) > (0.0 if kind == "int8" else 0.01)) < (1e-9 if kind == "int8" else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "good"), [(0.0, 1.0, True), (0.2, 0.9, True), (-1.0, 1.0, False), (0, 255, False)]
+)
+def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good: bool) -> None:
+    data = [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
+    if good:
+        assert "feed pixels" in qdqtool.insert(two_layers(), data, input_type="uint8", predict=False).notes[-1]
+        return
+    told = rf"from {low:g} to {high:g} in 'x', and pixels become 0 to 1; give the `scale`"
+    with pytest.raises(ModelError, match=told):
+        qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
+    scaled = Preprocess(scale=1.0) if high > 1 else Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert qdqtool.insert(two_layers(), data, input_type="uint8", predict=False, preprocess=scaled)
+    assert qdqtool.insert(two_layers(), data, input_type="int8", predict=False)
