@@ -117,8 +117,8 @@ def way_named(name: str) -> Way:
         import difflib
 
         near = difflib.get_close_matches(text, WAYS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise QdqtoolError(f"unknown way to build '{name[:40]}'{hint} Choose one of {', '.join(WAYS)}")
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise QdqtoolError(f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}")
     return found
 
 

@@ -49,7 +49,7 @@ def test_layouts(shape: Shape, size: tuple[int, int] | None, found: tuple[bool, 
     assert (made.nhwc, made.channels, made.height, made.width) == found
 
 
-OPEN = "leaves the image size open; give it, for example 640x640"
+OPEN = "leaves the image size open; give `size`, for example 640x640"
 IMPOSSIBLE = ": image size {} is not possible; the limit is 16777216 pixels"
 
 

@@ -60,3 +60,8 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", model, "--for", "make"]) == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1
+
+
+def test_a_way_that_resembles_none_is_told_with_those_there_are() -> None:
+    with pytest.raises(QdqtoolError, match=r"^unknown way to build 'qqqq'; choose one of trtexec, python, "):
+        way_named("qqqq")
