@@ -74,6 +74,7 @@ class Split:
     evaluation: Path
     judge: bool = True
     limit: int | None = None
+    made_from: str = ""  # digest of the model and the calibration arrays
     images: tuple[int, int] = (0, 0)
     boxes: int = 0
     references: list[Detections] = field(default_factory=list)
@@ -160,6 +161,7 @@ def measure(split: Split, methods: Sequence[str], peers: Sequence[str], options:
         chosen = np.unique(np.linspace(0, len(images) - 1, limit).astype(int))
     samples = [np.ascontiguousarray(images[i : i + 1]) for i in chosen]
     calibration = load_samples(split.model, split.calibration)
+    split.made_from = digest(split.model, calibration)
     floats = detect(split.model.read_bytes(), samples, options)
     split.references = [d.above(0.25) for d in floats]
     split.images, split.boxes = (len(calibration), len(samples)), sum(len(r.scores) for r in split.references)
@@ -237,20 +239,24 @@ def quantized(
         make = lambda p: onnxruntime_static(split, method.split()[1], calibration, p)  # noqa: E731
     else:
         return ours(split, method, calibration, options)
-    path = options.work / f"{key(split, method, calibration)}.onnx"
+    path = options.work / f"{key(split, method)}.onnx"
     if not path.exists():
         make(path)
     model = path.read_bytes()
     return model, count_int8(model)
 
 
-def key(split: Split, method: str, calibration: npt.NDArray[np.float32]) -> str:
-    """Names what is kept, by what it was made from: a folder may get more images, a file another model."""
-    data = hashlib.sha256(split.model.read_bytes())
+def digest(model: Path, calibration: npt.NDArray[np.float32]) -> str:
+    """What models are made from: a folder may get more images, a file another model."""
+    data = hashlib.sha256(model.read_bytes())
     for sample in calibration:
         data.update(np.ascontiguousarray(sample).data)
-    parts = (data.hexdigest(), method)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return data.hexdigest()
+
+
+def key(split: Split, method: str = "") -> str:
+    """Names what is kept of a split."""
+    return hashlib.sha256(repr((split.made_from, method)).encode()).hexdigest()[:16]
 
 
 def ours(
@@ -265,7 +271,7 @@ def ours(
     inputs = input_name(split.model)
     made = qdqtool.insert(
         split.model, [{inputs: calibration[i : i + 1]} for i in range(len(calibration))], method=name, predict=False,
-        max_images=10_000, calib_cache=options.work / f"{key(split, '', calibration)}.npz", **extra,
+        max_images=10_000, calib_cache=options.work / f"{key(split)}.npz", **extra,
     )  # fmt: skip
     model = made.model.SerializeToString()
     return model, count_int8(model)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import ast
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+
+from qdqtool.demo.model import yolov8n
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 OPTIONAL = {"torch", "torchvision", "ultralytics", "selenium", "distributed", "tensorrt_rtx", "lightning", "modelopt"}
@@ -48,3 +53,39 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("tune_trained") == "torch"
     assert missing("predict") == ""
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
+
+
+def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter is a stand-in: it copies the model and notes that it was asked."""
+    monkeypatch.syspath_prepend(str(HERE))
+    accuracy = runpy.run_path(str(HERE / "accuracy.py"))
+    peer, asked, model = tmp_path / "peer", tmp_path / "asked", tmp_path / "net.onnx"
+    peer.write_text(f'#!/bin/sh\necho . >> "{asked}"\ncp "$3" "$7"\n')
+    peer.chmod(0o755)
+    onnx.save(yolov8n(64), model)
+    options = SimpleNamespace(work=tmp_path, modelopt=peer)
+    images = np.zeros((2, 3, 64, 64), np.float32)
+    split = accuracy["Split"]("a", model, tmp_path / "images", tmp_path / "others")
+    for calibration, runs in ((images, 1), (images, 1), (images[:1], 2), (images + 1, 3)):
+        split.made_from = accuracy["digest"](model, calibration)
+        made, int8 = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
+        assert made == model.read_bytes() and int8 == 0 and asked.read_text().count(".") == runs
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (None, "cannot be read"), ("[[split", "is no list of"), ("x = 1", "is no list of"),
+    ('[[split]]\nname = "a"\nmodel = "m"', "split 1 has no 'calibration'"),
+    ('[[split]]\nname = "a"\nmodel = "m"\ncalibration = "c"\nevaluation = "e"', "model of split 'a'"),
+])  # fmt: skip
+def test_a_list_of_splits_that_cannot_be_used_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, told: str
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    file = tmp_path / "splits.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit, match=told) as caught:
+        runpy.run_path(str(HERE / "accuracy.py"))["read_splits"](file)
+    assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
