@@ -83,9 +83,10 @@ class TensorStatistics:
             looked_at: Whether the network looks at all of them, so that ``focus`` gets them too; the same as
                 :meth:`add_focus` with all of them, at half the work.
         """
+        parts = [self]
         if looked_at:
             self.focus = self.focus or TensorStatistics(self.bins)
-        parts = [self, self.focus] if looked_at and self.focus is not None else [self]
+            parts.append(self.focus)
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
             values = np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
         if not values.size:

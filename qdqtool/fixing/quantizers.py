@@ -66,7 +66,9 @@ def _family_site(
     code = "ZP-NONZERO" if shifted else "ZP-UINT8" if unsigned else "DQ-3-INPUTS" if missing else "ZP-VOLUME"
     if unsigned or shifted:
         key = params.key or head.index  # None where a scale is NaN
-        scale = known[key] if key in known else known.setdefault(key, _symmetric(params))
+        if key not in known:
+            known[key] = _symmetric(params)
+        scale = known[key]
         old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
         exact = np.array_equal(scale, params.scale)
         what = f"{head.name}: int8, zero point 0, scale {old}" + ("" if exact else f" -> {number(float(scale[0]))}")

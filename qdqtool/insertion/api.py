@@ -185,9 +185,8 @@ def insert(
             result.prediction = prediction.predict(proto, chosen)
             if measured is not None:
                 result.losses = with_predictions(
-                    measured, proto, result.activations, result.prediction,
-                    lambda p: prediction.outcome(p, chosen),
-                )  # fmt: skip
+                    measured, proto, result.activations, result.prediction, lambda p: prediction.outcome(p, chosen)
+                )
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result

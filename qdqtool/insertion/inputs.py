@@ -43,13 +43,8 @@ class Scaling:
 
     def span(self) -> tuple[float, float]:
         """What pixels from 0 to 255 become at least and at most."""
-        ends = [(p * self.scale - m) / s for p in (0.0, _LEVELS) for m, s in _pairs(self.mean, self.std)]
-        return min(ends), max(ends)
-
-
-def _pairs(mean: Sequence[float], std: Sequence[float]) -> list[tuple[float, float]]:
-    count = max(len(mean), len(std))
-    return list(zip(*((list(v) * count)[:count] if len(v) == 1 else list(v) for v in (mean, std)), strict=True))
+        ends = (np.array([[0.0], [_LEVELS]]) * self.scale - np.asarray(self.mean)) / np.asarray(self.std)
+        return float(ends.min()), float(ends.max())
 
 
 def check_pixels(name: str, low: float, high: float, scaling: Scaling) -> None:

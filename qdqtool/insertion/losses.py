@@ -305,9 +305,8 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
             tensor = by_node[quantizer.name]
             nodes.append(_switch(switches.setdefault(tensor, f"{quantizer.name}/switch"), quantizer, node))
     graph = copy.graph
-    kept = list(nodes)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
     graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
     return switches, partial_model(Model(copy, sha256="edited"), compared_tensors(model))
 
@@ -329,7 +328,7 @@ def _switch(name: str, quantizer: onnx.NodeProto, dequantizer: onnx.NodeProto) -
                             then_branch=then, else_branch=otherwise)
 
 
-def _session(switched: onnx.ModelProto, model: Model, threads: int = 0) -> Any:
+def _session(switched: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(switched, threads, weights=model.initializers, fold_qdq=False)
     except Exception as error:  # onnxruntime's exceptions have no common base but this

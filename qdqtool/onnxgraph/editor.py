@@ -7,7 +7,6 @@ and no longer is, keeps a valid order and the model's metadata and value_info.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +19,7 @@ from onnx import helper, numpy_helper
 from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
+from qdqtool.qdq import Numbers
 from qdqtool.subgraphs import captured
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
@@ -161,7 +161,7 @@ class Editor:
         """A constant for one node; one that is larger than any real scale is stored once for all that get the same."""
         if value.nbytes <= _LARGE_PARAMETER:
             return self.constant(wanted, value)
-        key = value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value).data).digest()
+        key = value.dtype.str, value.shape, Numbers(value.reshape(-1)).digest
         if key not in self._shared:
             self._shared[key] = self.constant(wanted, value)
         return self._shared[key]

@@ -35,7 +35,7 @@ def peak_bytes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> i
     for position, node in enumerate(model.ordered):
         last.update(dict.fromkeys((*node.inputs, *node.captured), position))
     last.update(dict.fromkeys((*model.inputs, *model.outputs), len(model.ordered)))
-    sizes = {t: _bytes_of(model, t) for t in (*model.inputs, *model.producers)}
+    sizes = {t: bytes_of(model, t) for t in (*model.inputs, *model.producers)}
     live = peak = sum(sizes[t] for t in model.inputs)
     for position, node in enumerate(model.ordered):
         live += sum(sizes[t] for t in node.outputs if t)
@@ -45,7 +45,8 @@ def peak_bytes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> i
     return peak
 
 
-def _bytes_of(model: Model, tensor: str) -> int:
+def bytes_of(model: Model, tensor: str) -> int:
+    """Bytes of an activation; open dimensions count as 1, a constant or a tensor of unknown shape counts nothing."""
     shape = None if model.is_constant(tensor) else model.shape(tensor)
     if shape is None:
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 import onnx
@@ -11,6 +10,7 @@ from onnx import helper
 
 from calibration.partial import partial_model
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.live import bytes_of
 
 
 class Cuts:
@@ -49,12 +49,7 @@ class Cuts:
 
     def bytes_at(self, position: int) -> int:
         """Size of what crosses, open dimensions counted as 1."""
-        total = 0
-        for tensor in self.crossing(position):
-            kind = self.model.elem_type(tensor)
-            width = helper.tensor_dtype_to_np_dtype(kind).itemsize if kind else 4
-            total += width * math.prod(d or 1 for d in self.model.shape(tensor) or ())
-        return total
+        return sum(bytes_of(self.model, tensor) for tensor in self.crossing(position))
 
     def given(self, position: int) -> list[onnx.ValueInfoProto]:
         """What has to be fed at a cut."""

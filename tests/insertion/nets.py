@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,20 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | No
 
 def check(model: onnx.ModelProto) -> None:
     onnx.checker.check_model(model, full_check=True)
+
+
+def in_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
+    """The same in float16 altogether, inputs and outputs included, but for the initializers to keep."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
+            half = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    check(result)
+    return result
 
 
 def nodes_of(model: onnx.ModelProto, *ops: str) -> list[onnx.NodeProto]:

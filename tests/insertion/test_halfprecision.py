@@ -10,7 +10,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import _form, has_half, to_float, to_half
-from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
@@ -246,15 +246,7 @@ def test_fp16_is_refused_where_the_target_takes_no_fp16_scales() -> None:
 
 def float16_model() -> onnx.ModelProto:
     """The small net in float16 altogether, inputs and outputs included."""
-    model = small_net(17)
-    for tensor in model.graph.initializer:
-        if tensor.name != "scales":
-            half = onnx.numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(half, tensor.name))
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    check(model)
-    return model
+    return in_half(small_net(17), keep=["scales"])
 
 
 def half_images() -> list[dict[str, np.ndarray]]:
@@ -360,15 +352,9 @@ def test_widening_alone_changes_no_number_by_more_than_half_precision() -> None:
 def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(kept: bool, listed: bool, ir: int) -> None:
     net = Net()
     net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
-    model = onnx.ModelProto()
-    model.CopyFrom(as_half(net.model(13, ir=8)))
+    model = in_half(net.model(13))
     model.ir_version = ir
     graph = model.graph
-    for node in [n for n in graph.node if n.op_type == "Cast"]:  # half from its inputs to its outputs
-        node.op_type = "Identity"
-        del node.attribute[:]
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
     weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]
     infos = [onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer]
     if kept:

@@ -11,7 +11,7 @@ import qdqtool
 from calibration import Preprocess
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
-from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
 
@@ -120,25 +120,11 @@ def test_several_inputs_are_all_changed(kind: str, mean: float) -> None:
         assert np.mean(np.abs(found - expected) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
 
 
-def halved(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same in float16, from its inputs to its outputs."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    for tensor in result.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            half = onnx.numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(half, tensor.name))
-    check(result)
-    return result
-
-
 @pytest.mark.parametrize("mean", [0.0, 0.5])
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 def test_inputs_of_a_float16_model(kind: str, mean: float) -> None:
     """Its input becomes integers too; the Cast to float that its widening put there is the one Cast or goes."""
-    model, preprocess = halved(two_layers()), Preprocess(mean=(mean,) * 3)
+    model, preprocess = in_half(two_layers()), Preprocess(mean=(mean,) * 3)
     data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
     plain = qdqtool.insert(model, data, predict=False, preprocess=preprocess)
     changed = qdqtool.insert(model, data, predict=False, preprocess=preprocess, input_type=kind)

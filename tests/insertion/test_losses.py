@@ -318,7 +318,7 @@ def test_price_in_the_engine_and_text() -> None:
 
 
 def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    session = _session(mismatched(), Model(mismatched()))
+    session = _session(mismatched(), Model(mismatched()), 1)
     with pytest.raises(ModelError, match="onnxruntime cannot run the quantized model"):
         _run(session, {"x": np.zeros((1, 3, 8, 8), np.float32)}, {}, {})
     told = str(_cannot_run(RuntimeError("a \n b" + "c" * 300)))
