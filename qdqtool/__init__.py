@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from qdqtool.types import TOOL_VERSION as __version__
 
 if TYPE_CHECKING:
+    from qdqtool.comparing.api import compare
+    from qdqtool.comparing.result import Comparison
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.insertion.api import insert
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from qdqtool.verified import Verification
 
 _HOMES = {
+    "compare": "qdqtool.comparing.api",
+    "Comparison": "qdqtool.comparing.result",
     "extract": "qdqtool.extraction.api",
     "Extraction": "qdqtool.extraction.result",
     "insert": "qdqtool.insertion.api",
@@ -48,6 +52,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "ConvOutcome",
     "Extraction",
     "Finding",
@@ -58,6 +63,7 @@ __all__ = [
     "Tuning",
     "Verification",
     "__version__",
+    "compare",
     "extract",
     "insert",
     "predict",
@@ -74,3 +80,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

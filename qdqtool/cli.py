@@ -23,6 +23,7 @@ COMMANDS = {
     "tune": "Find the fastest placement of Q/DQ that is accurate enough.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Hold the prediction against a real TensorRT build.",
+    "compare": "Show what differs between two models, two builds, or a model and its build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
     "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",

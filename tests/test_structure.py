@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("reporting",),
     ("render",),
-    ("extraction",),
+    ("extraction", "comparing"),
     ("qat", "fixing", "tuning", "verification"),
     ("timing",),
     ("insertion", "builders", "engine", "reconstruct"),

@@ -15,7 +15,7 @@ _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 @click.option("--sort", type=click.Choice(_KEYS), default=None, help="Order of the layers; ms where timed.")
 @click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
 @click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
-              help="A second engine (give its profile with another --compare): show where the time went.")
+              help="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.")
 @click.option("--gpu", metavar="NAME", help="Where it ran, if the log does not tell: adds what each layer "
                                             "usually takes.")
 @click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
@@ -31,7 +31,6 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.engine.compare import compare
     from qdqtool.engine.costs import EngineReport, analyze
     from qdqtool.files import claim
     from qdqtool.outputs import commit, write_visible
@@ -75,13 +74,17 @@ def command(
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
             return 0
-    from qdqtool.render.engine_text import render, render_comparison
+    from qdqtool.render.engine_text import render
 
     width = 100 if output else terminal_width()
     if other:
+        from qdqtool.comparing.api import compare
+        from qdqtool.render.compare_text import render as render_comparison
+
         comparison = compare(report, report_of(list(other)))
-        text = render_comparison(comparison, everything=everything)
-        emit(to_json(comparison.as_json()) if form == "json" else text, output)
+        assert comparison.engines is not None
+        text = render_comparison(comparison, width, everything=everything)
+        emit(to_json(comparison.engines.as_json()) if form == "json" else text, output)
         return 0
     key = sort or ("ms" if report.timed else "order")
     if form == "json":

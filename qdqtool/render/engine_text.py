@@ -91,14 +91,15 @@ def _totals(title: str, totals: dict[str, Totals], *, timed: bool) -> list[str]:
     return lines
 
 
-def render_comparison(comparison: Comparison, *, everything: bool = False) -> str:
+def render_engines(comparison: Comparison, *, everything: bool = False) -> list[str]:
     """Where the time of two engines goes, by kind and by layer, the largest changes first."""
     one, two = comparison.first, comparison.second
-    lines = [f"A  {_headline(one)}", f"B  {_headline(two)}"]
+    lines = []
     if one.timed and two.timed and one.total_ms:
         change = two.total_ms - one.total_ms
-        lines.append(f"B takes {change:+.4f} ms ({change / one.total_ms:+.1%})")
-    lines += ["", f"{'By kind':<26} {'A':>7} {'B':>7} {'A ms':>10} {'B ms':>10} {'change':>10}"]
+        lines.append(f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
+                     f"{'slower' if change > 0 else 'faster'}")
+    lines += [f"{'By kind':<26} {'A':>7} {'B':>7} {'A ms':>10} {'B ms':>10} {'change':>10}"]
     for kind, (a, b) in comparison.by_kind.items():
         lines.append(f"  {kind:<24} {a.layers:>7} {b.layers:>7} {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}")
     pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0))
@@ -108,7 +109,7 @@ def render_comparison(comparison: Comparison, *, everything: bool = False) -> st
         lines += _pair(pair, everything)
     if len(pairs) > len(shown):
         lines.append(f"... and {len(pairs) - len(shown)} more (--all)")
-    return as_text(lines)
+    return lines
 
 
 def _pair(pair: Pair, everything: bool) -> list[str]:

@@ -45,7 +45,7 @@ class Request:
 
 
 def predict_on(
-    model: ModelSource,
+    model: ModelSource | Model,
     target: str,
     request: Request,
     *,

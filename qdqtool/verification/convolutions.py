@@ -109,7 +109,7 @@ def compare_convolutions(
     result = ConvComparison(total=len(prediction.convolutions))
     for conv in prediction.convolutions:
         node = model.node(conv.name)
-        built = _built(node, conv, build, mapper, lines)
+        built = built_convolution(node, conv, build, mapper, lines)
         why = "" if conv.name in skip else _difference(model, conv, built)
         if why:
             why += _rule(prediction, conv)
@@ -129,7 +129,10 @@ def _said(conv: ConvOutcome) -> Told:
     return {key: data[key] for key in ("precision", "inputs", "output", "fused", "layer", "evidence")}
 
 
-def _built(node: Node, conv: ConvOutcome, build: Build, mapper: Mapper, lines: PassLines) -> BuiltConv:
+def built_convolution(
+    node: Node, conv: ConvOutcome, build: Build, mapper: Mapper, lines: PassLines
+) -> BuiltConv:
+    """What the engine listing says of a convolution, or the pass lines where there is no listing."""
     place = mapper.layer_of(node) if not build.names_only else None
     built = BuiltConv() if place is None else _from_layer(node, conv, mapper, *place)
     in_line, out_line = lines.inputs.get(node.name), lines.outputs.get(node.name)

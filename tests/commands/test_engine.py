@@ -64,7 +64,7 @@ def test_compare(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     arguments = ["engine", str(other), "--profile", str(times), "--compare", str(engine), "--compare", profile]
     assert run(arguments) == 0
     text = capsys.readouterr().out
-    assert "B takes -1.0000 ms (-33.3%)" in text
+    assert "B is 1.0000 ms (33.3%) faster" in text
     assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
     assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
     assert run([*arguments, "--format", "json"]) == 0

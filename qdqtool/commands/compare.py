@@ -1,0 +1,98 @@
+"""``qdqtool compare``: what differs between two models, two builds, or a model and its build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from qdqtool.comparing.result import Comparison
+
+_FAILING = ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched", "slower", "any")
+_SLOWER = 1.02
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--with-a", "more_a", multiple=True, type=click.Path(), metavar="FILE",
+              help="Another file of the build A, such as its profile.")
+@click.option("--with-b", "more_b", multiple=True, type=click.Path(), metavar="FILE",
+              help="Another file of the build B.")
+@click.option("--target", default=None, help="TensorRT to predict models for; a build's own where one is given.")
+@click.option("--gpu", metavar="NAME", help="Estimate the times of two models on a GPU (see qdqtool gpus).")
+@click.option("--all", "everything", is_flag=True, help="List every node and layer.")
+@click.option("--fail-on", multiple=True, type=click.Choice(_FAILING), help="Exit 1 where B is so against A.")
+@click.option("--report", "page", type=click.Path(dir_okay=False), metavar="HTML",
+              help="Write the report of two models as well: before and after.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+def command(
+    a: str, b: str, more_a: tuple[str, ...], more_b: tuple[str, ...], target: str | None, gpu: str | None,
+    everything: bool, fail_on: tuple[str, ...], page: str | None, form: str, output: str | None,
+) -> int:
+    """Show what B lost and gained against A.
+
+    A and B are two ONNX models (float and Q/DQ, two placements, before and after an exporter), two builds (log, layer
+    JSON), or a model and its build: what was asked for, and what the engine realized. verify asks whether the
+    prediction was right; compare asks what changed.
+
+    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input.
+
+    \b
+    qdqtool compare yolov8n.onnx yolov8n_qdq.onnx
+    qdqtool compare mine_qdq.onnx theirs_qdq.onnx --gpu L4
+    qdqtool compare model_qdq.onnx layers.json --fail-on lost-int8
+    """
+    from qdqtool.comparing.api import compare
+    from qdqtool.comparing.kinds import is_model
+    from qdqtool.files import claim
+    from qdqtool.render.compare_text import render
+    from qdqtool.render.output import emit, terminal_width, to_json
+
+    claim(output, "-o")
+    claim(page, "--report")
+    models = [is_model(path) for path in (a, b)]
+    if (more_a and models[0]) or (more_b and models[1]):
+        raise click.UsageError("--with-a and --with-b add files to a build, not to a model")
+    if page is not None and not all(models):
+        raise click.UsageError("--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build")
+    result = compare([a, *more_a], [b, *more_b], target=target, gpu=gpu)
+    if page is not None:
+        from qdqtool.reporting.api import report
+        from qdqtool.reporting.page import require
+
+        require()
+        report(b, before=a, target=target, gpu=gpu).save(page)
+    text = render(result, 100 if output else terminal_width(), everything=everything)
+    emit(to_json(result.as_json()) if form == "json" else text, output)
+    met = [name for name in dict.fromkeys(fail_on) if _met(result, name)]
+    for name in met:
+        print(f"qdqtool: --fail-on {name}: {_CHECKS[name][1]}", file=sys.stderr)
+    return 1 if met else 0
+
+
+def _met(result: Comparison, name: str) -> bool:
+    return _CHECKS[name][0](result)
+
+
+def _count(*names: str) -> Callable[[Comparison], bool]:
+    def some(result: Comparison) -> bool:
+        summary = result.summary()
+        return any(summary[name] for name in names)
+
+    return some
+
+
+_CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
+    "lost-int8": (_count("lost_int8"), "convolutions lost INT8"),
+    "lost-int8-output": (_count("lost_int8_output"), "INT8 convolutions write float now"),
+    "conversions": (lambda result: (result.more_conversions or 0) > 0, "there are more conversions"),
+    "scales": (_count("scales", "weights_scales"), "scales differ"),
+    "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
+    "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
+    "any": (lambda result: bool(result.changed), "something differs"),
+}

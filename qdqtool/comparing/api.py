@@ -1,0 +1,223 @@
+"""``qdqtool.compare``: two models, two builds, or what a model asks for and what its build made of that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.types import Build
+from qdqtool.comparing import builds, models, words
+from qdqtool.comparing.changes import compare_sides
+from qdqtool.comparing.kinds import is_model
+from qdqtool.comparing.matching import match
+from qdqtool.comparing.models import Asked
+from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeSide
+from qdqtool.engine.compare import compare as compare_engines
+from qdqtool.engine.costs import EngineReport, analyze
+from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.modelfile import ModelSource, load
+from qdqtool.onnxgraph.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import Finding, Prediction, Severity
+from qdqtool.verification.api import check_same_model, choose_target
+
+Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+
+
+def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: str | None = None) -> Comparison:
+    """Says what differs between two sides, what was lost first.
+
+    Args:
+        a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a list of several files of
+            one build.
+        b: The other side. Two models are matched by structure and names; a model and a build must be of one network.
+        target: What the models are predicted for: :data:`qdqtool.trt.targets.DEFAULT_TARGET`, or the build's version.
+        gpu: Where to estimate times of models.
+
+    Returns:
+        The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``.
+
+    Raises:
+        ModelError: A model cannot be read.
+        BuildLogError: A build cannot be read, or is of another model.
+        QdqtoolError: The target or the GPU is not known, or two models have no layer in common.
+    """
+    one, two = _read(a, "a"), _read(b, "b")
+    if isinstance(one, Model) and isinstance(two, Model):
+        return _models(one, two, target, gpu)
+    if gpu is not None:
+        raise QdqtoolError("`gpu` is for two models; a build has the times that were measured")
+    if isinstance(one, EngineReport) and isinstance(two, EngineReport):
+        return _builds(one, two)
+    return _model_and_build(one, two, target)
+
+
+def _read(source: Source, name: str) -> Model | EngineReport:
+    if isinstance(source, (Model, EngineReport)):
+        return source
+    if isinstance(source, Build):
+        return analyze(source)
+    if isinstance(source, (list, tuple)):
+        if not source:
+            raise QdqtoolError(f"`{name}`: no file given")
+        if len(source) > 1:
+            return analyze(read_build(*source))
+        source = source[0]
+    if isinstance(source, (str, os.PathLike)):
+        return load(source) if is_model(source) else analyze(read_build(source))
+    known: Any = source
+    return load(known)
+
+
+# Two models -------------------------------------------------------------------------------------------------------
+
+
+def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
+    chosen = target_named(target if target is not None else DEFAULT_TARGET)
+    first, second = (_asked(model, chosen, gpu) for model in (one, two))
+    matching = match(first.view, second.view)
+    weighted = first.view.weighted
+    if weighted and not any(n.index in matching.pairs for n in weighted):
+        raise QdqtoolError(
+            f"{first.title} and {second.title} have no layer in common: they are models of different networks"
+        )
+    if first.title == second.title:
+        first.title, second.title = one.path or "first model", two.path or "second model"
+    result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
+    left, right = models.nodes_of(first), models.nodes_of(second)
+    findings = _findings(second.prediction)
+    taken = set()
+    for index, other in matching.pairs.items():
+        a, b = left.get(index), right.get(other.index)
+        taken.add(other.index)
+        if a is None and b is None:
+            continue
+        a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
+        b = b or NodeSide(other.name, other.op, data=False)
+        result.nodes.append(_explained(compare_sides(a, b), findings))
+    for index, side in left.items():
+        if index not in matching.pairs:
+            result.nodes.append(_alone(side, None, side.precision is not None))
+    for index, side in right.items():
+        if index not in taken:
+            result.nodes.append(_alone(None, side, side.precision is not None))
+    result.nodes.sort(key=lambda n: _place(one, n))
+    return result
+
+
+def _asked(model: Model, target: Target, gpu: str | None) -> Asked:
+    title = os.path.basename(model.path) or "model in memory"
+    if gpu is None:
+        return Asked(View(model), predict(model, target), title)
+    from qdqtool.timing.ask import Request, predict_on
+
+    prediction, _ = predict_on(model, target.name, Request(gpu=gpu))
+    return Asked(View(model), prediction, title)
+
+
+def _place(model: Model, node: NodeChange) -> int:
+    try:
+        return model.node(node.a.name).index if node.a is not None else len(model.nodes)
+    except KeyError:
+        return len(model.nodes)
+
+
+def _alone(a: NodeSide | None, b: NodeSide | None, weighted: bool) -> NodeChange:
+    """A node of one side: a convolution, or another one with Q/DQ."""
+    if weighted:
+        change = Change.ONLY_IN_A if b is None else Change.ONLY_IN_B
+    else:
+        change = Change.LOST_QDQ if b is None else Change.GAINED_QDQ
+    node = NodeChange(a, b, (change,))
+    node.why = words.why(node)
+    return node
+
+
+def _findings(prediction: Prediction | None) -> dict[str, Finding]:
+    """Convolution to the gravest finding about it."""
+    found: dict[str, Finding] = {}
+    order = list(Severity)
+    for finding in prediction.findings if prediction is not None else ():
+        for name in finding.convolutions:
+            known = found.get(name)
+            if known is None or order.index(finding.severity) < order.index(known.severity):
+                found[name] = finding
+    return found
+
+
+def _explained(node: NodeChange, findings: dict[str, Finding]) -> NodeChange:
+    """With the reason why it lost INT8, as the prediction of the second side gives it, and in words."""
+    finding = findings.get(node.b.name) if node.b is not None else None
+    told = ""
+    if finding is not None and {Change.LOST_INT8, Change.LOST_INT8_OUTPUT} & set(node.changes):
+        node.finding, told = finding.code, finding.message
+        if node.lost == Lost.UNKNOWN:
+            node.lost = Lost.FINDING
+    node.why = words.why(node, told)
+    return node
+
+
+# Builds -----------------------------------------------------------------------------------------------------------
+
+
+def _builds(one: EngineReport, two: EngineReport) -> Comparison:
+    for report in (one, two):
+        _require_layers(report.build)
+    engines = compare_engines(one, two)
+    result = Comparison(builds.side_of(one.build, one), builds.side_of(two.build, two), matched_by=engines.by,
+                        engines=engines)
+    for node in builds.changes_of(engines):
+        if node.a is not None and node.b is not None:
+            node = _explained(compare_sides(node.a, node.b, scales=False), {})
+        else:
+            node.why = words.why(node)
+        result.nodes.append(node)
+    if one.timed != two.timed:
+        result.notes.append("one build has times of its layers, the other has none: give its profile as well")
+    return result
+
+
+def _require_layers(build: Build) -> None:
+    name = ", ".join(build.files) or "build"
+    if build.names_only:
+        raise BuildLogError(f"{name}: layer names without precisions; build with --profilingVerbosity=detailed")
+    if not build.layers:
+        raise BuildLogError(f"{name}: no engine listing; give a layer JSON or a verbose build log")
+
+
+def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, target: str | Target | None) -> Comparison:
+    """What the file asks for, and what the engine realized."""
+    model = one if isinstance(one, Model) else two
+    report = two if isinstance(one, Model) else one
+    assert isinstance(model, Model) and isinstance(report, EngineReport)
+    check_same_model(model, report.build)
+    chosen, notes = choose_target(report.build, target)
+    prediction = predict(model, chosen)
+    asked = Asked(View(model), None, os.path.basename(model.path) or "model in memory")
+    requested = models.nodes_of(asked)
+    realized = builds.nodes_of(model, prediction, report.build)
+    sides = models.side_of(asked), builds.side_of(report.build, report)
+    weighted = [c for c in prediction.convolutions if c.index in requested]
+    sides[0].int8 = sum(requested[c.index].is_int8 for c in weighted)
+    sides[0].convolutions = sides[1].convolutions = len(prediction.convolutions)
+    sides[1].int8 = sum(side.is_int8 for side in realized.values())
+    sides[1].int8_to_int8 = sum(side.is_int8 and str(side.output) == "INT8" for side in realized.values())
+    swapped = isinstance(one, EngineReport)
+    result = Comparison(*(sides[::-1] if swapped else sides), notes=notes)
+    findings = _findings(prediction)
+    unknown = 0
+    for conv in weighted:
+        built = realized.get(conv.index)
+        if built is None:
+            unknown += 1
+            continue
+        a, b = requested[conv.index], built
+        node = compare_sides(*((b, a) if swapped else (a, b)), scales=False)
+        result.nodes.append(_explained(node, findings))
+    if unknown:
+        result.notes.append(f"{unknown} convolutions: the build does not say what became of them")
+    return result

@@ -1,0 +1,96 @@
+"""What differs between the two sides of a node."""
+
+from __future__ import annotations
+
+from qdqtool.comparing.result import Change, Lost, NodeChange, NodeSide, Scales
+from qdqtool.types import Precision
+
+_SAME = 1e-5  # scales nearer than this, relatively, are equal: exporters write float32 through text
+
+
+def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
+    """Everything that differs, words apart.
+
+    Args:
+        a: The first side.
+        b: The second.
+        scales: Whether both sides know of Q/DQ in a file, so that scales and pairs can be compared.
+    """
+    found = NodeChange(a, b)
+    changes: list[Change] = []
+    if a.precision is not None and b.precision is not None:
+        if a.is_int8 and not b.is_int8:
+            changes.append(Change.LOST_INT8)
+            found.lost = _lost(a, b)
+        elif b.is_int8 and not a.is_int8:
+            changes.append(Change.GAINED_INT8)
+        elif a.is_int8:
+            changes += _output(a, b)
+    if _residual(a) is not None and _residual(b) is not None and not _agree(_residual(a), _residual(b)):
+        changes.append(Change.RESIDUAL)
+    if scales:
+        changes += _pairs(a, b) if not {Change.LOST_INT8, Change.GAINED_INT8} & set(changes) else []
+        found.factor = _most([factor(a.scale, b.scale), *(
+            factor(a.other_scales[i], b.other_scales.get(i)) for i in a.other_scales
+        )])
+        found.weights_factor = factor(a.weights_scale, b.weights_scale)
+        if found.factor is not None and abs(found.factor - 1.0) > _SAME:
+            changes.append(Change.SCALE)
+        if found.weights_factor is not None and (
+            abs(found.weights_factor - 1.0) > _SAME or _count(a.weights_scale) != _count(b.weights_scale)
+        ):
+            changes.append(Change.WEIGHTS_SCALE)
+    if a.layer and b.layer and sorted(a.fused) != sorted(b.fused):
+        changes.append(Change.FUSION)
+    found.changes = tuple(changes)
+    return found
+
+
+def _output(a: NodeSide, b: NodeSide) -> list[Change]:
+    if a.output is None or b.output is None or Precision.UNKNOWN in (a.output, b.output):
+        return []
+    first, second = a.output == Precision.INT8, b.output == Precision.INT8
+    if first == second:
+        return []
+    return [Change.LOST_INT8_OUTPUT if first else Change.GAINED_INT8_OUTPUT]
+
+
+def _residual(side: NodeSide) -> Precision | None:
+    return side.inputs[1] if len(side.inputs) > 1 and side.precision is not None else None
+
+
+def _agree(a: Precision | None, b: Precision | None) -> bool:
+    return a is None or b is None or a.agrees(b)
+
+
+def _pairs(a: NodeSide, b: NodeSide) -> list[Change]:
+    asked = [(a.data, b.data), (a.weights, b.weights)]
+    changes = [Change.LOST_QDQ] if any(x and y is False for x, y in asked) else []
+    return changes + ([Change.GAINED_QDQ] if any(y and x is False for x, y in asked) else [])
+
+
+def _lost(a: NodeSide, b: NodeSide) -> Lost:
+    data, weights = bool(a.data) and b.data is False, bool(a.weights) and b.weights is False
+    if data and (weights or b.weights is None):
+        return Lost.PAIRS
+    if weights:
+        return Lost.WEIGHTS
+    return Lost.DATA if data else Lost.UNKNOWN
+
+
+def factor(a: Scales | None, b: Scales | None) -> float | None:
+    """Second over first scale, of the end (smallest or largest) that differs more; None where either is not known."""
+    if a is None or b is None or not (a.least > 0 and a.greatest > 0 and b.least > 0 and b.greatest > 0):
+        return None
+    if a.count != b.count:  # per channel and per tensor: the largest is what compares
+        return b.greatest / a.greatest
+    return _most([b.least / a.least, b.greatest / a.greatest])
+
+
+def _most(factors: list[float | None]) -> float | None:
+    known = [f for f in factors if f is not None]
+    return max(known, key=lambda f: max(f, 1.0 / f), default=None)
+
+
+def _count(scales: Scales | None) -> int | None:
+    return None if scales is None else scales.count

@@ -1,0 +1,246 @@
+"""Which node of one ONNX graph is which of another: by structure, and by names where these mean the same.
+
+Q and DQ are looked through, so that a float model, its Q/DQ versions and what an exporter or a simplifier made of them
+have the same structure. Nodes with weights are the anchors: each has a color made of its own shape and, round by round,
+of the colors around it (Weisfeiler and Leman's refinement).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qdqtool.graph import Node
+from qdqtool.onnxgraph.view import View
+from qdqtool.qdq import is_qdq
+
+_ROUNDS = 24
+_TELLING = 4  # rounds from which on a class of several nodes is paired in order
+_NEIGHBOURS = 32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
+_TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
+_COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
+_SEQUENCE = 3000  # nodes left over that are still aligned in order
+_PRODUCTS = ("Gemm", "MatMul")
+
+
+@dataclass(slots=True)
+class Matching:
+    """Pairs of nodes.
+
+    Attributes:
+        pairs: Index of a node of the first graph to the node of the second.
+        by: ``names`` where most pairs have the same name, otherwise ``structure``.
+    """
+
+    pairs: dict[int, Node] = field(default_factory=dict)
+    by: str = "names"
+
+
+@dataclass(slots=True)
+class Skeleton:
+    """A graph without its Q and DQ.
+
+    Attributes:
+        anchors: Nodes with weights, in order.
+        signatures: Anchor to what it is by itself: family, dimensions of the weights, strides, groups.
+        above: Node index to the anchors (and network inputs, as negative numbers) that it reads, directly or through
+            other nodes.
+        below: Node index to the anchors that read it.
+    """
+
+    view: View
+    anchors: list[Node]
+    signatures: dict[int, Hashable]
+    above: dict[int, frozenset[int]]
+    below: dict[int, frozenset[int]]
+
+
+def skeleton_of(view: View) -> Skeleton:
+    """The graph as matching sees it."""
+    model = view.model
+    anchors = [n for n in view.weighted if n.input(1) and view.weights(n).folded]
+    known = {n.index for n in anchors}
+    above: dict[int, frozenset[int]] = {}
+    tensors: dict[str, frozenset[int]] = {name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)}
+    for node in model.ordered:
+        read = [t for t in _data_inputs(node, known) if t and t not in view.constants]
+        above[node.index] = _union(tensors.get(t, frozenset()) for t in read)
+        for tensor in node.outputs:
+            tensors[tensor] = frozenset({node.index}) if node.index in known else above[node.index]
+    readers: dict[str, frozenset[int]] = {}
+    below: dict[int, frozenset[int]] = {}
+    for node in reversed(model.ordered):
+        below[node.index] = _union(readers.get(t, frozenset()) for t in node.outputs)
+        seen = frozenset({node.index}) if node.index in known else below[node.index]
+        for tensor in _data_inputs(node, known):
+            if tensor:
+                readers[tensor] = _union([readers.get(tensor, frozenset()), seen])
+    return Skeleton(view, anchors, {n.index: _signature(view, n) for n in anchors}, above, below)
+
+
+def _data_inputs(node: Node, anchors: set[int]) -> Sequence[str]:
+    return node.inputs[:1] if node.index in anchors or is_qdq(node) else (*node.inputs, *node.captured)
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    found: set[int] = set()
+    for one in sets:
+        found |= one
+    return frozenset(sorted(found)[:_NEIGHBOURS]) if len(found) > _NEIGHBOURS else frozenset(found)
+
+
+def _signature(view: View, node: Node) -> Hashable:
+    shape = tuple(view.model.constant_shape(view.weights(node).source) or ())
+    if node.op in _PRODUCTS:
+        return "product", tuple(sorted(shape))
+    strides = node.attributes.get("strides")
+    return node.op, shape, tuple(strides) if isinstance(strides, list) else None, node.integer("group", 1)
+
+
+def match(first: View, second: View) -> Matching:
+    """Pairs the nodes of two graphs; Q, DQ and constants have no partner."""
+    one, two = skeleton_of(first), skeleton_of(second)
+    rounds = _rounds(one, two)
+    pairs: dict[int, int] = {}
+    for number in range(len(rounds) - 1, _TELLING - 1, -1):
+        _pair_classes(one, two, *rounds[number], pairs)
+    if _names_mean_the_same(one, two, pairs):
+        _pair_names(one, two, pairs)
+    for number in range(min(_TELLING, len(rounds)) - 1, -1, -1):
+        _pair_classes(one, two, *rounds[number], pairs, alone=True)
+    _pair_in_order(one, two, pairs)
+    nodes = {n.index: n for n in second.model.nodes}
+    result = Matching({i: nodes[j] for i, j in pairs.items()})
+    same = sum(first.model.nodes[i].name == n.name for i, n in result.pairs.items())
+    result.by = "names" if 2 * same >= len(pairs) else "structure"
+    _pair_others(one, two, result)
+    return result
+
+
+def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int, int]]]:
+    """Colors of the anchors of both graphs after each round, the coarsest first; equal numbers mean alike."""
+    numbers: dict[Hashable, int] = {}
+
+    def number(key: Hashable) -> int:
+        return numbers.setdefault(key, len(numbers))
+
+    def start(graph: Skeleton) -> dict[int, int]:
+        return {i: number(("own", s)) for i, s in graph.signatures.items()}
+
+    def refine(graph: Skeleton, colors: Mapping[int, int]) -> dict[int, int]:
+        def of(found: frozenset[int]) -> tuple[int, ...]:
+            return tuple(sorted(colors.get(i, i if i < 0 else -10**6) for i in found))
+
+        return {i: number((c, of(graph.above[i]), of(graph.below[i]))) for i, c in colors.items()}
+
+    colors = start(one), start(two)
+    found = [colors]
+    classes = 0
+    for _ in range(_ROUNDS):
+        now = len({*colors[0].values(), *colors[1].values()})
+        if now == classes:
+            break
+        classes = now
+        colors = refine(one, colors[0]), refine(two, colors[1])
+        found.append(colors)
+    return found
+
+
+def _pair_classes(
+    one: Skeleton, two: Skeleton, first: Mapping[int, int], second: Mapping[int, int], pairs: dict[int, int], *,
+    alone: bool = False,
+) -> None:
+    """Pairs what has the same color and is as often in both: same names first, then in order."""
+    taken = set(pairs.values())
+    left: dict[int, list[int]] = defaultdict(list)
+    right: dict[int, list[int]] = defaultdict(list)
+    for index, color in first.items():
+        if index not in pairs:
+            left[color].append(index)
+    for index, color in second.items():
+        if index not in taken:
+            right[color].append(index)
+    for color, members in left.items():
+        others = right.get(color, [])
+        if len(members) != len(others) or (alone and len(members) != 1):
+            continue
+        named = {two.view.model.nodes[j].name: j for j in others}
+        rest = []
+        for i in members:
+            j = named.pop(one.view.model.nodes[i].name, None)
+            if j is None:
+                rest.append(i)
+            else:
+                pairs[i] = j
+        pairs.update(zip(rest, [j for j in others if j in set(named.values())], strict=True))
+
+
+def _names_mean_the_same(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
+    names = {n.name for n in two.anchors}
+    if pairs:
+        asked = [(i, j) for i, j in pairs.items() if one.view.model.nodes[i].name in names]
+        equal = sum(one.view.model.nodes[i].name == two.view.model.nodes[j].name for i, j in asked)
+        return bool(asked) and equal >= _TRUSTED * len(asked)
+    common = sum(n.name in names for n in one.anchors)
+    return common >= _COMMON * min(len(one.anchors), len(two.anchors))
+
+
+def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
+    taken = set(pairs.values())
+    named = {n.name: n.index for n in two.anchors if n.index not in taken}
+    for node in one.anchors:
+        other = named.get(node.name)
+        if node.index not in pairs and other is not None and one.signatures[node.index] == two.signatures[other]:
+            pairs[node.index] = other
+
+
+def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
+    taken = set(pairs.values())
+    left = [n.index for n in one.anchors if n.index not in pairs]
+    right = [n.index for n in two.anchors if n.index not in taken]
+    if not left or not right or max(len(left), len(right)) > _SEQUENCE:
+        return
+    keys: dict[Hashable, int] = {}
+    first = [keys.setdefault(one.signatures[i], len(keys)) for i in left]
+    second = [keys.setdefault(two.signatures[i], len(keys)) for i in right]
+    matcher = difflib.SequenceMatcher(None, first, second, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        for k in range(block.size):
+            pairs[left[block.a + k]] = right[block.b + k]
+
+
+def _pair_others(one: Skeleton, two: Skeleton, result: Matching) -> None:
+    """Nodes without weights: by name, or by operator and the anchors around them."""
+    mapped = {i: n.index for i, n in result.pairs.items()}
+    weighted = {n.index for n in one.anchors}, {n.index for n in two.anchors}
+
+    def others(graph: Skeleton, own: set[int]) -> list[Node]:
+        return [n for n in graph.view.model.ordered
+                if n.index not in own and not is_qdq(n) and n.op != "Constant" and n.output not in graph.view.constants]
+
+    def around(graph: Skeleton, node: Node, names: Mapping[int, int] | None) -> Hashable:
+        def of(found: frozenset[int]) -> frozenset[int]:
+            return found if names is None else frozenset(names.get(i, i if i < 0 else -10**6) for i in found)
+
+        return node.op, of(graph.above[node.index]), of(graph.below[node.index])
+
+    right = others(two, weighted[1])
+    by_name = {n.name: n for n in right}
+    by_place: dict[Hashable, list[Node]] = defaultdict(list)
+    for node in right:
+        by_place[around(two, node, None)].append(node)
+    taken: set[int] = set()
+    left = others(one, weighted[0])
+    places = Counter(around(one, n, mapped) for n in left)
+    for node in left:
+        found: Node | None = by_name.get(node.name) if result.by == "names" else None
+        if found is None or found.op != node.op or found.index in taken:
+            key = around(one, node, mapped)
+            free = [n for n in by_place.get(key, ()) if n.index not in taken]
+            found = free[0] if free and places[key] == len(by_place[key]) else None
+        if found is not None:
+            result.pairs[node.index] = found
+            taken.add(found.index)
+

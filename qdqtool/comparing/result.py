@@ -1,0 +1,269 @@
+"""The result of a comparison, as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from qdqtool.types import TOOL_VERSION, Json, Precision
+
+if TYPE_CHECKING:
+    from qdqtool.engine.compare import Comparison as EngineComparison
+
+COMPARISON_SCHEMA = "qdqtool/comparison/1"
+
+
+class Change(StrEnum):
+    """What changed at a node, from the first side to the second."""
+
+    LOST_INT8 = "lost-int8"
+    GAINED_INT8 = "gained-int8"
+    LOST_INT8_OUTPUT = "lost-int8-output"
+    GAINED_INT8_OUTPUT = "gained-int8-output"
+    RESIDUAL = "residual"
+    LOST_QDQ = "lost-qdq"
+    GAINED_QDQ = "gained-qdq"
+    SCALE = "scale"
+    WEIGHTS_SCALE = "weights-scale"
+    FUSION = "fusion"
+    ONLY_IN_A = "only-in-a"
+    ONLY_IN_B = "only-in-b"
+
+
+class Lost(StrEnum):
+    """Why a convolution lost INT8."""
+
+    PAIRS = "pairs"  # its Q/DQ are gone
+    WEIGHTS = "weights"  # those of its weights
+    DATA = "data"  # those of its input
+    FINDING = "finding"  # they are there, and a finding says why it is float
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The scales of a quantizer, in units of the tensor per integer step.
+
+    Attributes:
+        count: 1 for one scale, otherwise the number of channels.
+        least: The smallest.
+        greatest: The largest.
+    """
+
+    count: int
+    least: float
+    greatest: float
+
+    def as_json(self) -> Json:
+        return {"count": self.count, "least": self.least, "greatest": self.greatest}
+
+
+@dataclass(slots=True)
+class NodeSide:
+    """What one side says of a node.
+
+    Attributes:
+        name: Its name there: of the ONNX node, or of the engine layer where no ONNX node is known.
+        op: Operator, or type of the layer.
+        precision: The type it computes in; None where that is not known or not asked.
+        inputs: Types of the data input and of a residual input.
+        output: Type of what it writes; None where that is not known.
+        data: Whether its data input has Q/DQ in the file; None for an engine layer.
+        weights: The same of its weights; None where it has none.
+        scale: Scales of its data input.
+        weights_scale: Scales of its weights.
+        other_scales: Scales of its other inputs that have Q/DQ, by position.
+        fused: Operators that its layer absorbed.
+        layer: Name of the engine layer.
+        ms: Milliseconds of that layer; None without times.
+    """
+
+    name: str
+    op: str
+    precision: Precision | None = None
+    inputs: list[Precision] = field(default_factory=list)
+    output: Precision | None = None
+    data: bool | None = None
+    weights: bool | None = None
+    scale: Scales | None = None
+    weights_scale: Scales | None = None
+    other_scales: dict[int, Scales] = field(default_factory=dict)
+    fused: list[str] = field(default_factory=list)
+    layer: str | None = None
+    ms: float | None = None
+
+    @property
+    def is_int8(self) -> bool:
+        return self.precision in (Precision.INT8, Precision.UINT8)
+
+    def as_json(self) -> Json:
+        return {
+            "name": self.name, "op": self.op, "precision": None if self.precision is None else str(self.precision),
+            "inputs": [str(p) for p in self.inputs], "output": None if self.output is None else str(self.output),
+            "quantized": {"data": self.data, "weights": self.weights},
+            "scale": self.scale.as_json() if self.scale else None,
+            "weights_scale": self.weights_scale.as_json() if self.weights_scale else None,
+            "other_scales": {str(i): s.as_json() for i, s in self.other_scales.items()},
+            "fused": list(self.fused), "layer": self.layer, "ms": self.ms,
+        }
+
+
+@dataclass(slots=True)
+class NodeChange:
+    """A node of both sides, or of one alone.
+
+    Attributes:
+        a: What the first side says; None where the node is not there.
+        b: The same of the second.
+        changes: What differs; empty for a node that is the same.
+        lost: For ``lost-int8`` why.
+        finding: Code of the finding that says why, empty for none.
+        why: What happened, in one sentence.
+        factor: Second scale over first for the data input that differs most from 1; None where both are not known.
+        weights_factor: The same for the weights.
+    """
+
+    a: NodeSide | None
+    b: NodeSide | None
+    changes: tuple[Change, ...] = ()
+    lost: Lost | None = None
+    finding: str = ""
+    why: str = ""
+    factor: float | None = None
+    weights_factor: float | None = None
+
+    @property
+    def name(self) -> str:
+        side = self.a or self.b
+        return side.name if side is not None else ""
+
+    @property
+    def change_ms(self) -> float | None:
+        """Milliseconds that the second side takes more; None where either is not timed."""
+        if self.a is None or self.b is None or self.a.ms is None or self.b.ms is None:
+            return None
+        return self.b.ms - self.a.ms
+
+    def as_json(self) -> Json:
+        return {
+            "name": self.name, "a": self.a.as_json() if self.a else None, "b": self.b.as_json() if self.b else None,
+            "changes": [str(c) for c in self.changes], "lost": str(self.lost) if self.lost else None,
+            "finding": self.finding, "why": self.why, "scale_factor": self.factor,
+            "weights_scale_factor": self.weights_factor, "change_ms": self.change_ms,
+        }
+
+
+@dataclass(slots=True)
+class Side:
+    """One side as a whole.
+
+    Attributes:
+        kind: ``model`` or ``build``.
+        title: What to call it: the file's name, and for a build its version and GPU.
+        quantized: Whether it has any INT8: Q/DQ in the file, or INT8 convolutions in the engine.
+        convolutions: Number of Conv, ConvTranspose, Gemm and MatMul (of a build: of its layers).
+        int8: How many of them are INT8; None where that is not known.
+        int8_to_int8: How many of those write INT8.
+        conversions: Q and DQ that stay; None where the target counts none.
+        ms: Time of one execution; None without times.
+        measured: Whether that was measured.
+        target: What the prediction is for; empty for a build.
+        gpu: Where the time is for; empty without.
+    """
+
+    kind: str
+    title: str
+    quantized: bool
+    convolutions: int
+    int8: int | None = None
+    int8_to_int8: int | None = None
+    conversions: int | None = None
+    ms: float | None = None
+    measured: bool = False
+    target: str = ""
+    gpu: str = ""
+
+    def as_json(self) -> Json:
+        return {
+            "kind": self.kind, "title": self.title, "quantized": self.quantized, "convolutions": self.convolutions,
+            "int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions, "ms": self.ms,
+            "measured": self.measured, "target": self.target or None, "gpu": self.gpu or None,
+        }
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two sides and what differs between them.
+
+    Attributes:
+        a: The side given first.
+        b: The other one.
+        nodes: Every node that has weights on either side, and every other one at which something differs.
+        matched_by: ``names``, ``structure`` or, for two engines, ``shapes``.
+        engines: For two builds their layers side by side.
+        notes: What else a user should know.
+    """
+
+    a: Side
+    b: Side
+    nodes: list[NodeChange] = field(default_factory=list)
+    matched_by: str = "names"
+    engines: EngineComparison | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
+
+    @property
+    def changed(self) -> list[NodeChange]:
+        """The nodes at which something differs."""
+        return [n for n in self.nodes if n.changes]
+
+    def count(self, change: Change) -> int:
+        """At how many nodes that happened."""
+        return self._counts[change]
+
+    @property
+    def _counts(self) -> Counter[Change]:
+        return Counter(c for n in self.nodes for c in n.changes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing got worse for INT8: no convolution lost it, as input or as output, and no conversion came."""
+        more = self.more_conversions is not None and self.more_conversions > 0 and self.a.quantized
+        return not (self.count(Change.LOST_INT8) or self.count(Change.LOST_INT8_OUTPUT) or more)
+
+    @property
+    def more_conversions(self) -> int | None:
+        """How many more conversions the second side has; None where either is not known."""
+        a, b = self.a.conversions, self.b.conversions
+        return None if a is None or b is None else b - a
+
+    @property
+    def times_as_long(self) -> float | None:
+        """Time of the second side over that of the first; None where either is not known."""
+        return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
+
+    def summary(self) -> Json:
+        counts = self._counts
+        return {
+            "lost_int8": counts[Change.LOST_INT8], "gained_int8": counts[Change.GAINED_INT8],
+            "conversions": [self.a.conversions, self.b.conversions],
+            "lost_int8_output": counts[Change.LOST_INT8_OUTPUT],
+            "gained_int8_output": counts[Change.GAINED_INT8_OUTPUT],
+            "int8": [self.a.int8, self.b.int8], "int8_to_int8": [self.a.int8_to_int8, self.b.int8_to_int8],
+            "scales": counts[Change.SCALE], "weights_scales": counts[Change.WEIGHTS_SCALE],
+            "only_in_a": counts[Change.ONLY_IN_A], "only_in_b": counts[Change.ONLY_IN_B],
+            "ms": [self.a.ms, self.b.ms], "times_as_long": self.times_as_long, "matched_by": self.matched_by,
+        }
+
+    def as_json(self) -> Json:
+        """The fields of ``qdqtool/comparison/1``: nodes that differ, alone."""
+        return {
+            "schema": COMPARISON_SCHEMA, "tool": TOOL_VERSION, "a": self.a.as_json(), "b": self.b.as_json(),
+            "summary": self.summary(), "nodes": [n.as_json() for n in self.changed],
+            "layers": self.engines.as_json() if self.engines is not None else None, "notes": list(self.notes),
+            "ok": self.ok,
+        }

@@ -1,0 +1,139 @@
+"""A comparison in sentences: the answer in one line, and what happened at a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, Scales
+
+_LOST = {
+    Lost.PAIRS: "{} Q/DQ are gone",
+    Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
+    Lost.DATA: "the Q/DQ of {} input are gone",
+}
+
+
+def answer(comparison: Comparison) -> str:
+    """One line: what B lost and gained against A."""
+    parts = [*_lost(comparison), *_gained(comparison), *_conversions(comparison), *_scales(comparison)]
+    for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
+        number = comparison.count(change)
+        if number:
+            parts.append(f"{_layers(number)} only in {side}")
+    if not parts:
+        parts.append("no difference" if not comparison.changed else f"{len(comparison.changed)} nodes differ")
+    parts += _times(comparison)
+    return "; ".join(parts)
+
+
+def _layers(number: int) -> str:
+    return f"{number} convolution{'s' if number != 1 else ''}"
+
+
+def _lost(comparison: Comparison) -> list[str]:
+    lost = [n for n in comparison.nodes if Change.LOST_INT8 in n.changes]
+    parts = []
+    if lost:
+        reasons = Counter((n.lost, n.finding) for n in lost)
+        if len(reasons) == 1:
+            reason = _reason(lost[0], many=len(lost) > 1)
+            parts.append(f"{_layers(len(lost))} lost INT8{f': {reason}' if reason else ''}")
+        else:
+            some = {(n.lost, n.finding): n for n in lost}
+            each = "; ".join(
+                f"{number}: {_reason(some[key], many=number > 1) or 'unknown'}" for key, number in reasons.most_common()
+            )
+            parts.append(f"{_layers(len(lost))} lost INT8 ({each})")
+    number = comparison.count(Change.LOST_INT8_OUTPUT)
+    if number:
+        parts.append(f"{_layers(number)} still in INT8 but writing float now")
+    return parts
+
+
+def _reason(node: NodeChange, *, many: bool) -> str:
+    if node.lost in _LOST:
+        return _LOST[node.lost].format("their" if many else "its")
+    return node.finding
+
+
+def _gained(comparison: Comparison) -> list[str]:
+    parts = []
+    number = comparison.count(Change.GAINED_INT8)
+    if number:
+        parts.append(f"{_layers(number)} gained INT8")
+    number = comparison.count(Change.GAINED_INT8_OUTPUT)
+    if number:
+        parts.append(f"{_layers(number)} in INT8 as before and writing INT8 now")
+    return parts
+
+
+def _conversions(comparison: Comparison) -> list[str]:
+    more = comparison.more_conversions
+    if not more:
+        return []
+    return [f"{abs(more)} conversion{'s' if abs(more) != 1 else ''} {'more' if more > 0 else 'fewer'}"]
+
+
+def _scales(comparison: Comparison) -> list[str]:
+    parts = []
+    for change, what in ((Change.SCALE, "activations"), (Change.WEIGHTS_SCALE, "weights")):
+        number = comparison.count(change)
+        if number:
+            parts.append(f"scales of {what} differ at {number} node{'s' if number != 1 else ''}")
+    return parts
+
+
+def _times(comparison: Comparison) -> list[str]:
+    times = comparison.times_as_long
+    if times is None:
+        return []
+    measured = comparison.a.measured and comparison.b.measured
+    place = comparison.b.gpu or comparison.a.gpu
+    where = f" on {place}" if place and not measured else ""
+    return [f"{times:.2f} times as long{where}{'' if measured else ', estimated'}"]
+
+
+def why(node: NodeChange, finding: str = "") -> str:
+    """What happened at one node.
+
+    Args:
+        node: The node.
+        finding: Message of the finding that explains a lost INT8.
+    """
+    a, b = node.a, node.b
+    parts: list[str] = []
+    for change in node.changes:
+        if change == Change.LOST_INT8:
+            parts.append(f"lost INT8: {_reason(node, many=False)}" if node.lost in _LOST else
+                         f"lost INT8: {finding}" if finding else "lost INT8")
+        elif change == Change.GAINED_INT8:
+            parts.append("gained INT8")
+        elif change == Change.LOST_INT8_OUTPUT:
+            parts.append(f"wrote INT8, writes {b.output if b else ''}{f': {finding}' if finding else ''}")
+        elif change == Change.GAINED_INT8_OUTPUT:
+            parts.append(f"wrote {a.output if a else ''}, writes INT8")
+        elif change == Change.RESIDUAL and a is not None and b is not None:
+            parts.append(f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}")
+        elif change == Change.LOST_QDQ:
+            parts.append("Q/DQ removed")
+        elif change == Change.GAINED_QDQ:
+            parts.append("Q/DQ added")
+        elif change == Change.SCALE and a is not None and b is not None:
+            parts.append(f"scale {scale(a.scale)} -> {scale(b.scale)} (times {node.factor:.3g})")
+        elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
+            parts.append(f"weights' scale {scale(a.weights_scale)} -> {scale(b.weights_scale)} "
+                         f"(times {node.weights_factor:.3g})")
+        elif change == Change.FUSION and a is not None and b is not None:
+            parts.append(f"fused with {', '.join(a.fused) or 'nothing'} -> {', '.join(b.fused) or 'nothing'}")
+        elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
+            parts.append(f"only in {'A' if change == Change.ONLY_IN_A else 'B'}")
+    return "; ".join(parts)
+
+
+def scale(scales: Scales | None) -> str:
+    """A scale, or the ends of several."""
+    if scales is None:
+        return "unknown"
+    if scales.count == 1:
+        return f"{scales.greatest:.4g}"
+    return f"{scales.least:.4g} to {scales.greatest:.4g} ({scales.count} channels)"

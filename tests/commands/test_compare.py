@@ -1,0 +1,79 @@
+"""``qdqtool compare`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqtool.cli import run
+from tests.comparing.networks import float_network, network
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "float.onnx").write_bytes(float_network().SerializeToString())
+    (tmp_path / "good.onnx").write_bytes(network().SerializeToString())
+    (tmp_path / "bad.onnx").write_bytes(network(spoilt=[0, 2]).SerializeToString())
+    return tmp_path
+
+
+def test_the_answer_stands_first(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 convolutions lost INT8: the Q/DQ of their weights are gone")
+    assert max(map(len, lines)) <= 80
+    assert any("b0.a" in line for line in lines) and any("b2.a" in line for line in lines)
+
+
+def test_models_of_one_name_are_told_apart(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (models / "other").mkdir()
+    (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())
+    assert run(["compare", str(models / "good.onnx"), str(models / "other" / "good.onnx")]) == 0
+    assert "other/good.onnx" in capsys.readouterr().out.replace("\n   ", "")
+
+
+@pytest.mark.parametrize(("condition", "code"), [
+    ("lost-int8", 1), ("conversions", 1), ("any", 1), ("scales", 0), ("unmatched", 0), ("slower", 0),
+])
+def test_fail_on(models: Path, capsys: pytest.CaptureFixture[str], condition: str, code: int) -> None:
+    arguments = ["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]
+    assert run([*arguments, "--fail-on", condition]) == code
+    error = capsys.readouterr().err
+    assert (f"--fail-on {condition}" in error) == bool(code)
+
+
+def test_nothing_fails_on_equal_models(models: Path) -> None:
+    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx")]
+    assert run([*arguments, *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))]) == 0
+
+
+def test_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "qdqtool/comparison/1" and data["summary"]["gained_int8"] == 7
+
+
+def test_a_report_of_both(models: Path) -> None:
+    page = models / "page.html"
+    arguments = ["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--report", str(page)]
+    assert run(arguments) == 0 and "float.onnx" in page.read_text()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["good.onnx", "missing.onnx"], "missing.onnx"),
+    (["good.onnx", "bad.onnx", "--with-a", "bad.onnx"], "--with-a"),
+    (["good.onnx", "bad.onnx", "--target", "trt5"], "trt5"),
+    (["good.onnx", "bad.onnx", "--fail-on", "weather"], "weather"),
+    (["good.onnx", "bad.onnx", "-o", "good.onnx"], "good.onnx"),
+])
+def test_bad_input_is_one_line(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(models)
+    before = (models / "good.onnx").read_bytes()
+    assert run(["compare", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and said in captured.err and captured.err.count("\n") == 1
+    assert (models / "good.onnx").read_bytes() == before

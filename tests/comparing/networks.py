@@ -1,0 +1,43 @@
+"""Networks to compare: a small residual network in several versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from tests.trt.builder import Graph
+
+
+def network(
+    blocks: int = 3, *, scale: float | None = 0.1, weights: str = "qdq", residual: bool = True,
+    spoilt: Sequence[int] = (), spoilt_weights: str = "float", data: float | None = 0.1, names: str = "b",
+    left_out: int | None = None,
+) -> onnx.ModelProto:
+    """A stem and residual blocks of two convolutions each.
+
+    Args:
+        blocks: How many.
+        scale: Of every convolution's input; None for a float model.
+        weights: Form of the weights, see the builder.
+        residual: Whether the Adds' other inputs have Q/DQ.
+        spoilt: Blocks whose first convolution has weights of the form ``spoilt_weights``.
+        data: Scale of that convolution's input.
+        names: Prefix of the blocks' names.
+        left_out: A block that is not there.
+    """
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 4, 16, 16), f"{names}.stem", scale=scale, weights=weights), f"{names}.stem.relu")
+    for i in range(blocks):
+        if i == left_out:
+            continue
+        bad = i in spoilt
+        y = g.conv(x, f"{names}{i}.a", scale=data if bad else scale, weights=spoilt_weights if bad else weights)
+        y = g.conv(g.relu(y, f"{names}{i}.ra"), f"{names}{i}.b", k=1, scale=scale, weights=weights)
+        skip = x if scale is None or not residual else g.pair(x, f"{names}{i}.skip", scale)
+        x = g.relu(g.add(y, skip, f"{names}{i}.add"), f"{names}{i}.rb")
+    return g.model(x if scale is None else g.pair(x, f"{names}.end", scale))
+
+
+def float_network(blocks: int = 3, names: str = "b") -> onnx.ModelProto:
+    return network(blocks, scale=None, weights="float", names=names)

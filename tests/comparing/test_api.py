@@ -1,0 +1,125 @@
+"""What changed between two models: known beforehand, since the test made the change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange
+from qdqtool.errors import QdqtoolError
+from tests.comparing.networks import float_network, network
+from tests.trt.builder import Graph
+
+T = "trt8.5"
+
+
+def compare(a: onnx.ModelProto, b: onnx.ModelProto) -> Comparison:
+    return qdqtool.compare(a, b, target=T)
+
+
+def changed(result: Comparison) -> dict[str, tuple[Change, ...]]:
+    return {n.name: n.changes for n in result.changed}
+
+
+def at(result: Comparison, name: str) -> NodeChange:
+    return next(n for n in result.nodes if n.name == name)
+
+
+def test_equal_models_do_not_differ() -> None:
+    result = compare(network(), network())
+    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
+    assert result.summary()["lost_int8"] == 0
+
+
+@pytest.mark.parametrize(("weights", "data", "lost"), [
+    ("float", 0.1, Lost.WEIGHTS), ("qdq", None, Lost.DATA), ("float", None, Lost.PAIRS),
+])
+def test_lost_pairs_say_which_are_gone(weights: str, data: float | None, lost: Lost) -> None:
+    result = compare(network(), network(spoilt=[1], spoilt_weights=weights, data=data))
+    assert result.summary()["lost_int8"] == 1 and not result.ok
+    node = at(result, "b1.a")
+    assert (node.lost, Change.LOST_INT8 in node.changes) == (lost, True)
+
+
+def test_a_float_model_gains_every_convolution() -> None:
+    result = compare(float_network(), network())
+    assert (result.a.quantized, result.b.quantized, result.a.int8, result.b.int8) == (False, True, 0, 7)
+    assert result.summary()["gained_int8"] == 7 and result.ok
+    assert result.summary()["scales"] == 0  # there were none
+
+
+def test_scales_by_how_much() -> None:
+    result = compare(network(scale=0.1), network(scale=0.25))
+    assert result.summary()["scales"] == 10  # seven convolutions, three Adds
+    assert at(result, "b0.a").factor == pytest.approx(2.5)
+    assert result.summary()["weights_scales"] == 0
+
+
+def test_one_scale_for_all_weights_against_one_for_each_channel() -> None:
+    result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
+    assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
+    node = at(result, "b2.a")
+    assert node.a is not None and node.b is not None and node.a.weights_scale and node.b.weights_scale
+    assert (node.a.weights_scale.count, node.b.weights_scale.count) == (8, 1)
+
+
+def test_a_residual_without_pairs_writes_float_and_converts() -> None:
+    result = compare(network(), network(residual=False))
+    assert [n.name for n in result.nodes if Change.LOST_INT8_OUTPUT in n.changes]
+    a, b = result.summary()["conversions"]
+    assert b > a and not result.ok
+    assert {n.name for n in result.nodes if Change.LOST_QDQ in n.changes} == {"b0.add", "b1.add", "b2.add"}
+
+
+def test_the_prediction_says_why_where_the_pairs_are_there() -> None:
+    """A zero point that is not 0 keeps a convolution from INT8 although nothing was removed."""
+    spoilt = network()
+    for tensor in spoilt.graph.initializer:
+        if tensor.name in ("b1.a.in.Q.zero", "b1.a.in.DQ.zero"):
+            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
+    node = at(compare(network(), spoilt), "b1.a")
+    assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
+
+
+def test_convolutions_on_one_side() -> None:
+    result = compare(network(3), network(2))
+    assert {n.name for n in result.nodes if Change.ONLY_IN_A in n.changes} == {"b2.a", "b2.b"}
+    assert result.summary()["only_in_b"] == 0
+
+
+def test_models_of_different_networks_are_refused() -> None:
+    g = Graph()
+    other = g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
+    with pytest.raises(QdqtoolError, match="no layer in common"):
+        compare(network(), other)
+
+
+def test_files_in_every_form(tmp_path: Path) -> None:
+    data = network().SerializeToString()
+    (tmp_path / "a.onnx").write_bytes(data)
+    (tmp_path / "b.onnx.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "c.bin").write_bytes(data)
+    for other in ("b.onnx.gz", "c.bin"):
+        assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / other).changed
+
+
+def test_json_says_what_the_result_says() -> None:
+    result = compare(network(), network(spoilt=[0]))
+    data = json.loads(json.dumps(result.as_json()))
+    assert data["schema"] == "qdqtool/comparison/1"
+    assert data["summary"]["lost_int8"] == 1 and data["summary"]["conversions"] == [result.a.conversions,
+                                                                                   result.b.conversions]
+    lost = next(n for n in data["nodes"] if n["name"] == "b0.a")
+    assert (lost["a"]["precision"], lost["b"]["precision"], lost["lost"]) == ("INT8", "FLOAT", "weights")
+    assert lost["a"]["quantized"] == {"data": True, "weights": True} and lost["b"]["quantized"]["weights"] is False
+
+
+def test_times_are_those_of_predict() -> None:
+    result = qdqtool.compare(float_network(), network(), target=T, gpu="T4")
+    assert result.a.ms and result.b.ms and result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+    assert not result.a.measured
