@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
+from qdqtool.render.parameters import as_options
 from qdqtool.text import as_text
 from qdqtool.trt.targets import target_named
 from qdqtool.verified import Verification
@@ -29,7 +30,16 @@ def verdict(result: Verification) -> str:
         parts.append(f"{conversions.predicted} conversions predicted, {conversions.built} built")
     if trace.built:
         parts.append(f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)")
-    return "; ".join(parts)
+    return "; ".join([*parts, *_outside(result)])
+
+
+def _outside(result: Verification) -> list[str]:
+    """That the measured time lies outside the estimated range, where it does."""
+    times = result.times
+    if times is None or times["within"]:
+        return []
+    return [f"{times['built_ms']:.3f} ms measured, outside the estimated {times['low_ms']:.3f} to "
+            f"{times['high_ms']:.3f}"]  # fmt: skip
 
 
 def _lines(what: str, counts: TraceCounts) -> str:
@@ -78,6 +88,9 @@ def render_verification(result: Verification, width: int = 80) -> str:
         lines += [f"  {name}" for name in unknown[:_SHOWN]]
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")
+    for text in _outside(result):
+        lines += ["", *wrap(f"Time: {text} ms: not what this machine should take, or not the machine taken.", 2, width,
+                            first="")]  # fmt: skip
     return as_text(lines)
 
 
@@ -98,6 +111,8 @@ def _times(result: Verification, width: int) -> list[str]:
             f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the estimate.", 2,
             width,
         )
+    for note in times["notes"]:
+        lines += wrap(f"note: {as_options(note)}", 4, width, "  ")
     for slow in times["slow"]:
         lines += wrap(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: "
                       f"{slow['name']}", 4, width, "  ")

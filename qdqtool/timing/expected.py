@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from qdqtool.buildlog.types import Build
 from qdqtool.engine.costs import EngineReport
 from qdqtool.errors import QdqtoolError
-from qdqtool.timing import gpus, work
+from qdqtool.timing import device, gpus, work
 from qdqtool.timing.built import work_of
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.work import Work
 
-_CLOCK = re.compile(r"(\d{1,5}(?:\.\d{1,6})?)\s*(MHz|GHz)?", re.IGNORECASE)
 _L2_PEAK = 64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere and Ada tuning guides)
 _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 
 
 def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
-    """The GPU that a build ran on, at the clock that its log tells; None where that is not known.
+    """The GPU that a build ran on, as its log describes it; None where that is not known.
 
     Args:
         build: The build.
-        name: The user's word for it, which comes first.
-        clock: SM clock in MHz, likewise.
+        name: The user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
+        clock: SM clock in MHz, which comes before the log's.
 
     Raises:
         QdqtoolError: The user's GPU is not known.
     """
     if name is not None:
+        facts = device.of_facts(name, build.gpu)
+        known = [] if "=" in name else gpus.answering(name)
+        if facts.sms and known and any(_could_be(g, facts) for g in known):
+            return device.gpu_of_device(facts, clock)
         return gpus.chosen(name, clock)
     if build.device is None:
         return None
-    told = next((v for k, v in build.gpu.items() if "compute clock" in k.lower()), "")
-    match = _CLOCK.search(told)
-    if clock is None and match:
-        value = float(match[1]) * (1000 if (match[2] or "GHz").lower() == "ghz" else 1)
-        clock = value if gpus.MIN_CLOCK <= value <= gpus.MAX_CLOCK else None
     try:
-        return gpus.chosen(build.device, clock)
+        return device.gpu_of_device(device.of_facts(build.device, build.gpu), clock)
     except QdqtoolError:
         return None
+
+
+def unknown_gpu(build: Build) -> str:
+    """Why a build's GPU is not known; empty where it is, or where the build names none."""
+    if build.device is None:
+        return ""
+    try:
+        device.gpu_of_device(device.of_facts(build.device, build.gpu))
+    except QdqtoolError as error:
+        return str(error)
+    return ""
+
+
+def _could_be(gpu: Gpu, facts: device.Device) -> bool:
+    return facts.cc in (None, gpu.cc) and facts.sms is not None and (
+        facts.sms == gpu.sms or (gpu.is_jetson and facts.sms < gpu.sms))
 
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 _SPLIT = re.compile(r"[\s_/()\-]+")
 _MAKERS = (
     "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
-    "corporation",
+    "corporation", "tegra", "nvgpu",
 )  # fmt: skip
 _NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")  # a name without its series: 3060, 4070 ti super
 _SERIES = ("rtx {}", "gtx {}")

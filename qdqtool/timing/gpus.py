@@ -233,43 +233,84 @@ def find(name: str) -> Gpu:
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
-    plain = gpu_names.plain(name)
-    for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if plain in (gpu_names.plain(gpu.name), *gpu.aliases):
-            return gpu
+    found = answering(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise QdqtoolError(shared_name(name, found))
     wanted = gpu_names.words(name)
-    spelled = {gpu.name: gpu_names.words(gpu.name) for gpu in gpus()}
-    table = {
-        key: gpu for gpu in reversed(gpus()) for key in (*map(gpu_names.words, gpu.aliases), spelled[gpu.name])
-    }
-    for text in gpu_names.spellings(wanted):
-        if text in table:
-            return table[text]
-    if wanted.endswith(" laptop") or " laptop " in wanted:
-        desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")))
-        if desktop is not None:
-            return replace(
-                desktop,
-                name=f"{desktop.name} Laptop",
-                clock=desktop.clock * _LAPTOP,
-                evidence=Evidence.ASSUMED,
-                note=f"the laptop part is not in the table: SMs of the {desktop.name} at a guessed clock; give `clock`",
-            )
-    parts = set(wanted.split())
-    longer = [
-        gpu
-        for gpu in gpus()
-        if wanted in spelled[gpu.name].split(" laptop")[0] and parts <= set(spelled[gpu.name].split())
-        and (parts or name.strip().lower() in gpu.name.lower())
-    ]
-    if len(longer) == 1:
-        return longer[0]
-    near = [g.name for g in longer[:5]] or gpu_names.nearest(wanted, {key: gpu.name for key, gpu in table.items()})
-    told = f"; nearest: {', '.join(near)}" if near else ""
+    near = [g.name for g in _longer(name, wanted)[:5]] or gpu_names.nearest(
+        wanted, {key: found[0].name for key, found in _by_words().items()}
+    )
+    nearest = f"; nearest: {', '.join(near)}" if near else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table{told}; see 'qdqtool gpus', or describe it: "
+        f"GPU '{name}' is not in the table{nearest}; see 'qdqtool gpus', or describe it: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
     )
+
+
+def answering(name: str) -> list[Gpu]:
+    """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
+    plain = gpu_names.plain(name)
+    for gpu in gpus():  # spelled as in the table: nothing to normalize
+        if plain == gpu_names.plain(gpu.name):
+            return [gpu]
+    wanted = gpu_names.words(name)
+    table = _by_words()
+    for text in gpu_names.spellings(wanted):
+        if text in table:
+            return list(table[text])
+    if wanted.endswith(" laptop") or " laptop " in wanted:
+        desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ())
+        if len(desktop) == 1:
+            return [replace(
+                desktop[0],
+                name=f"{desktop[0].name} Laptop",
+                clock=desktop[0].clock * _LAPTOP,
+                evidence=Evidence.ASSUMED,
+                note=f"the laptop part is not in the table: SMs of the {desktop[0].name} at a guessed clock; give "
+                "`clock`",
+            )]  # fmt: skip
+    longer = _longer(name, wanted)
+    return longer if len(longer) == 1 else []
+
+
+def shared_name(name: str, found: list[Gpu]) -> str:
+    """What to say of a name that several GPUs share."""
+    return f"'{name}' is the name of {len(found)} GPUs: {', '.join(g.name for g in found)}; give one of these"
+
+
+@functools.cache
+def _by_words() -> dict[str, tuple[Gpu, ...]]:
+    """GPUs by their names and aliases in :func:`gpu_names.words`; a GPU's own name comes before another's alias."""
+    table: dict[str, tuple[Gpu, ...]] = {}
+    for gpu in gpus():
+        for key in dict.fromkeys(map(gpu_names.words, gpu.aliases)):
+            table[key] = (*table.get(key, ()), gpu)
+    return table | {gpu_names.words(gpu.name): (gpu,) for gpu in gpus()}
+
+
+def _longer(name: str, wanted: str) -> list[Gpu]:
+    """GPUs in whose name the wanted one is contained, word by word."""
+    parts = set(wanted.split())
+    return [
+        gpu
+        for gpu in gpus()
+        if wanted in (own := gpu_names.words(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
+        and (parts or name.strip().lower() in gpu.name.lower())
+    ]
+
+
+def variants(name: str, found: Gpu) -> list[Gpu]:
+    """Other GPUs that a name without memory size or form factor could have meant: ``A100`` is three."""
+    parts = set(gpu_names.words(name).split())
+    if parts >= set(gpu_names.words(found.name).split()):
+        return []
+    return [
+        g
+        for g in gpus()
+        if g != found and parts < (own := set(gpu_names.words(g.name).split())) and "laptop" not in own - parts
+    ]
 
 
 def of_description(text: str) -> Gpu:
@@ -350,6 +391,8 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
     """
     gpu = of_description(name) if "=" in name else find(name)
     notes = [gpu.note] if gpu.note else []
+    if "=" not in name and (others := variants(name, gpu)):
+        notes.append(f"'{name.strip()}' taken as {gpu.name}; it could be {', '.join(g.name for g in others)}")
     if power is not None and clock is None:
         limit = _watts(power)
         if limit is not None and limit < gpu.power:

@@ -68,9 +68,11 @@ def verify(
         result = compare_assuming(index, prediction, build, chosen)
         assert result.prediction is not None
         prediction = result.prediction
-        from qdqtool.verification.times import compare_times
+        from qdqtool.verification.times import compare_times, not_compared
 
         result.times = compare_times(index, prediction, build, chosen, gpu, clock)
+        if result.times is None and gpu is None:
+            notes += not_compared(build)
     result.notes[:0] = notes
     return result
 

@@ -9,7 +9,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.timing import calibration
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import gpu_of
+from qdqtool.timing.expected import gpu_of, unknown_gpu
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
@@ -54,9 +54,18 @@ def compare_times(
         "built_ms": measured,
         "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
+        "notes": [note for note in time.notes if note],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
+
+
+def not_compared(build: Build) -> list[str]:
+    """Why a build that was timed is compared with no estimate: its GPU is not known."""
+    if not build.performance.get("GPU Compute Time") and not build.profile_rows:
+        return []
+    why = unknown_gpu(build)
+    return [f"times are not compared: {why}"] if why else []
 
 
 def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:

@@ -189,7 +189,7 @@ def test_order_of_whole_networks(gpu, factor):
     assert wide.gain is not None and wide.gain >= 1
 
 
-@given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "RTX 3060", "orin", "T4", "RTX 4090"]))
+@given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "RTX 3060", "agx orin", "T4", "RTX 4090"]))
 @settings(max_examples=20, deadline=None)
 def test_a_conversion_more_is_never_faster(case, seed, gpu):
     """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""

@@ -11,7 +11,7 @@ from qdqtool.types import Evidence, Precision
 
 @pytest.mark.parametrize(("typed", "name"), [
     ("RTX 3080 Ti", "RTX 3080 Ti"), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080 Ti"), ("rtx3080ti", "RTX 3080 Ti"),
-    ("Jetson Orin Nano", "Jetson Orin Nano 8GB"), ("orin-nx", "Jetson Orin NX 16GB"), ("Orin", "Jetson AGX Orin 64GB"),
+    ("Jetson Orin Nano", "Jetson Orin Nano 8GB"), ("orin-nx", "Jetson Orin NX 16GB"), ("AGX Orin", "Jetson AGX Orin 64GB"),
     ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"), ("A100-SXM4-40GB", "A100 40GB"), ("T4", "Tesla T4"),
     ("V100-SXM2-16GB", "Tesla V100"), ("RTX 3060 (12GB)", "RTX 3060"), ("RTX 4070 SUPER", "RTX 4070 Super"),
     ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada Laptop"), ("NVIDIA H100 80GB HBM3", "H100 SXM"),
@@ -29,14 +29,35 @@ def test_every_name_and_alias_finds_its_own_line():
         assert gpus.find(gpu.name) is gpu
         assert gpus.find(gpu.name.upper()) is gpu
         for alias in gpu.aliases:
-            assert gpus.find(alias) is gpu, alias
+            shared = [g for g in gpus.gpus() if alias in g.aliases]
+            assert gpus.answering(alias) == shared, alias
+            assert len(shared) > 1 or gpus.find(alias) is gpu, alias
+
+
+@pytest.mark.parametrize(("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)])
+def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
+    with pytest.raises(QdqtoolError, match=f"is the name of {boards} GPUs: Jetson") as told:
+        gpus.chosen(typed)
+    named = str(told.value).split(": ", 1)[1].split("; ")[0].split(", ")
+    assert len({gpus.find(name).name for name in named}) == boards
+
+
+@pytest.mark.parametrize(("typed", "taken", "others"), [
+    ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}), ("Orin NX", "Jetson Orin NX 16GB",
+    {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}), ("RTX 3060", "RTX 3060", set()), ("T4", "Tesla T4", set()),
+    ("RTX 4050", "RTX 4050 Laptop", set()), ("Jetson AGX Orin 64GB", "Jetson AGX Orin 64GB", set()),
+])  # fmt: skip
+def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
+    gpu = gpus.chosen(typed)
+    assert gpu.name == taken
+    assert set(gpu.note.split("could be ")[-1].split(", ")) - {""} == others
 
 
 # Dense INT8 TOPS and FP16 TFLOPS as NVIDIA's data sheets and whitepapers print them (half of the sparse figure).
 @pytest.mark.parametrize(("name", "int8", "fp16"), [
     ("A100 40GB", 624, 312), ("T4", 130, 65), ("RTX 3080", 238, 119), ("RTX 4090", 660.6, 330.3), ("A30", 330, 165),
     ("AGX Orin", 85, 42.5), ("Orin NX 16GB", 30, 15), ("H100 SXM", 1979, 989), ("RTX 2080 Ti", 215.2, 107.6),
-    ("Xavier", 22, 11), ("L4", 242, 121), ("Tesla P4", 22, None), ("V100", 62.7, 125),
+    ("AGX Xavier", 22, 11), ("L4", 242, 121), ("Tesla P4", 22, None), ("V100", 62.7, 125),
 ])  # fmt: skip
 def test_rates_agree_with_published_ones(name, int8, fp16):
     gpu = gpus.find(name)

@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from qdqtool.agreement import BuildFacts
 from qdqtool.buildlog.records import ProfileRow
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, BuildSource
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
+from qdqtool.render.verify_text import render_verification, verdict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
-from qdqtool.verification.times import compare_times, plain_in
+from qdqtool.verification.api import exit_code
+from qdqtool.verification.times import compare_times, not_compared, plain_in
+from qdqtool.verified import Verification
 from tests.trt.builder import Graph
 
 GPU, TARGET = "RTX 3060", TARGETS["trt8.6"]
@@ -124,3 +128,22 @@ def test_the_slowest_layers_are_named() -> None:
 ])  # fmt: skip
 def test_what_floats_the_builder_may_use(flags: tuple[str, ...], plain: Precision) -> None:
     assert plain_in(Build(precision_flags=frozenset(flags))) == plain
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_a_time_outside_the_range_is_said_first_and_last(factor: float) -> None:
+    """In the verdict and in the last line; a time within is neither, and no time changes the exit code."""
+    built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
+    found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": built}}))
+    result = Verification(BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ()), times=found)
+    text = render_verification(result, 200).rstrip().splitlines()
+    outside = f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
+    assert (outside in verdict(result)) is (outside in text[-1]) is (factor != 1)
+    assert text[0].startswith(verdict(result)[:40]) and exit_code(result) == 0
+
+
+def test_a_build_of_a_shared_name_says_why_no_time_is_compared() -> None:
+    timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
+    assert "is the name of 8 GPUs" in not_compared(timed)[0]
+    assert not_compared(replace(timed, gpu={"SMs": "16", "Compute Capability": "8.7"})) == []
+    assert not_compared(Build(device="Orin")) == []
