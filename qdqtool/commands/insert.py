@@ -28,8 +28,8 @@ from qdqtool.commands import inputs
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
               help="Write a TensorRT calibration table as well.")
 @inputs.placement
-@click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-              help="Type of what stays float.")
+@click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default=None,
+              help="Type of what stays float. [default: fp16 where the file's types decide (trt11, rtx1.7), else fp32]")
 @click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
               help="Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.")
 @click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
@@ -43,7 +43,7 @@ def command(
     mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, cluster: str | None,
     mixed_cpus: bool, calib_table: str | None, write_table: str | None, head: str, residual: str, no_unify: bool,
     exclude: tuple[str, ...], include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str,
-    high_precision: str, input_type: str, losses: int, no_predict: bool, everything: bool, form: str,
+    high_precision: str | None, input_type: str, losses: int, no_predict: bool, everything: bool, form: str,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 

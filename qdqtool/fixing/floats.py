@@ -6,7 +6,8 @@ import onnx
 
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision
-from qdqtool.insertion.prepare import HALF_OPSET, prepare
+from qdqtool.insertion.prepare import prepare
+from qdqtool.onnxgraph.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 
 

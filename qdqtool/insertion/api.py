@@ -14,21 +14,22 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
-from qdqtool.insertion import halfprecision, presets, residuals
+from qdqtool.insertion import fidelity, halfprecision, presets, residuals
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
-from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, index_of, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, index_of, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
-from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
+from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full
+from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
 from qdqtool.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Json
+from qdqtool.types import Json, QuantizedTensor
 
 if TYPE_CHECKING:
     from calibration import Preprocess
@@ -58,7 +59,7 @@ def insert(
     include: Sequence[str] = (),
     exclude_op: Sequence[str] = (),
     weights: str = "float",
-    high_precision: str = "fp32",
+    high_precision: str | None = None,
     input_type: str = "float",
     losses: int = 0,
     predict: bool = True,
@@ -90,10 +91,13 @@ def insert(
         include: The same for nodes to quantize although a preset would leave them float.
         exclude_op: Operator types to leave float.
         weights: ``float`` keeps float weights with Q and DQ; ``int8`` stores int8 with DQ alone.
-        high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16.
+        high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16 (but for tensors
+            whose values near its largest, and inputs and outputs). By default what the target needs: ``fp16`` where it
+            computes in the types of the file (TensorRT 11, TensorRT-RTX), else ``fp32``.
         input_type: ``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see
             :mod:`qdqtool.insertion.inputs`.
-        losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`.
+        losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how
+            far an FP16 model's outputs are from the float model's.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         cluster: Who calibrates: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``, see
@@ -113,10 +117,10 @@ def insert(
         (head, presets.HEADS, "head"),
         (residual, RESIDUALS, "residual"),
         (weights, WEIGHT_FORMS, "weights"),
-        (high_precision, HIGH_PRECISIONS, "high_precision"),
+        (high_precision, (None, *HIGH_PRECISIONS), "high_precision"),
     ):
         if value not in choices:
-            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
+            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(filter(None, choices))}")
     if cluster is not None:
         from qdqtool.cluster.connection import check_where
 
@@ -125,8 +129,16 @@ def insert(
     check_input_type(input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
-    proto, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
-                                         weights, high_precision)
+    ours = model is not loaded.proto and model is not loaded
+    half = high_precision == "fp16" or (high_precision is None and chosen.strongly_typed)
+    try:
+        proto, notes, warnings = float_model(loaded, ours, chosen, weights, "fp16" if half else "fp32")
+    except ModelError as error:
+        if not half or high_precision is not None:
+            raise
+        half, loaded = False, load_full(model)
+        proto, notes, warnings = float_model(loaded, ours, chosen, weights, "fp32")
+        warnings.append(f"what is not quantized stays FP32 and runs so on {chosen.name}: {error}")
     work = index_of(proto, source)
     rules = Rules(head, residual, "both", exclude, include, exclude_op, not chosen.is_rtx,
                   chosen.transposed_per_channel)
@@ -161,6 +173,7 @@ def insert(
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
@@ -172,13 +185,27 @@ def insert(
             )
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(f"what limits accuracy was not measured: {error}")
+    kept: dict[str, float] = {}
+    agreement = None
+    if half:
+        readable = data if calib_table is None else None
+        kept = _too_large(proto, quantized, seen, readable, preprocess, size, warnings)
+        notes.extend(_said_of_half(chosen, kept, high_precision is None))
+        first = proto if input_type == "float" else _copy(proto)
+        halfprecision.to_half(first, kept)
+        if losses and readable is not None:
+            try:
+                floats = load_full(model) if ours else loaded
+                agreement = fidelity.compare(floats, first, readable, samples=losses, preprocess=preprocess, size=size)
+            except ModelError as error:
+                warnings.append(f"agreement with the float model was not measured: {error}")
     if input_type != "float":
         notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
-    if high_precision == "fp16":
-        halfprecision.to_half(proto)
+        if half:
+            halfprecision.to_half(proto, kept)
     result = Insertion(
         proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
-        losses=measured,
+        losses=measured, float_type="fp16" if half else "fp32", float32=kept, agreement=agreement,
     )  # fmt: skip
     if predict:
         try:
@@ -190,6 +217,42 @@ def insert(
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result
+
+
+def _too_large(
+    proto: onnx.ModelProto, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
+    preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
+) -> dict[str, float]:
+    """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples."""
+    found = {t: amax for t, amax in seen.items() if amax > WIDE}
+    for entry in quantized:
+        if not isinstance(entry.scale, list) and entry.method != "weights-max" and entry.scale * LEVELS > WIDE:
+            found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
+    try:
+        if data is not None:
+            largest = fidelity.largest_values(proto, data, preprocess=preprocess, size=size)
+            found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
+    except ModelError as error:
+        warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")
+    return found
+
+
+def _said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
+    notes = []
+    if by_default:
+        notes.append(f"what is not quantized is FP16, inputs and outputs apart: {target.name} computes in the types of "
+                     "the file (`high_precision='fp32'` leaves FP32)")
+    if kept:
+        named = ", ".join(f"{tensor} ({amax:.4g})" for tensor, amax in kept.items())
+        notes.append(f"{len(kept)} tensors stay FP32, with what writes and reads them, because their largest value "
+                     f"nears FP16's 65504: {named}")
+    return notes
+
+
+def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def _scaling(preprocess: Preprocess | None) -> Scaling:
@@ -208,8 +271,7 @@ def float_model(
         )
     proto = loaded.proto
     if not ours:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(loaded.proto)
+        proto = _copy(loaded.proto)
     notes: list[str] = []
     warnings: list[str] = []
     half = halfprecision.has_half(loaded)

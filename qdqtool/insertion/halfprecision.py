@@ -7,7 +7,7 @@ scales, so a float16 model is widened for it.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -20,47 +20,11 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.heads import find_head
-from qdqtool.operators import WEIGHTED, inputs_behind_q
+from qdqtool.onnxgraph.half import half_nodes, stays_float
 from qdqtool.subgraphs import inner_graphs
 
-_HALF_MAX = float(np.finfo(np.float16).max)
-_FLOAT, _HALF = "tensor(float)", "tensor(float16)"
-_STATED = frozenset({"to", "dtype", "output_datatype"})  # attributes that state a type
-_SMALL = 16  # elements; in constants up to this size a value that FP16 rounds to zero matters (an epsilon, say)
 
-
-@functools.cache
-def _form(op: str, opset: int, outputs: int) -> frozenset[int] | None:
-    """How an operator takes float16, by ONNX's own schema: the inputs that stay float32, or None where it cannot.
-
-    It cannot where an output's type is float32 whatever the inputs are, is stated in an attribute, or comes out of a
-    body (If, Loop, Scan); an input stays where its type is float32 alone (the scales of a Resize).
-
-    Args:
-        op: An operator of ONNX's own domain.
-        opset: Version of that domain.
-        outputs: How many of its outputs are used.
-    """
-    try:
-        schema = onnx.defs.get_schema(op, opset)
-    except onnx.defs.SchemaError:
-        return None
-    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    kinds = {a.type for a in schema.attributes.values()}
-    if onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _STATED.isdisjoint(schema.attributes):
-        return None
-    inputs = [i.type_str for i in schema.inputs]
-    for output in schema.outputs[:outputs]:
-        kind = output.type_str
-        if _FLOAT in allowed.get(kind, {kind}) and not (kind in inputs and _HALF in allowed.get(kind, ())):
-            return None
-    floats = [i for i, kind in enumerate(inputs) if _FLOAT in allowed.get(kind, {kind})]
-    stay = frozenset(i for i in floats if _HALF not in allowed.get(inputs[i], ()))
-    return None if stay and len(stay) == len(floats) else stay
-
-
-def to_half(proto: onnx.ModelProto) -> int:
+def to_half(proto: onnx.ModelProto, wide: Collection[str] = ()) -> int:
     """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
 
     What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell
@@ -68,51 +32,20 @@ def to_half(proto: onnx.ModelProto) -> int:
 
     Args:
         proto: Opset 19 or newer.
+        wide: Tensors that FP16 cannot hold; what writes or reads them stays FP32.
 
     Returns:
-        The number of nodes that now compute in FP16.
+        The number of nodes that can compute in FP16, and now do.
     """
-    return _Halver(index_of(proto)).run()
+    return _Halver(index_of(proto), wide).run()
 
 
 class _Halver:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, wide: Collection[str]) -> None:
         self.model = model
         self.editor = Editor(model, in_place=True)
-        self.half = self._half_nodes()
+        self.half = half_nodes(model, wide)
         self.added: dict[str, str] = {}
-
-    def _half_nodes(self) -> set[int]:
-        tail = _tail(self.model)
-        return {n.index for n in self.model.nodes if n.index not in tail and self._can_be_half(n)}
-
-    def _can_be_half(self, node: Node) -> bool:
-        model = self.model
-        if node.domain not in ("", "ai.onnx") or self._form(node) is None:
-            return False
-        types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
-        if TensorProto.FLOAT not in types or 0 in types:
-            return False
-        for position, tensor in enumerate(node.inputs):
-            if self._stays(node, position) or model.elem_type(tensor) != TensorProto.FLOAT:
-                continue
-            value = model.constant(tensor)
-            if value is None:
-                continue
-            if float(np.abs(value).max()) > _HALF_MAX:
-                return False
-            scale = node.op in (qdq.Q, qdq.DQ) and position == 1
-            if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
-                return False
-        return True
-
-    def _form(self, node: Node) -> frozenset[int] | None:
-        return _form(node.op, self.model.opset, len(node.outputs))
-
-    def _stays(self, node: Node, position: int) -> bool:
-        """Whether an input stays float32: its type says so, or it is a constant with no values in it."""
-        empty = 0 in (self.model.constant_shape(node.input(position)) or ())
-        return empty or position in (self._form(node) or ())
 
     def run(self) -> int:
         model, editor = self.model, self.editor
@@ -122,6 +55,8 @@ class _Halver:
                 editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
         for node in model.ordered:
             is_half = node.index in self.half
+            if not is_half and qdq.is_qdq(node):
+                self._round_scale(node.input(1))
             if is_half:
                 self._take_half_inputs(node)
             for position, tensor in enumerate(node.outputs):
@@ -145,7 +80,7 @@ class _Halver:
         result = []
         for reader in self.model.readers(tensor):
             positions = [i for i, t in enumerate(reader.inputs) if t == tensor]
-            stays = [reader.index not in self.half or self._stays(reader, i) for i in positions]
+            stays = [reader.index not in self.half or stays_float(self.model, reader, i) for i in positions]
             wants_half, wants_float = not all(stays), any(stays) or not positions
             if (half and wants_half) or (not half and wants_float):
                 result.append(reader)
@@ -153,7 +88,7 @@ class _Halver:
 
     def _take_half_inputs(self, node: Node) -> None:
         for position, tensor in enumerate(node.inputs):
-            if not tensor or self._stays(node, position):
+            if not tensor or stays_float(self.model, node, position):
                 continue
             if self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
@@ -165,6 +100,14 @@ class _Halver:
             made_half = producer is not None and producer.index in self.half
             if not made_half or self.model.is_output(tensor) or self._readers(tensor, False):
                 self.editor.set_input(node, position, self._half_name(tensor))
+
+    def _round_scale(self, tensor: str) -> None:
+        """The scale of a pair that stays FP32 as FP16 can hold it: pairs that share a scale share it still."""
+        value = self.model.constant(tensor)
+        if value is not None and value.size == 1 and value.dtype == np.float32:
+            rounded = round_up_to_half(value).astype(np.float32)
+            if np.isfinite(rounded).all() and bool(np.all(rounded <= 1.001 * value)):
+                self.editor.set_constant(tensor, rounded)
 
     def _half_name(self, tensor: str) -> str:
         if tensor not in self.added:
@@ -183,24 +126,6 @@ class _Halver:
                 self.editor.set_constant(tensor, half)
                 self.added[tensor] = tensor
         return self.added[tensor]
-
-
-def _tail(model: Model) -> set[int]:
-    """Nodes behind the last convolutions, from the first that computes something."""
-    dfl = find_head(model).dfl
-    leads: set[str] = set()  # tensors from which a weighted node is reached
-    for node in reversed(model.ordered):
-        weighted = node.op in WEIGHTED and node.index not in dfl
-        if weighted or any(t in leads for t in node.outputs):
-            leads.update(t for t in (*node.inputs, *node.captured) if t)
-    tail: set[int] = set()
-    for node in model.ordered:
-        if any(t in leads for t in node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
-            continue
-        makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
-        if not inputs_behind_q(model, node) or any(i in tail for i in makers):
-            tail.add(node.index)
-    return tail
 
 
 def has_half(model: Model) -> bool:

@@ -30,7 +30,6 @@ from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import DOMAINS, of
 
 MIN_OPSET = 13
-HALF_OPSET = 19  # the first whose Q and DQ take FP16 data and scales
 _MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory
 _DEEPEST = 9  # nodes between a constant and the weights made from it
 _Array = npt.NDArray[Any]

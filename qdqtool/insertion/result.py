@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 
 import onnx
 
 from qdqtool.files import Guard, not_over
+from qdqtool.insertion.fidelity import Fidelity
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.modelfile import save
@@ -33,6 +35,9 @@ class Insertion:
         output: Where :meth:`save` wrote the model; empty before.
         read: The files that were read, none of which :meth:`save` overwrites.
         losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
+        float_type: Type of what is not quantized, ``fp32`` or ``fp16``.
+        float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
+        agreement: How far an FP16 model's outputs are from the float model's; None when that was not measured.
     """
 
     model: onnx.ModelProto
@@ -48,6 +53,9 @@ class Insertion:
     output: str = ""
     read: Guard | None = field(default=None, repr=False, compare=False)
     losses: Losses | None = None
+    float_type: str = "fp32"
+    float32: dict[str, float] = field(default_factory=dict)
+    agreement: Fidelity | None = None
 
     @property
     def activations(self) -> list[QuantizedTensor]:
@@ -85,6 +93,9 @@ class Insertion:
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "losses": self.losses.as_json() if self.losses else None,
+            "float_type": self.float_type,
+            "float32": [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in self.float32.items()],
+            "agreement": self.agreement.as_json() if self.agreement else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
 

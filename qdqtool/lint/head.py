@@ -11,6 +11,7 @@ from qdqtool.explain.ways import fp16_words
 from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
+from qdqtool.onnxgraph.half import half_nodes
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import CONVOLUTIONS, of
@@ -122,12 +123,16 @@ def _float_types(view: View, report: Report) -> None:
     if report.target not in STRONG:
         report.add("FLAG-FP16", "", *fp16_words(report.way))
         return
-    float32 = [n for n in view.weighted if _computes_in(view, n) == onnx.TensorProto.FLOAT]
+    types = {n.index: _computes_in(view, n) for n in view.weighted}
+    if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
+        return  # a file with both types says of each node what it wants
+    half = half_nodes(view.model)
+    float32 = [n for n in view.weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
         report.add(
             "FLOAT-FP32", "",
             f"the float part of the model is FP32 and stays FP32 ({len(float32)} of {len(view.weighted)} convolutions "
-            f"read or write it, {float32[0].name} first).",
+            f"read or write it and could be FP16, {float32[0].name} first).",
         )
 
 

@@ -89,8 +89,8 @@ class BothSides:
 def both_sides(view: View, add: Node) -> BothSides | None:
     """Q/DQ on both inputs of a residual Add, one of them alone behind a convolution; None otherwise.
 
-    Where an activation stands between convolution and Add, the Add is a layer of its own on most targets, and both
-    pairs let it run in INT8: that is no defect.
+    Where an activation stands between convolution and Add, reports differ on whether the three become one layer. Both
+    pairs let the Add run in INT8 whichever holds, one alone leaves conversions where they do not: that is no defect.
     """
     sides = [qdq.source_of_dq(view.model, t) for t in add.inputs]
     for position, side in enumerate(sides):
@@ -104,7 +104,7 @@ def both_sides(view: View, add: Node) -> BothSides | None:
         if len(view.model.readers(dq.output)) != 1 or view.model.is_output(q.input(0)):
             continue
         edge = boundary(view, conv)
-        if edge.tensor == q.input(0) and (edge.activation is None or view.add_behind_activation):
+        if edge.tensor == q.input(0) and edge.activation is None:
             return BothSides(conv, q, dq, other[0])
     return None
 

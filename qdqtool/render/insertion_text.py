@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     lines += _skipped(insertion.skipped, width, everything)
     lines += _groups(insertion.groups, width, everything)
     lines += _losses(insertion.losses, width)
+    lines += _agreement(insertion, width)
     for note in (*insertion.notes, *insertion.calibration.get("notes", ())):
         lines += wrap(f"note: {as_options(note)}", 2, width, "")
     for warning in (*insertion.warnings, *insertion.calibration.get("warnings", ())):
@@ -102,6 +104,16 @@ def _losses(losses: Losses | None, width: int) -> list[str]:
             price = f"; {loss.convolutions} fewer in INT8{conversions}"
         lines += wrap(f"{loss.tensor}: {less}{price}", 4, width, "  - ")
     return lines
+
+
+def _agreement(insertion: Insertion, width: int) -> list[str]:
+    found = insertion.agreement
+    if found is None:
+        return []
+    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are no numbers"
+    samples = f"{found.samples} sample" + "s" * (found.samples != 1)
+    return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} ({samples})", 2,
+                      width, "")]
 
 
 def _scales(insertion: Insertion) -> list[str]:

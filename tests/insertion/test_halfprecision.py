@@ -9,7 +9,8 @@ from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.halfprecision import _form, has_half, to_float, to_half
+from qdqtool.insertion.halfprecision import has_half, to_float, to_half
+from qdqtool.onnxgraph.half import form_of
 from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of
 
 
@@ -86,7 +87,7 @@ def test_constants_that_half_cannot_hold_keep_their_node_float() -> None:
     ("NoSuchOperator", 19, 1, None),
 ])  # fmt: skip
 def test_what_onnx_says_of_an_operators_types(op: str, opset: int, outputs: int, stay: set[int] | None) -> None:
-    assert _form(op, opset, outputs) == (None if stay is None else frozenset(stay))
+    assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
 @pytest.mark.parametrize(("value", "count", "half"), [

@@ -95,8 +95,8 @@ class QuantizeConvWithResidualAdd(Pass):
         return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
 
     def _both(self, conv: Layer, q: Layer) -> None:
-        if conv.fusion.activated and not self.target.residual_through_activation:
-            return  # the Add stays apart: both pairs let it run in INT8
+        if conv.fusion.activated:
+            return  # whether the Add could be joined is not known: both pairs let it run in INT8 by itself
         dq = q.out.only_reader()
         add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
         if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
