@@ -139,6 +139,9 @@ class _Inference:
         )
         for node in places:
             node.domain = _HIDDEN
+        opsets = [o.opset_import for o in (self._proto, *self._proto.functions)] if places else []
+        for imported in opsets:
+            imported.add(domain=_HIDDEN, version=1)
         try:
             inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=follow).graph
         except Exception:
@@ -148,6 +151,8 @@ class _Inference:
             for node, domain in zip(places, domains, strict=True):
                 node.domain = domain
             del graph.value_info[count:]
+            for imported in opsets:
+                del imported[-1]
         return {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
 
     # Bounds ---------------------------------------------------------------------------------------------------

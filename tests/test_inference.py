@@ -159,11 +159,13 @@ def test_a_long_vector_costs_nothing_but_the_values():
     """A one-dimensional network keeps its shapes; so does what stands beside it."""
     nodes = [_node("Add", "x x", "a"), _node("Concat", "a a", "y", axis=0), _node("Shape", "z", "s"),
              _node("Reshape", "z s", "t")]
-    proto = _model(nodes, [_value("x", [200_000]), _value("z", [2, 3, 4], TensorProto.FLOAT)], outputs=("y", "t"))
+    proto = _model(nodes, [_value("x", [200_000]), _value("z", [2, 3, 4])], outputs=("y", "t"))
+    before = onnx.ModelProto()
+    before.CopyFrom(proto)
     found = infer(proto)
     assert [d.dim_value for d in found["y"].tensor_type.shape.dim] == [400_000]
     assert [d.dim_value for d in found["t"].tensor_type.shape.dim] == [2, 3, 4]
-    assert proto.graph.node[0].domain == "" and not proto.graph.value_info
+    assert proto == before
 
 
 def _trial(schema, position, length, follow):
@@ -189,12 +191,12 @@ def test_no_other_operator_makes_a_dimension_for_each_entry():
     for schema in onnx.defs.get_all_schemas():
         if schema.domain:
             continue
-        for position in range(min(schema.max_input, 5)):
+        for position in range(min(schema.max_input, 3)):
             for follow, found in ((True, follows), (False, always)):
                 # A million dimensions take 40 ms and more; the best of several trials, as the machine may be busy.
                 if all(_trial(schema, position, 1 << 20, follow) > 0.01 for _ in range(4)):
                     found.add(schema.name)
-    assert "Concat" in follows and "Expand" in always
+    assert "Concat" in follows
     assert follows - always <= _FOLLOWED
     assert always <= {"Expand"}
 
