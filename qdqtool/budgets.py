@@ -39,6 +39,9 @@ CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.
 Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
+RANK = 64  # dimensions of a tensor; numpy's own limit
+SHAPE_ENTRIES = 1 << 16  # entries of vectors at a node through which shapes may be computed
+SHAPE_ENTRIES_ALL = 1 << 22  # of all these nodes
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before

@@ -19,6 +19,7 @@ from onnx import external_data_helper
 
 from qdqtool import budgets, external
 from qdqtool.errors import ModelError
+from qdqtool.inference import infer
 from qdqtool.message import Parts
 from qdqtool.subgraphs import captured
 
@@ -291,11 +292,9 @@ class Model:
         graph = self.proto.graph
         known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
-            inferred = infer(self.proto)
-            if inferred is not None:
-                for value in (*inferred.graph.value_info, *inferred.graph.output):
-                    if not _complete(known.get(value.name)):
-                        known[value.name] = value.type
+            for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
+                if not _complete(known.get(name)):
+                    known[name] = kind
         return known
 
     def shape(self, tensor: str) -> Shape | None:
@@ -330,17 +329,6 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
 
 def _complete(type_proto: onnx.TypeProto | None) -> bool:
     return type_proto is not None and type_proto.tensor_type.HasField("shape")
-
-
-def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Shape inference on a copy without the large weights; None where it fails."""
-    slim = without_large_weights(proto)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(slim, data_prop=True)
-    except Exception:
-        # Shapes are a convenience here: a model that onnx cannot infer (custom operators, odd types) is still used.
-        return None
-    return inferred
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -26,6 +26,9 @@ _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
     "distributed.worker.profile.enabled": False,
+    # Its web servers begin without dashboards too; these then have no page.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
 }
@@ -85,9 +88,13 @@ def connected(where: object) -> Iterator[Client]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is told by `facts`
         local = _LOCAL.fullmatch(where)
-        address: Any = where if local is None else stack.enter_context(_processes(local[1]))
+        address: Any = where
+        if local is not None:
+            address, security = stack.enter_context(_processes(local[1]))
+        else:
+            security = None  # as Dask's configuration says
         try:
-            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool")
+            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
         except (OSError, ValueError, ImportError, TimeoutError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ClusterError(
@@ -99,13 +106,21 @@ def connected(where: object) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def _processes(count: str | None) -> Iterator[Any]:
-    """Workers of one thread each on this machine, with what they write in a folder that goes with them."""
+    """Workers of one thread each on this machine, with what they write in a folder that goes with them.
+
+    Other users of the machine reach its ports, and whoever may connect to a worker runs programs on it: certificates
+    that this process makes for itself admit nobody else. There are no web pages: they ask for none.
+
+    Yields:
+        The cluster, and what a client needs to connect to it.
+    """
     import tempfile
 
     import dask
     from distributed import LocalCluster
     from distributed.gc import disable_gc_diagnosis
 
+    security = _credentials()
     wanted = int(count) if count else cores()
     with tempfile.TemporaryDirectory(prefix="qdqtool-cluster-", ignore_cleanup_errors=True) as folder, \
             dask.config.set(_LOCAL_CONFIG):
@@ -115,8 +130,11 @@ def _processes(count: str | None) -> Iterator[Any]:
                 with _interrupts_kept():
                     cluster = LocalCluster(
                         n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1",
-                        dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL, local_directory=folder,
+                        dashboard_address=None, scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        silence_logs=logging.CRITICAL, local_directory=folder, security=security, protocol="tls://",
                     )
+                    # Workers take an address alone as the wish for a dashboard, and without one listen to all networks.
+                    cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
                     # It is called while Python collects garbage, where an exception of a signal would be lost.
                     disable_gc_diagnosis(force=True)
                 cluster.scale(wanted)
@@ -124,11 +142,22 @@ def _processes(count: str | None) -> Iterator[Any]:
             except (OSError, RuntimeError) as error:  # timeouts are among them
                 reason = " ".join(str(error).split())[:200]
                 raise ClusterError(f"{wanted} worker processes cannot be started here: {reason}") from error
-            yield cluster
+            yield cluster, security
         finally:
             if cluster is not None:
                 with contextlib.suppress(Exception):
                     cluster.close(timeout=20)
+
+
+def _credentials() -> Any:
+    from distributed import Security
+
+    try:
+        return Security.temporary()
+    except ImportError as error:
+        raise ClusterError(
+            f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})"
+        ) from None
 
 
 @contextlib.contextmanager

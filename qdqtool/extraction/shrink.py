@@ -9,6 +9,7 @@ import onnx
 
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.extraction.moves import ALL, Move, prune
+from qdqtool.inference import grows
 
 Holds = Callable[[onnx.ModelProto], bool]
 
@@ -102,6 +103,8 @@ class Shrinker:
         clean = onnx.ModelProto()
         clean.CopyFrom(proto)
         prune(clean)
+        if grows(clean):
+            raise ModelError("its shapes need too much memory")
         return onnx.shape_inference.infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)
 
     @staticmethod

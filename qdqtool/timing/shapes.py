@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.external import has_data
 from qdqtool.graph import Model, Node
+from qdqtool.inference import stays_small
 
 Array = npt.NDArray[Any]
 Known = tuple[int, ...]
@@ -90,6 +91,8 @@ class Shapes:
             )
             if value is not None:
                 data[tensor] = numpy_helper.from_array(np.ascontiguousarray(value), tensor)
+        if not stays_small(node.proto, types, self._model.opset):
+            return {}
         try:
             schema = onnx.defs.get_schema(node.op, self._model.opset, "")
             result = onnx.shape_inference.infer_node_outputs(schema, node.proto, types, data)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,58 @@ def test_the_command_line_says_it_in_one_line(
     assert told.startswith("qdqtool: --cluster nowhere: give the address") and told.count("\n") == 1
     assert cli.run(["insert", "m.onnx", "--calib", "images", "--mixed-cpus"]) == 2
     assert "--mixed-cpus" in capsys.readouterr().err
+
+
+def listening(*pids: int) -> set[str]:
+    """Addresses on which processes listen, as /proc has them."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                packed = b"".join(words[i:i + 4][::-1] for i in range(0, len(words), 4))
+                found.add(socket.inet_ntop(family, packed))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+def test_other_users_of_the_machine_are_refused() -> None:
+    """Neither the scheduler nor a worker takes a connection without the run's own credentials; nothing else listens."""
+    from distributed import Client, Security
+
+    with connected("local:1") as client:
+        facts = client.scheduler_info()
+        worker, = facts["workers"]
+        assert client.submit(int, "7").result() == 7
+        assert client.scheduler.address.startswith("tls://127.0.0.1:")
+        for address in (client.scheduler.address, worker, facts["workers"][worker]["nanny"]):
+            assert address.startswith("tls://127.0.0.1:")
+            for given in (address, address.replace("tls://", "tcp://")):
+                security = Security.temporary() if given.startswith("tls") else None
+                with pytest.raises(OSError), Client(  # noqa: PT011 - a timeout, or the end of the handshake
+                    given, timeout=2, set_as_default=False, security=security
+                ):
+                    raise AssertionError
+        for services in (facts["services"], facts["workers"][worker]["services"]):
+            for port in services.values():
+                for page in ("", "status", "info/main/workers.html", "metrics", "health", "json/counts.json"):
+                    with pytest.raises(urllib.error.HTTPError, match="404"):
+                        urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=5)
+        assert listening(os.getpid(), *client.run(os.getpid).values()) == {"127.0.0.1"}
+
+
+def test_missing_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import Security
+
+    def missing() -> None:
+        raise ImportError("no cryptography")
+
+    monkeypatch.setattr(Security, "temporary", missing)
+    with pytest.raises(ClusterError, match=r"pip install 'qdqtool\[cluster\]'"), connected("local:1"):
+        raise AssertionError
