@@ -87,7 +87,8 @@ def advise(
     from qdqtool.onnxgraph.view import View
 
     report = Report(prediction.target, way)
-    lint(View(model, (target or target_named(prediction.target)).residual_through_activation), report)
+    view = View(model, (target or target_named(prediction.target)).residual_through_activation)
+    lint(view, report)
     findings = report.findings
     if target_named(prediction.target).is_rtx:
         known = {f.code for f in prediction.findings}
@@ -97,6 +98,10 @@ def advise(
         from qdqtool.explain.api import explain
 
         explain(prediction, report)
+        if any(f.code == "SKIP-FLOAT" for f in findings):
+            from qdqtool.lint.structure import not_automatic
+
+            not_automatic(view, findings)
     findings = _ordered(findings)
     _number(findings, prediction)
     return findings

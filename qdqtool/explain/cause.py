@@ -29,6 +29,8 @@ class Cause:
         convolutions: Those that it concerns.
         joined: Whether messages of the same code and node are told one after the other.
         evidence: Where this place is proven less well than its code.
+        gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
+        automatic: Whether what the code's automatic fix needs is there.
     """
 
     code: FindingCode
@@ -39,6 +41,8 @@ class Cause:
     convolutions: tuple[str, ...] = ()
     joined: bool = False
     evidence: Evidence | None = None
+    gains: bool = True
+    automatic: bool = True
 
 
 class Known:
@@ -90,7 +94,8 @@ class Known:
         """Reports a cause; ``about`` are the refused nodes that it explains."""
         size = cause.size.values if cause.size is not None else None
         held = self.report.add(
-            cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, cause.joined, cause.evidence
+            cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, cause.joined, cause.evidence,
+            cause.gains, cause.automatic,
         )
         if cause.code in ("CONVERSION", "INPUT-CONVERSION"):
             return held  # what stays explains nothing else

@@ -90,17 +90,22 @@ def _residual_float(known: Known, r: ResidualFloat) -> Cause:
     others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
     if others:  # a quantized skip alone would then only add a DQ that stays (resnet18-a100-qat-residual, last block)
         fix += f" It helps only if {r.add}'s result is quantized as well: {readers_words(others)}."
-    return Cause("SKIP-FLOAT", r.add, message, fix, r.elements, (r.node,), joined=True)
+    return Cause("SKIP-FLOAT", r.add, message, fix, r.elements, (r.node,), joined=True, gains=not others)
 
 
 def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
-    q = next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
+    q = _known_scale(quantizers)
     if q is None:
         return f"Put Q/DQ on {what} in front of {add}; its scale needs calibration."
     return (
         f"Let {add} read {what} through {q.node} and its DequantizeLinear (scale {scale_words(q.scale)}): no new "
         "scale is needed."
     )
+
+
+def _known_scale(quantizers: Sequence[Reader]) -> Reader | None:
+    """A Q right behind a tensor, whose pair another reader can share."""
+    return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 
 def _add_output(known: Known, r: AddOutputNotQuantized) -> Cause:
@@ -127,7 +132,7 @@ def _activation(known: Known, r: ActivationBeforeAdd) -> Cause:
         other = f", whose other input {origin_words(r.residual)} {told}"
     return Cause(
         "ADD-ACT", r.add, f"{_writes(r)}: {r.activation} stands between it and {r.add}{other}.", size=r.elements,
-        convolutions=(r.node,),
+        convolutions=(r.node,), gains=bool(quantizers_of(r.readers)),
     )
 
 
@@ -159,7 +164,8 @@ def _many(known: Known, r: OutputManyConsumers) -> Cause:
             "POOL-MIXED", shared.node,
             f"{_writes(r)} because {shared.node} ({shared.op}) is read by {names(reader_names(quantized))} in INT8 and "
             f"by {names(reader_names(floats))} as float: no Q can move up past it.",
-            fix, r.elements, concerned,
+            fix, r.elements, concerned, gains=add is not None and add.feeds_weighted,
+            automatic=_known_scale(behind) is not None,
         )
     if add is not None:
         return Cause(
@@ -167,6 +173,7 @@ def _many(known: Known, r: OutputManyConsumers) -> Cause:
             f"{_writes(r)} because {add.node} reads it as float (its residual input has no Q/DQ), beside "
             f"{names(reader_names(quantized))}.",
             _skip_fix(add.node, f"'{r.tensor}'", quantized), r.elements, concerned, joined=True,
+            gains=add.feeds_weighted,
         )
     first = floats[0]
     told = list(dict.fromkeys(reader_names(floats)))
@@ -221,9 +228,10 @@ def _average(known: Known, r: OutputNotQuantized, average: Reader) -> Cause:
     one = known.first(PoolingOneSide, average.node)
     behind = quantizers_of(one.readers) if one is not None else []
     told = f"only {behind[0].node} behind it is there" if behind else "nothing quantizes it"
+    # With other readers the convolution writes float anyway, with none behind the pooling's result is converted back.
     return Cause(
         "POOL-FLOAT", average.node, f"{_writes(r)} because {average.node} runs in float: {told}.", size=r.elements,
-        convolutions=concerned,
+        convolutions=concerned, gains=bool(behind) and len(r.readers) == 1,
     )
 
 
@@ -247,7 +255,7 @@ def one_side(r: PoolingOneSide) -> Cause:
         told = f"{r.origin.node} is in front of it, {why}"
     else:
         told = f"{names(reader_names(quantizers_of(r.readers)))} is behind it, no DequantizeLinear in front"
-    return Cause("POOL-FLOAT", r.node, f"{r.node} runs in float: {told}.", size=r.elements)
+    return Cause("POOL-FLOAT", r.node, f"{r.node} runs in float: {told}.", size=r.elements, gains=r.quantized_input)
 
 
 def _scale(known: Known, r: OutputScale) -> Cause:

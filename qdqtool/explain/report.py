@@ -43,10 +43,14 @@ class Report:
         values: int | None = None,
         joined: bool = False,
         evidence: Evidence | None = None,
+        gains: bool = True,
+        automatic: bool = True,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
 
         ``evidence`` tells of a place that is proven less well than its code.
+        ``gains`` says whether the change brings something here; a finding that would not is a note, with no automatic
+        fix. ``automatic`` says whether what such a fix needs is there.
         ``joined`` joins the second message as well: an Add costs the convolution in front and the one it is fused into.
 
         Returns:
@@ -61,18 +65,21 @@ class Report:
         first = self._known.get((code, node))
         if first is not None:
             self.concerns(first, convolutions)
+            if gains:
+                first.severity = entry.severity_on(self.target)
+            first.automatic = first.automatic and automatic
             if joined and message not in first.message:
                 first.message += f" {message}"
                 first.values = max(first.values or 0, values or 0) or None
             return True
-        severity = entry.severity_on(self.target)
+        severity = entry.severity_on(self.target) if gains else Severity.INFO
         error = entry.error_text(self.target)
         if severity == Severity.ERROR and error:
             message += f' TensorRT says: "{error}"'
         finding = Finding(
             code, severity, node, message, fix or entry.fix,
             holds.evidence if evidence is None else holds.evidence.weaker(evidence), target=self.target,
-            convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic,
+            convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic and gains and automatic,
         )
         self._known[code, node] = finding
         self.findings.append(finding)

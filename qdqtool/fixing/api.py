@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -33,6 +33,7 @@ _SHARED = 1.5
 # uint8 to int8 costs up to one bit, which is twice the noise.
 _ONE_BIT = 2.5
 _ROUGH = 0.5  # noise above which little can be told from it
+_UNQUANTIZED = frozenset({"HEAD-QUANT", "HEAD-CONCAT"})  # asked for: speed is given up for accuracy
 _MOST_SITES = 64  # tried one by one when all together are refused
 
 STEPS = (
@@ -228,7 +229,8 @@ class _Work:
 
     def _sites(self, step: Step, wanted: set[str]) -> list[Site]:
         found = step.find(self._view(self.model), self.target)
-        return [s for s in found if s.code in wanted]
+        asked = {*wanted, "SKIP-FLOAT"} if "POOL-MIXED" in wanted else wanted  # the same change, seen from the pooling
+        return [replace(s, code="POOL-MIXED") if s.code not in wanted else s for s in found if s.code in asked]
 
     def _view(self, model: Model) -> View:
         return View(model, self.target.residual_through_activation)
@@ -291,23 +293,31 @@ class _Work:
         why_not = _no_better(self.prediction, prediction, tried)
         if why_not:
             return why_not
-        why_not, noise = self._runs_as_well(candidate, factor)
+        why_not, noise = self._runs_as_well(candidate, factor, tried)
         if why_not:
             return why_not
         self.model, self.prediction, self._noise = candidate, prediction, noise
         self.applied += changes
         return ""
 
-    def _runs_as_well(self, candidate: Model, factor: float) -> tuple[str, compare.Noise | None]:
+    def _runs_as_well(self, candidate: Model, factor: float, tried: set[str]) -> tuple[str, compare.Noise | None]:
+        """Why a candidate does not compute the same, empty where it does; and its noise.
+
+        Weights that are quantized no more are compared with a float network that has them so.
+        """
         self._prepare()
         if self._reference is None or self._noise is None:
             return f"its outputs cannot be compared with those of the float network: {self._cannot_run}", None
         try:
             proto, _ = compare.runnable(candidate, self._body)
+            if tried & _UNQUANTIZED:
+                part = Model(proto, self.given.path, sha256="part")
+                self._reference = self._runs.run(compare.float_model(part), self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
-        if not compare.within(self._noise, noise, factor):
+        rounding = {"rounding": compare.HALF_ROUNDING} if "FLOAT-FP32" in tried else {}
+        if not compare.within(self._noise, noise, factor, **rounding):
             return _grown(self._noise, noise), None
         return "", noise
 
@@ -367,12 +377,12 @@ def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:
         return f"it would bring errors ({', '.join(new)})"
     if errors[1] < errors[0]:
         return ""
-    asked = tried & {"HEAD-QUANT", "HEAD-CONCAT"}
+    asked = tried & _UNQUANTIZED
     for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 in and out")):
         if two[key] < one[key] and not asked:
             return f"there would be {two[key]} {what} instead of {one[key]}"
     retyped = tried <= {c for c, _, _ in _WHOLE}  # Casts may split a conversion in two; the types are the gain
-    if (two["conversions"] or 0) > (one["conversions"] or 0) and not retyped:
+    if (two["conversions"] or 0) > (one["conversions"] or 0) and not retyped and not asked:
         return f"there would be {two['conversions']} conversions instead of {one['conversions']}"
     if two["int8"] > one["int8"] or two["int8_to_int8"] > one["int8_to_int8"]:
         return ""

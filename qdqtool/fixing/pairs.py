@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
 
 from qdqtool import qdq
 from qdqtool.fixing.site import Site
+from qdqtool.fixing.weights import dequantized
 from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
-from qdqtool.lint.structure import both_sides, quantized_gate
+from qdqtool.lint.structure import both_sides, quantized_gate, shared_residuals
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import boundary, is_sum, layer_of, uses
+from qdqtool.onnxgraph.flow import boundary, is_sum
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
@@ -19,14 +23,6 @@ from qdqtool.trt.targets import Target
 
 def _dqs(view: View, q: Node) -> list[Node]:
     return [n for n in view.model.readers(q.output) if qdq.is_dq(n)]
-
-
-def _quantizer_of(view: View, tensor: str) -> Node | None:
-    """A per-tensor Q that already reads a tensor."""
-    for use in uses(view, tensor):
-        if use.kind == "q" and use.node is not None and not use.path and not view.params(use.node).per_channel:
-            return use.node
-    return None
 
 
 def inside_activations(view: View, target: Target) -> list[Site]:
@@ -101,18 +97,8 @@ def residuals(view: View, target: Target) -> list[Site]:
     for add in view.model.nodes:
         if not is_sum(view, add) or len(add.inputs) != 2:
             continue
-        wanted: list[tuple[int, Node]] = []
-        alone = [_is_convolution_side(view, add, t) for t in add.inputs]
-        known = True
-        for position, tensor in enumerate(add.inputs):
-            if alone[position] or qdq.source_of_dq(view.model, tensor) is not None:
-                continue
-            q = _quantizer_of(view, tensor)
-            if q is None or not _dqs(view, q):
-                known = False
-            else:
-                wanted.append((position, q))
-        if not wanted or not known:
+        alone, wanted = shared_residuals(view, add)
+        if not wanted:
             continue
         code = "SKIP-FLOAT" if any(alone) else "ADD-ACT"
 
@@ -126,15 +112,6 @@ def residuals(view: View, target: Target) -> list[Site]:
         told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
         sites.append(Site(code, add.name, f"{add.name} reads {told}", apply))
     return sites
-
-
-def _is_convolution_side(view: View, add: Node, tensor: str) -> bool:
-    """Whether an input of an Add is the bare result of a convolution that nothing else reads."""
-    conv = layer_of(view, tensor)
-    if conv is None or len(view.model.readers(tensor)) != 1 or view.model.is_output(tensor):
-        return False
-    edge = boundary(view, conv)
-    return edge.tensor == tensor and (edge.activation is None or view.add_behind_activation)
 
 
 def behind_pads(view: View, target: Target) -> list[Site]:
@@ -173,12 +150,18 @@ def heads(view: View, target: Target) -> list[Site]:
     ends = head.boxes | head.dfl if head.dfl else {n.index for n in last}
     for conv in (n for n in view.weighted if n.index in ends):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
-        if data is None or data[1] is None or weights.dq is None or weights.q is None or weights.after:
+        if data is None or data[1] is None or weights.dq is None or weights.after:
+            continue
+        stored = dequantized(view, weights.dq) if weights.q is None else None
+        if weights.q is None and stored is None:
             continue
 
-        def apply(editor: Editor, conv: Node = conv, x: str = data[1].input(0), w: str = weights.source) -> None:
+        def apply(
+            editor: Editor, conv: Node = conv, x: str = data[1].input(0), w: str = weights.source,
+            stored: npt.NDArray[Any] | None = stored,
+        ) -> None:
             editor.set_input(conv, 0, x)
-            editor.set_input(conv, 1, w)
+            editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored))
 
         sites.append(Site("HEAD-QUANT", conv.name, f"{conv.name} reads floats", apply))
     for q in view.activation_qs:

@@ -40,7 +40,7 @@ def biases(view: View, target: Target) -> list[Site]:
         is_bias = bool(readers) and all(of(n).weights is not None and n.input(2) == dq.output for n in readers)
         if not is_bias and view.params(dq).precision != Precision.INT32:
             continue
-        value = _dequantized(view, dq)
+        value = dequantized(view, dq)
         if value is None or view.model.is_output(dq.output) or any(n.captured for n in view.model.readers(dq.output)):
             continue
         done.add(dq.index)
@@ -53,7 +53,7 @@ def biases(view: View, target: Target) -> list[Site]:
     return sites
 
 
-def _dequantized(view: View, dq: Node) -> _Array | None:
+def dequantized(view: View, dq: Node) -> _Array | None:
     """Stored integers (or floats behind a Q) as the float constant that a DQ makes of them, in the scale's type."""
     stored = view.model.constant(dq.input(0))
     params = view.params(dq)
@@ -77,7 +77,7 @@ def stored_integers(view: View, target: Target) -> list[Site]:
         dq = weights.dq
         if dq is None or weights.q is not None or not weights.constant:
             continue
-        value = _dequantized(view, dq)
+        value = dequantized(view, dq)
         if value is None or view.params(dq).precision != Precision.INT8:
             continue
 
@@ -220,7 +220,7 @@ def transposed(view: View, target: Target) -> list[Site]:
         axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
         if value is None or all(a is None or a == wanted for a in axes):
             continue
-        real = value if weights.q is not None else _dequantized(view, weights.first)
+        real = value if weights.q is not None else dequantized(view, weights.first)
         if real is None or view.params(weights.first).precision != Precision.INT8 or not np.all(np.isfinite(real)):
             continue
 

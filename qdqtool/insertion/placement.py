@@ -22,6 +22,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets
 from qdqtool.insertion.structure import (
     FLOATS,
+    all_dequantized,
     convolution_behind,
     longest_path,
     weight_scale_axis,
@@ -93,6 +94,10 @@ class Placement:
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def indices(self, tensor: str) -> set[int]:
+        """The nodes that will read a tensor dequantized."""
+        return {r.node.index for r in self.readers.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
         self.readers.setdefault(tensor, []).append(Reader(node, position, role))
@@ -309,6 +314,8 @@ def _residual(
         return [], ""  # a broadcast, not a residual
     if not _leads_to_quantized(model, node.output, placement):
         return [], "its result is not quantized next"
+    if not all_dequantized(model, node.output, placement.indices):
+        return [], "its result is read as float as well, so that it is written as float anyway"
     side = sides[0]
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
@@ -339,8 +346,7 @@ def _pool(
         return [], "no quantized neighbour in front of it"
     tensor = node.input(0)
     others = [r for r in model.readers(tensor) if r.index != node.index]
-    read = {r.node.index for r in placement.readers.get(tensor, ())}
-    if model.is_output(tensor) or any(r.index not in read for r in others):
+    if model.is_output(tensor) or any(r.index not in placement.indices(tensor) for r in others):
         return [], "its input is read by a float node as well, so that its producer writes float anyway"
     return [(0, "input")], ""
 

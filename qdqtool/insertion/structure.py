@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
 
 from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.pointwise import activation_input, is_bias, region
+from qdqtool.onnxgraph.pointwise import activation_input, activation_outputs, is_bias, region
 from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of, output_axis
+from qdqtool.operators import inputs_behind_q, of, output_axis
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
@@ -113,3 +114,33 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
         return None
     return output_axis(node, rank)
+
+
+def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]]) -> bool:
+    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized.
+
+    Args:
+        model: A float model.
+        tensor: The tensor.
+        readers: For a tensor the nodes, by index, that will read it dequantized.
+    """
+    seen: set[str] = set()
+    stack = [tensor]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if model.is_output(name):
+            return False
+        read = readers(name)
+        behind = activation_outputs(model, name)
+        inside = {n.index for out in behind if (last := model.producer(out)) for n in region(model, name, last)}
+        stack.extend(behind)
+        for reader in model.readers(name):
+            if reader.index in read or reader.index in inside:
+                continue
+            if name not in inputs_behind_q(model, reader):
+                return False
+            stack.extend(reader.outputs)
+    return True

@@ -11,19 +11,25 @@ from qdqtool.onnxgraph.view import View
 
 
 def last_convolutions(view: View) -> list[Node]:
-    """Convolutions with no other convolution behind them (YOLO's DFL does not count as one).
+    """Bare convolutions with no other convolution behind them (YOLO's DFL does not count as one).
 
-    Empty where the network does not look like a detector: fewer than two such convolutions.
+    Empty where the network does not look like a detector: fewer than two such convolutions. These are the ones that
+    insertion takes for a head's.
     """
     last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
+    if len(last) < 2:
+        return []
+    finals = head_of(view).finals
+    last = [n for n in last if n.index in finals]
     return last if len(last) >= 2 else []
 
 
 def head_of(view: View) -> Head:
-    """The head of a YOLOv8-style detector: its DFL and the convolutions that feed it; empty for other networks."""
-    if not any(view.is_dfl(n) for n in view.weighted) and not any(n.op == "Softmax" for n in view.model.nodes):
-        return Head()
-    return find_head(_without_quantizers(view))
+    """The head of a detector: its last convolutions, and for a YOLOv8-style one the DFL and what feeds it."""
+    known: dict[str, Head] = view.known.setdefault("head", {})
+    if not known:
+        known[""] = find_head(_without_quantizers(view))
+    return known[""]
 
 
 def _without_quantizers(view: View) -> Model:

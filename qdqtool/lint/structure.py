@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import boundary, layer_of
+from qdqtool.onnxgraph.flow import boundary, is_sum, layer_of, uses
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import ACTIVATIONS, GATES
+from qdqtool.types import Finding
 
 
 def run(view: View, report: Report) -> None:
@@ -19,6 +21,15 @@ def run(view: View, report: Report) -> None:
         if is_quantized(view, conv):
             _inside_activation(view, report, conv)
             _behind_pad(view, report, conv)
+
+
+def not_automatic(view: View, findings: Sequence[Finding]) -> None:
+    """Takes the mark from findings of residual Adds whose fix would need a scale that no Q has."""
+    sums = {n.name: n for n in view.model.nodes if is_sum(view, n)}
+    for finding in findings:
+        if finding.code == "SKIP-FLOAT" and finding.automatic:
+            add = sums.get(finding.node)
+            finding.automatic = add is not None and bool(shared_residuals(view, add)[1])
 
 
 def is_quantized(view: View, conv: Node) -> bool:
@@ -107,6 +118,41 @@ def both_sides(view: View, add: Node) -> BothSides | None:
         if edge.tensor == q.input(0) and edge.activation is None:
             return BothSides(conv, q, dq, other[0])
     return None
+
+
+def shared_residuals(view: View, add: Node) -> tuple[list[bool], list[tuple[int, Node]]]:
+    """Whether each input of an Add is a convolution's bare result, and the float inputs with a Q whose pair it can read.
+
+    There are none of these where a float input is left that no Q reads: its scale would have to be calibrated.
+    """
+    wanted: list[tuple[int, Node]] = []
+    alone = [_is_convolution_side(view, t) for t in add.inputs]
+    for position, tensor in enumerate(add.inputs):
+        if alone[position] or qdq.source_of_dq(view.model, tensor) is not None:
+            continue
+        q = _quantizer_of(view, tensor)
+        if q is None:
+            return alone, []
+        wanted.append((position, q))
+    return alone, wanted
+
+
+def _quantizer_of(view: View, tensor: str) -> Node | None:
+    """A per-tensor Q that already reads a tensor, with a DQ behind."""
+    for use in uses(view, tensor):
+        q = use.node
+        if use.kind == "q" and q is not None and not use.path and not view.params(q).per_channel:
+            return q if any(qdq.is_dq(n) for n in view.model.readers(q.output)) else None
+    return None
+
+
+def _is_convolution_side(view: View, tensor: str) -> bool:
+    """Whether an input of an Add is the bare result of a convolution that nothing else reads."""
+    conv = layer_of(view, tensor)
+    if conv is None or len(view.model.readers(tensor)) != 1 or view.model.is_output(tensor):
+        return False
+    edge = boundary(view, conv)
+    return edge.tensor == tensor and (edge.activation is None or view.add_behind_activation)
 
 
 def _behind_pad(view: View, report: Report, conv: Node) -> None:

@@ -180,14 +180,17 @@ def _finals(model: Model, dfl: set[int]) -> set[int]:
 
 def _is_activated(model: Model, tensor: str) -> bool:
     """Whether an activation follows, a bare Sigmoid apart, which turns scores into probabilities."""
-    for result in activation_outputs(model, tensor):
-        last = model.producer(result)
-        for node in region(model, tensor, last) if last is not None else ():
-            known = of(node)
-            if known.activation is not None and known.activation.type != "SIGMOID":
-                return True
-            if known.operation == "PROD" and len(run_time_inputs(model, node)) == 2:  # x * gate(x)
-                return True
+    same = [tensor]  # under each name that it has behind a Cast
+    for name in same:
+        for result in activation_outputs(model, name):
+            last = model.producer(result)
+            for node in region(model, name, last) if last is not None else ():
+                known = of(node)
+                if known.activation is not None and known.activation.type != "SIGMOID":
+                    return True
+                if known.operation == "PROD" and len(run_time_inputs(model, node)) == 2:  # x * gate(x)
+                    return True
+        same += [n.output for n in model.readers(name) if of(n).kind == LayerKind.IDENTITY and n.output not in same]
     return False
 
 

@@ -208,13 +208,18 @@ class AddOutputNotQuantized(Refusal):
 
 
 class ActivationBeforeAdd(Refusal):
-    """An activation stands between the convolution and the Add."""
+    """An activation stands between the convolution and the Add.
+
+    Attributes:
+        readers: Everything that reads the sum.
+    """
     reason: ClassVar[str] = "activation-before-add"
 
     add: str
     activation: str
     residual: Origin | None = None
     elements: Size | None = None
+    readers: tuple[Reader, ...] = ()
 
 
 class ActivationJoined(Refusal):

@@ -88,7 +88,7 @@ class QuantizeConvWithResidualAdd(Pass):
         if conv.fusion.activated and not self.target.residual_through_activation:
             self.refuse(ActivationBeforeAdd(
                 self.name, node_name(conv), node_name(reader), conv.nodes[-1],
-                origin_of(other) if other is not None else None, elements(conv.out),
+                origin_of(other) if other is not None else None, elements(conv.out), readers_of(reader.out),
             ))
             conv.rest_on(ACTIVATED)
             return None

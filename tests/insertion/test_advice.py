@@ -1,0 +1,153 @@
+"""What insertion does, prediction does not advise against, and a fix that is named is one that can be applied."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import qdqtool
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import ModelError
+from qdqtool.fixing.api import fix
+from qdqtool.graph import Model
+from qdqtool.insertion.api import insert
+from qdqtool.types import Severity
+from tests.insertion.nets import Net, images, nodes_of
+from tests.insertion.test_properties import _living, graphs
+
+# What the network itself is the cause of, wherever pairs are: a reader that cannot be quantized beside one that is.
+OF_THE_NETWORK = {"OUT-MIXED", "SILU-NO-Q-AFTER", "CT-BN", "BN-UNFOLDED", "DW-SILU", "DW-ADD", "GROUP-SLOW"}
+# What a user asks for against the defaults, and is warned of.
+ASKED = {
+    ("high_precision", "fp32"): {"FLOAT-FP32"},
+    ("head", "none"): {"HEAD-QUANT"},
+    ("unify", False): {"CONCAT-SCALE", "POOL-SCALE", "DOUBLE-QDQ"},
+    ("residual", "none"): {"SKIP-FLOAT", "ADD-ACT", "POOL-MIXED", "ADD-OUT-FLOAT"},
+    ("residual", "skip"): {"ADD-ACT"},
+    ("residual", "both"): {"ADD-BOTH", "ADD-OUT-FLOAT", "SKIP-FLOAT"},
+    ("weights", "int8"): {"WEIGHT-PREQUANT"},
+}
+OPTIONS = {
+    "high_precision": [None, "fp32"], "head": ["box", "float", "none"], "unify": [True, False],
+    "residual": ["auto", "skip", "both", "none"], "weights": ["float", "int8"],
+}
+TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+@given(graphs(), st.sampled_from(TARGETS), st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}))
+def test_nothing_warns_of_what_insertion_did(model: onnx.ModelProto, target: str, options: dict[str, object]) -> None:
+    living = _living(model)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(living))
+    try:
+        made = insert(model, images(2), method="max", target=target, **options)  # type: ignore[arg-type]
+    except ModelError as error:
+        assert "nothing to quantize" in str(error)
+        return
+    assert made.prediction is not None, made.warnings
+    allowed = OF_THE_NETWORK.union(*(ASKED.get(item, set()) for item in options.items()))
+    told = {f.code for f in made.prediction.findings if f.severity != Severity.INFO}
+    assert told <= allowed
+    bare = _bare(made.model)
+    assert _counted(qdqtool.predict(bare, target)) == _counted(made.prediction)
+    fixes = {f.code for f in made.prediction.findings if f.automatic}
+    if options["residual"] in ("none", "both"):
+        fixes -= ASKED["residual", "none"] | ASKED["residual", "both"]  # tried, and worth it or not
+    for code in sorted(fixes - ASKED["unify", False]):  # a shared scale costs what only a run can tell
+        fixed = fix(made.model, target, [code], images(1)[0])
+        assert code in {c.code for c in fixed.applied}, fixed.refused
+
+
+def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph under other names and without metadata."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    del copy.metadata_props[:]
+    copy.producer_name = copy.doc_string = ""
+    names: dict[str, str] = {"": ""}
+    graph = copy.graph
+    for value in (*graph.initializer, *graph.input):
+        value.name = names.setdefault(value.name, f"t{len(names)}")
+    for number, node in enumerate(graph.node):
+        node.name, node.doc_string = f"n{number}", ""
+        for tensors in (node.input, node.output):
+            for i, name in enumerate(tensors):
+                tensors[i] = names.setdefault(name, f"t{len(names)}")
+    for value in (*graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    return copy
+
+
+def _counted(prediction: qdqtool.Prediction) -> list[tuple[str, str, int]]:
+    found = [(f.code, str(f.severity)) for f in prediction.findings]
+    return sorted((*key, found.count(key)) for key in set(found))
+
+
+@pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
+def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(target: str) -> None:
+    made = insert(yolov8n(64, classes=4), images(2, 3, 64, "images"), target=target, method="max", losses=1)
+    assert made.float_type == "fp16" and not made.float32
+    assert any("inputs and outputs apart" in n and target in n for n in made.notes)
+    types = {v.type.tensor_type.elem_type for v in (*made.model.graph.input, *made.model.graph.output)}
+    assert types == {onnx.TensorProto.FLOAT}
+    index = Model(made.model)
+    float_outputs = [n for n in nodes_of(made.model, "Conv") if index.elem_type(n.output[0]) == onnx.TensorProto.FLOAT]
+    assert [n.name for n in float_outputs] == ["/model.22/dfl/conv/Conv"]
+    assert made.agreement is not None and 0.0 < made.agreement.error < 0.2
+    assert made.prediction is not None
+    told = {f.code for f in made.prediction.findings}
+    assert not told & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
+
+
+def test_fp32_can_be_asked_for_and_the_fix_that_is_named_works() -> None:
+    model = yolov8n(64, classes=4)
+    made = insert(model, images(2, 3, 64, "images"), target="trt11", method="max", high_precision="fp32")
+    assert made.prediction is not None and made.float_type == "fp32" and made.agreement is None
+    finding = next(f for f in made.prediction.findings if f.code == "FLOAT-FP32")
+    assert finding.automatic and "63 of 64" in finding.message
+    fixed = fix(made.model, "trt11", ["FLOAT-FP32"])
+    assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
+    assert not [f for f in fixed.after.findings if f.code == "FLOAT-FP32"]
+
+
+def test_weakly_typed_targets_keep_float32() -> None:
+    made = insert(yolov8n(64, classes=4), images(1, 3, 64, "images"), target="trt10", method="max", predict=False)
+    assert made.float_type == "fp32"
+    assert onnx.TensorProto.FLOAT16 not in {t.data_type for t in made.model.graph.initializer}
+
+
+@pytest.mark.parametrize(("largest", "kept"), [(60000.0, True), (33000.0, True), (20000.0, False)])
+def test_values_that_half_cannot_hold_stay_float32_and_are_named(largest: float, kept: bool) -> None:
+    """A square inside, as LayerNorm in pieces has it: no Q says how large it is."""
+    net = Net()
+    first = net.conv("a", "x", kernel=1)
+    wide = net.op("Mul", "wide", net.op("Clip", "clip", first, "", net.const("one", 1.0)), net.const("k", largest))
+    small = net.op("Mul", "small", net.op("Clip", "cut", wide, "", net.const("low", largest)), net.const("i", 1e-4))
+    net.output(net.conv("b", small, kernel=1))
+    net.initializers[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "a.weight"))
+    made = insert(net.model(), images(2), target="trt11", method="max", losses=1)
+    assert ("wide.out" in made.float32) == kept
+    assert any("wide.out" in n for n in made.notes) == kept
+    index = Model(made.model)
+    assert (index.elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
+    assert made.agreement is not None and math.isfinite(made.agreement.error)
+    assert made.prediction is not None and "FLOAT-FP32" not in {f.code for f in made.prediction.findings}
+
+
+def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float32() -> None:
+    net = Net()
+    big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
+    net.output(net.conv("b", big), net.conv("c", "x"))
+    made = insert(net.model(), images(2), target="trt11", method="max", head="none")
+    index = Model(made.model)
+    for name, wanted in (("b", onnx.TensorProto.FLOAT), ("c", onnx.TensorProto.FLOAT16)):
+        conv = index.node(name)
+        assert {index.elem_type(t) for t in conv.inputs} == {wanted}
+        assert all(index.producers[t].op == "DequantizeLinear" for t in conv.inputs[:2])
+    assert made.prediction is not None and all(c.is_int8 for c in made.prediction.convolutions)
+    assert "big.out" in made.float32
