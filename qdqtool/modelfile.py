@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import external_data_helper
 
-from qdqtool import budgets, external, packed
+from qdqtool import budgets, external, filetypes, packed
 from qdqtool.errors import ModelError
 from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
@@ -61,7 +61,7 @@ def _read(path: Path) -> bytes:
     with open_input(path, error=ModelError) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_PROTO_BYTES:
-            raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+            raise _too_large(path, file.read(filetypes.HEAD))
         try:
             head = file.read(packed.HEAD)
             if packed.kind_of(head) == packed.GZIP:
@@ -76,17 +76,24 @@ def _read(path: Path) -> bytes:
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     if data is None:
-        raise ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+        raise _too_large(path, b"")
     return data
+
+
+def _too_large(path: Path, head: bytes) -> ModelError:
+    known = filetypes.recognise(str(path), head)
+    if known is not None:
+        return ModelError(f"{path}: {filetypes.explain(str(path), head)}")
+    return ModelError(f"{path}: larger than 2 GB; save its weights as external data")
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError:
-        raise ModelError(f"{what}: not an ONNX model, or damaged; export it again") from None
+        raise ModelError(f"{what}: {filetypes.explain(what, data[:filetypes.HEAD])}") from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise ModelError(f"{what}: not an ONNX model (no graph or no opset)")
+        raise ModelError(f"{what}: {filetypes.explain(what, data[:filetypes.HEAD], 'no graph or no opset')}")
     check_names(proto, what)
     check_functions(proto, what)
     return proto
