@@ -273,7 +273,7 @@ class ModelInfo:
         return {"path": self.path, "sha256": self.sha256, "opset": self.opset, "nodes": self.nodes}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Prediction:
     """What TensorRT will make of a Q/DQ model.
 
@@ -296,6 +296,16 @@ class Prediction:
     time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
     assumptions: list[Assumption] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        s = self.summary()
+        return (f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: {s['convolutions']} "
+                f"convolutions, {s['int8']} INT8, {len(self.findings)} findings>")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to change: no finding that is an error or a warning."""
+        return all(f.severity == Severity.INFO for f in self.findings)
 
     def summary(self) -> Json:
         convs = self.convolutions

@@ -8,7 +8,7 @@ from qdqtool.agreement import BuildFacts, ConversionCounts, ConvolutionCounts, L
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Json, Prediction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Verification:
     """A prediction held against a build.
 
@@ -35,6 +35,15 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     copies: TraceCounts = field(default_factory=TraceCounts)
     times: Json | None = None
+
+    def __repr__(self) -> str:
+        c = self.convolutions
+        return f"<Verification: {c.agree} of {c.total} convolutions agree, {len(self.mismatches)} mismatches>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything agrees with a build that is complete and leaves nothing open."""
+        return not self.mismatches and self.complete and not self.convolutions.unknown
 
     @property
     def complete(self) -> bool:

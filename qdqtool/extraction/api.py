@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import Job
 from qdqtool.extraction.result import Extraction
+from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -16,6 +17,7 @@ TRIES = 2000  # predictions
 BUILDS = 400  # builds or runs of the user's command
 
 
+@watched
 def extract(
     model: ModelSource | Model,
     *,
@@ -77,7 +79,8 @@ def extract(
     if not all(text.strip() for text in given):
         raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
     name = target_named(target).name
-    job = Job(load(model), name)
+    index = load(model)
+    job = Job(index, name)
     job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
     with ExitStack() as stack:
         if builder or check:
@@ -87,4 +90,6 @@ def extract(
             job.minimize(tries, keep_interrupted)
         elif job.widened:
             job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
-    return job.finish(private)
+    result = job.finish(private)
+    result.source = index.path
+    return result

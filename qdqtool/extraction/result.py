@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import onnx
 
 from qdqtool.extraction.private import Private
 from qdqtool.extraction.shown import Shown
+from qdqtool.files import Guard, not_over
+from qdqtool.modelfile import save
 from qdqtool.types import TOOL_VERSION, Json, Prediction
 
 SCHEMA = "qdqtool/extraction/1"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Extraction:
     """A small model and why it is what it is.
 
@@ -28,6 +31,8 @@ class Extraction:
         checked: What the builder or the command does with both, in words; empty where none was asked.
         private: The names that were replaced; None where nothing was.
         interrupted: Whether Ctrl-C ended the shrinking.
+        source: Path of the model that it was taken from; empty for one in memory.
+        read: The files that were read, none of which :meth:`save` overwrites.
     """
 
     proto: onnx.ModelProto
@@ -40,6 +45,25 @@ class Extraction:
     checked: str = ""
     private: Private | None = None
     interrupted: bool = False
+    source: str = ""
+    read: Guard | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Extraction: {self.nodes[0]} of {self.nodes[1]} nodes, {self.kept}>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it shows what it was taken for, to the end."""
+        return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the small model, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+        """
+        with not_over(self.read):
+            save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:
         return {

@@ -17,7 +17,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
 
 
-@dataclass
+@dataclass(repr=False)
 class Insertion:
     """A Q/DQ model and how it came about.
 
@@ -56,6 +56,15 @@ class Insertion:
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
     agreement: Fidelity | None = None
+
+    def __repr__(self) -> str:
+        return (f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
+                f"quantized, {len(self.warnings)} warnings>")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to look at: no warning, and no finding that is an error or a warning."""
+        return not self.warnings and (self.prediction is None or self.prediction.ok)
 
     @property
     def activations(self) -> list[QuantizedTensor]:

@@ -134,7 +134,7 @@ class Bought:
                 "conversions": self.conversions, "ms": _rounded(self.ms)}  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Tuning:
     """The chosen Q/DQ model, and everything that was looked at on the way.
 
@@ -185,6 +185,15 @@ class Tuning:
     output: str = ""
     builder: Callable[[Configuration], onnx.ModelProto] | None = field(default=None, repr=False, compare=False)
     read: Guard | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        name = self.source or "a model in memory"
+        return f"<Tuning of {name} for {self.target}: {len(self.front)} placements in front>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the goal was reached, see :attr:`reached`."""
+        return self.reached
 
     def model_of(self, point: Point) -> onnx.ModelProto:
         """The Q/DQ model of another point of :attr:`front` or :attr:`others`."""
