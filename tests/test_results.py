@@ -43,3 +43,13 @@ def test_an_extraction_saves_itself_and_never_over_its_model(model: Path) -> Non
     assert model.read_bytes() == before
     result.save(model.with_name("small.onnx"))
     assert onnx.load(model.with_name("small.onnx")) == result.proto
+
+
+def test_an_extraction_never_writes_over_the_weights_of_its_model(tmp_path: Path) -> None:
+    onnx.save(network(spoilt=[1]), tmp_path / "model.onnx", save_as_external_data=True, location="w.bin",
+              size_threshold=0)
+    result = qdqtool.extract(tmp_path / "model.onnx", finding="W-NO-DQ")
+    before = (tmp_path / "w.bin").read_bytes()
+    with pytest.raises(QdqtoolError):
+        result.save(tmp_path / "w.bin")
+    assert (tmp_path / "w.bin").read_bytes() == before

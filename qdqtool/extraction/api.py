@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import Job
 from qdqtool.extraction.result import Extraction
-from qdqtool.files import watched
+from qdqtool.files import watch
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -17,7 +17,6 @@ TRIES = 2000  # predictions
 BUILDS = 400  # builds or runs of the user's command
 
 
-@watched
 def extract(
     model: ModelSource | Model,
     *,
@@ -79,7 +78,8 @@ def extract(
     if not all(text.strip() for text in given):
         raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
     name = target_named(target).name
-    index = load(model)
+    with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
+        index = load(model)
     job = Job(index, name)
     job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
     with ExitStack() as stack:
@@ -91,5 +91,5 @@ def extract(
         elif job.widened:
             job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
     result = job.finish(private)
-    result.source = index.path
+    result.source, result.read = index.path, guard
     return result
