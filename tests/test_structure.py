@@ -17,7 +17,7 @@ import pytest
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
-MAX_LINES = 400
+MAX_LINES = 600
 
 # From top to bottom: a room may import rooms of lower floors, and of its own floor as long as nothing goes in a circle.
 FLOORS: tuple[tuple[str, ...], ...] = (
