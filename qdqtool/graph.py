@@ -280,12 +280,12 @@ class Model:
         known = self._known_types()
         types = self._types = dict(known)
         self._variant_of = None
-        if any(types.get(t, (0, None))[1] is None for n in self.nodes if n not in entering for t in n.outputs if t):
-            self._types = None
-            return
         for tensor in {t for _, outputs in before.values() for t in outputs} - self.producers.keys():
             types.pop(tensor, None)
         new = {id(n) for n in entering}
+        if not all(self._is_typed(n) for n in self.nodes if id(n) not in new):
+            self._types = None
+            return
         for node in self.ordered:
             if id(node) not in new:
                 continue
@@ -438,15 +438,26 @@ class Model:
         if self._variant_of is not None:
             return self._variant_of._known_types()
         graph = self.proto.graph
-        known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
-        if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
-            inferred = infer(self.proto)
-            if inferred is not None:
-                for value in (*inferred.graph.value_info, *inferred.graph.output):
-                    if not _complete(known.get(value.name)):
-                        known[value.name] = value.type
-        self._types = {name: _type_of(value) for name, value in known.items()}
-        return self._types
+        stated = (*graph.value_info, *graph.input, *graph.output)
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        open_nodes = [n for n in self.ordered if not self._is_typed(n)]
+        for node in open_nodes:  # exporters state the float tensors, and quantizers leave out their own
+            found = self._made(node)
+            if found is None:
+                break
+            types[node.output] = found[0]
+        else:
+            return types
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        inferred = infer(self.proto)
+        for value in () if inferred is None else (*inferred.graph.value_info, *inferred.graph.output):
+            if types.get(value.name, (0, None))[1] is None:
+                types[value.name] = _type_of(value.type)
+        return types
+
+    def _is_typed(self, node: Node) -> bool:
+        assert self._types is not None
+        return all(self._types.get(t, (0, None))[1] is not None for t in node.outputs if t)
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
@@ -509,10 +520,6 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
     return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-
-
-def _complete(type_proto: onnx.TypeProto | None) -> bool:
-    return type_proto is not None and type_proto.tensor_type.HasField("shape")
 
 
 def infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
