@@ -1,15 +1,17 @@
 """The ONNX model as the rest of qdqtool needs it: producers, consumers, constants, names, shapes.
 
-The index is read-only. Code that changes a model edits the ``ModelProto`` and builds a new index.
+A model is indexed once, when it is loaded. What changes it afterwards is an :class:`qdqtool.onnxgraph.editor.Editor`,
+which keeps the index true through :meth:`Model.replace_nodes`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,12 @@ from qdqtool.message import Parts
 from qdqtool.subgraphs import captured
 
 Shape = tuple[int | None, ...]
+TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
+EDITED = "edited"  # in the place of a hash, for a model that is no file's
+_Any = TypeVar("_Any")
+# The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
+_BY_SHAPE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Gemm", "MatMul",
+                       "QuantizeLinear"})
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
 _KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
@@ -46,12 +54,17 @@ class Node:
     def __init__(self, index: int, name: str, proto: onnx.NodeProto) -> None:
         self.index = index
         self.name = name
+        self.read(proto)
+
+    def read(self, proto: onnx.NodeProto) -> None:
+        """Takes all but place and name from a message."""
         self.proto = proto
         self.op = proto.op_type
         self.domain = proto.domain
         self.inputs = tuple(proto.input)
         self.outputs = tuple(proto.output)
-        self.captured: tuple[str, ...] = ()
+        self.captured = tuple(captured(proto))
+        self.__dict__.clear()
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
@@ -91,9 +104,10 @@ class Node:
 
 
 class Model:
-    """A read-only index over an ONNX model.
+    """An ONNX model with its index.
 
     Args:
+        sha256: Hash of the bytes that were read, or :data:`EDITED`; without one the message's own, when asked for.
         types: A model of which this one is a part or a variant: its tensors of the same names have the same types and
             dimensions, so that they need not be inferred again.
         constants: A model that holds the data of this one's initializers, which are placeholders without any.
@@ -117,64 +131,201 @@ class Model:
         constants: Model | None = None,
     ) -> None:
         self.proto = proto
-        self._types = types
+        self._variant_of = types
+        self._types: dict[str, TensorType] | None = None  # not inferred yet
         self._constants = constants
         self.path = path
-        self.sha256 = sha256 or _hash_of(proto)
+        self._sha256: str | None = sha256 or None
         self.base_dir = base_dir
-        graph = proto.graph
+        self._read()
+
+    def _read(self) -> None:
+        graph = self.proto.graph
         names = Counter(n.name for n in graph.node)
         self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
         self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}
-        if constants is not None:
-            self.initializers = {t: constants.initializers.get(t, own) for t, own in self.initializers.items()}
+        if self._constants is not None:
+            elsewhere = self._constants.initializers
+            self.initializers = {t: elsewhere.get(t, own) for t, own in self.initializers.items()}
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
-        self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+        self._output_names = frozenset(self.outputs)
+        self.opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
         self.producers: dict[str, Node] = {}
         self.consumers: dict[str, list[Node]] = {}
         for node in self.nodes:
-            for name in node.outputs:
-                if name:
-                    if name in self.producers:
-                        raise ModelError(
-                            f"{path or 'model'}: tensor '{name}' is made by two nodes "
-                            f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
-                        )
-                    self.producers[name] = node
-            node.captured = tuple(captured(node.proto))
-            for name in (*node.inputs, *node.captured):
-                if name:
-                    self.consumers.setdefault(name, []).append(node)
+            self._enter(node)
         self.ordered = self._order()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
         #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
         self.memory: dict[str, dict[Any, Any]] = {}
 
+    @property
+    def sha256(self) -> str:
+        """Hash of the bytes that were read; of the message, for a model in memory."""
+        if self._sha256 is None:
+            self._sha256 = _hash_of(self.proto)
+        return self._sha256
+
+    @sha256.setter
+    def sha256(self, value: str | None) -> None:
+        self._sha256 = value
+
+    def copy(self) -> Model:
+        """The same model with a message of its own, to be edited."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        found = Model(proto, self.path, EDITED, self.base_dir, self._variant_of, self._constants)
+        found._types = None if self._types is None else dict(self._types)
+        return found
+
+    def read_again(self) -> None:
+        """Indexes the message anew, after all of it was written anew: inlined, or in another opset or type."""
+        self._sha256, self._types, self._variant_of = EDITED, None, None
+        self.__dict__.pop("_by_name", None)
+        self._read()
+
+    def _enter(self, node: Node) -> None:
+        for name in node.outputs:
+            if name:
+                if name in self.producers:
+                    raise ModelError(
+                        f"{self.path or 'model'}: tensor '{name}' is made by two nodes "
+                        f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
+                    )
+                self.producers[name] = node
+        for name in (*node.inputs, *node.captured):
+            if name:
+                self.consumers.setdefault(name, []).append(node)
+
+    def _leave(self, node: Node) -> None:
+        for name in node.outputs:
+            self.producers.pop(name, None)
+        for name in {*node.inputs, *node.captured} - {""}:
+            left = [n for n in self.consumers[name] if n is not node]
+            if left:
+                self.consumers[name] = left
+            else:
+                del self.consumers[name]
+
     def _order(self) -> list[Node]:
-        ready: set[str] = set()
-        for node in self.nodes:
-            if any(t in self.producers and t not in ready for t in (*node.inputs, *node.captured)):
-                break
-            ready.update(node.outputs)
-        else:
-            return self.nodes
-        waiting = {
-            n.index: len({t for t in (*n.inputs, *n.captured) if t in self.producers}) for n in self.nodes
-        }
-        queue = [n for n in self.nodes if not waiting[n.index]]
-        order: list[Node] = []
-        for node in queue:
-            order.append(node)
-            for tensor in node.outputs:
-                for reader in dict.fromkeys(self.consumers.get(tensor, ())):
-                    waiting[reader.index] -= 1
-                    if not waiting[reader.index]:
-                        queue.append(reader)
+        order = in_order(self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs)
         if len(order) != len(self.nodes):
-            stuck = next(n for n in self.nodes if waiting[n.index] > 0)
+            made = {n.index for n in order}
+            stuck = next(n for n in self.nodes if n.index not in made)
             raise ModelError(f"{self.path or 'model'}: the graph has a cycle through node '{stuck.name}'")
         return order
+
+    def replace_nodes(self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]) -> None:
+        """Gives the graph another list of nodes, and brings the index up to date where something changed.
+
+        Args:
+            nodes: The nodes from now on, in file order: old ones, and the messages of new ones.
+            touched: Indices of old ones whose messages were changed.
+
+        Raises:
+            ModelError: A tensor would be made by two nodes, or there would be a cycle.
+        """
+        graph, old = self.proto.graph, self.nodes
+        stay = {id(n): n.index for n in nodes if isinstance(n, Node)}
+        reordered = any(a > b for a, b in itertools.pairwise(stay.values()))
+        leaving = [n for n in old if n.index in touched or id(n) not in stay]
+        before = {id(n): (n.inputs, n.outputs) for n in leaving}
+        for node in leaving:
+            self._leave(node)
+        if len(nodes) != len(old) or any(a is not b for a, b in zip(nodes, old, strict=True)):
+            protos = [n.proto if isinstance(n, Node) else n for n in nodes]
+            del graph.node[:]
+            graph.node.extend(protos)
+        names = Counter(n.name for n in graph.node)
+        entering = []
+        self.nodes = []
+        for index, (entry, proto) in enumerate(zip(nodes, graph.node, strict=True)):
+            node = entry if isinstance(entry, Node) else Node(index, "", proto)
+            node.index, node.proto, node.name = index, proto, _label(proto, names)
+            if id(entry) in before:
+                node.read(proto)
+            if id(entry) in before or node is not entry:
+                entering.append(node)
+            self.nodes.append(node)
+        for node in entering:
+            self._enter(node)
+        for name in list(self.consumers) if reordered else {t for n in entering for t in (*n.inputs, *n.captured) if t}:
+            self.consumers[name].sort(key=lambda n: n.index)
+        self.ordered = self._order()
+        self._update_types(entering, before)
+        self._sha256 = EDITED
+        self.memory.clear()
+        self.__dict__.pop("_by_name", None)
+
+    def replace_constants(self, gone: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool) -> None:
+        """Brings the index up to date with the graph's initializers and inputs.
+
+        Args:
+            gone: Names that are no initializers any more, or Constants that have become some.
+            new: Initializers that were added or given another value.
+            retyped: Whether a type or dimension of what was there may be another now.
+        """
+        for name in (*gone, *new):
+            self.initializers.pop(name, None)
+            self._arrays.pop(name, None)
+        self.initializers.update(new)
+        self.inputs = [v.name for v in self.proto.graph.input if v.name not in self.initializers]
+        if retyped:
+            self._types = self._variant_of = None
+
+    def _update_types(self, entering: list[Node], before: Mapping[int, tuple[Sequence[str], Sequence[str]]]) -> None:
+        """Types of what new and changed nodes make; all are inferred again, when asked for, where one is not known."""
+        if self._types is None and self._variant_of is None:
+            return
+        known = self._known_types()
+        types = self._types = dict(known)
+        self._variant_of = None
+        for tensor in {t for _, outputs in before.values() for t in outputs} - self.producers.keys():
+            types.pop(tensor, None)
+        new = {id(n) for n in entering}
+        if not all(self._is_typed(n) for n in self.nodes if id(n) not in new):
+            self._types = None
+            return
+        for node in self.ordered:
+            if id(node) not in new:
+                continue
+            found = self._made(node) if id(node) not in before else self._kept(node, *before[id(node)], known)
+            if found is None or any(types.setdefault(t, found[i]) != found[i] for i, t in enumerate(node.outputs) if t):
+                self._types = None
+                return
+
+    def _kept(
+        self, node: Node, inputs: Sequence[str], outputs: Sequence[str], known: Mapping[str, TensorType]
+    ) -> list[TensorType] | None:
+        """Types of a changed node's results, where it reads what has the types of what it read before."""
+        for old, new in itertools.zip_longest(inputs, node.inputs, fillvalue=""):
+            if old == new:
+                continue
+            values = self.is_constant(new) or self.is_constant(old)
+            was = self._type(old) if self.is_constant(old) else known.get(old, (0, None))
+            if was != self._type(new) or (values and node.op not in _BY_SHAPE):
+                return self._made(node)
+        if len(outputs) != len(node.outputs) or node.op in ("QuantizeLinear", "DequantizeLinear", "Cast"):
+            return self._made(node)
+        return [known.get(t, (0, None)) for t in outputs]
+
+    def _made(self, node: Node) -> list[TensorType] | None:
+        """Types of what a Q, DQ or Cast makes; None for other operators and where something is not known."""
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1 or "output_dtype" in node.attributes:
+            return None
+        kind = 0
+        if node.op == "QuantizeLinear":
+            kind = self._type(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
+        elif node.op == "DequantizeLinear":
+            kind = self._type(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+        elif node.op == "Cast":
+            kind = node.integer("to", 0)
+        shape = self._type(node.input(0))[1]
+        return [(kind, shape)] if kind and shape is not None else None
+
+    def _type(self, tensor: str) -> TensorType:
+        return self.elem_type(tensor), self.shape(tensor)
 
     def node(self, name: str) -> Node:
         """The node of that name (see :attr:`Node.name`).
@@ -196,11 +347,7 @@ class Model:
         return self.consumers.get(tensor, [])
 
     def is_output(self, tensor: str) -> bool:
-        return tensor in self._outputs
-
-    @functools.cached_property
-    def _outputs(self) -> frozenset[str]:
-        return frozenset(self.outputs)
+        return tensor in self._output_names
 
     def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
         """The TensorProto behind an initializer or a Constant node with a tensor value, else None."""
@@ -285,35 +432,42 @@ class Model:
         value = self.constant(tensor)
         return None if value is None else value.shape
 
-    @functools.cached_property
-    def _value_info(self) -> dict[str, onnx.TypeProto]:
+    def _known_types(self) -> dict[str, TensorType]:
+        """What the file states, and where it does not, what is inferred from it."""
         if self._types is not None:
-            return self._types._value_info
+            return self._types
+        if self._variant_of is not None:
+            return self._variant_of._known_types()
         graph = self.proto.graph
-        known = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
-        if any(not _complete(known.get(t)) for n in self.nodes for t in n.outputs if t):
-            for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
-                if not _complete(known.get(name)):
-                    known[name] = kind
-        return known
+        stated = (*graph.value_info, *graph.input, *graph.output)
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        open_nodes = [n for n in self.ordered if not self._is_typed(n)]
+        for node in open_nodes:  # exporters state the float tensors, and quantizers leave out their own
+            found = self._made(node)
+            if found is None:
+                break
+            types[node.output] = found[0]
+        else:
+            return types
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
+            if types.get(name, (0, None))[1] is None:
+                types[name] = _type_of(kind)
+        return types
+
+    def _is_typed(self, node: Node) -> bool:
+        assert self._types is not None
+        return all(self._types.get(t, (0, None))[1] is not None for t in node.outputs if t)
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
         constant = self.constant_shape(tensor)
-        if constant is not None:
-            return constant
-        type_proto = self._value_info.get(tensor)
-        if type_proto is None or not type_proto.tensor_type.HasField("shape"):
-            return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in type_proto.tensor_type.shape.dim)
+        return constant if constant is not None else self._known_types().get(tensor, (0, None))[1]
 
     def elem_type(self, tensor: str) -> int:
         """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
         proto = self.constant_proto(tensor)
-        if proto is not None:
-            return int(proto.data_type)
-        type_proto = self._value_info.get(tensor)
-        return int(type_proto.tensor_type.elem_type) if type_proto is not None else 0
+        return int(proto.data_type) if proto is not None else self._known_types().get(tensor, (0, None))[0]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -327,8 +481,45 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
     return next((o for o in node.output if o), node.name)
 
 
-def _complete(type_proto: onnx.TypeProto | None) -> bool:
-    return type_proto is not None and type_proto.tensor_type.HasField("shape")
+def in_order(
+    nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
+) -> list[_Any]:
+    """Nodes in a topological order: as they are where that is one already, and without those of cycles.
+
+    Args:
+        nodes: The nodes.
+        reads: What a node reads, subgraphs included.
+        makes: What it makes.
+    """
+    made = {t for n in nodes for t in makes(n) if t}
+    ready: set[str] = set()
+    for node in nodes:
+        if any(t in made and t not in ready for t in reads(node)):
+            break
+        ready.update(makes(node))
+    else:
+        return nodes
+    readers: dict[str, list[int]] = {t: [] for t in made}
+    waiting = []
+    for position, node in enumerate(nodes):
+        found = [t for t in dict.fromkeys(reads(node)) if t in made]
+        waiting.append(len(found))
+        for tensor in found:
+            readers[tensor].append(position)
+    queue = [position for position, count in enumerate(waiting) if not count]
+    for position in queue:
+        for reader in (r for t in makes(nodes[position]) if t for r in readers[t]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                queue.append(reader)
+    return [nodes[position] for position in queue]
+
+
+def _type_of(value: onnx.TypeProto) -> TensorType:
+    tensor = value.tensor_type
+    if not tensor.HasField("shape"):
+        return int(tensor.elem_type), None
+    return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

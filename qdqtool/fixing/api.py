@@ -55,7 +55,7 @@ STEPS = (
     Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
     Step(unify.CODES, unify.scales, _SHARED),
 )
-_WHOLE: tuple[tuple[str, str, Callable[[Model, Target], onnx.ModelProto | None]], ...] = (
+_WHOLE: tuple[tuple[str, str, Callable[[Model, Target], Model | None]], ...] = (
     ("SCALE-FP16", "the model is float32", floats.to_float),
     ("FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
 )
@@ -236,15 +236,15 @@ class _Work:
         return View(model, self.target.residual_through_activation)
 
     def _attempt(self, sites: list[Site], step: Step) -> str:
-        editor = Editor(self.model)
+        editor = Editor(self.model.copy())
         changes = [Change(s.code, s.node, s.what) for s in sites]
         try:
             for site in sites:
                 site.apply(editor)
-            proto = editor.finish()
+            candidate = editor.finish()
         except ModelError as error:
             return str(error)
-        return self._judge(proto, changes, set(step.codes), step.noise)
+        return self._judge(candidate, changes, set(step.codes), step.noise)
 
     def try_together(self) -> None:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
@@ -254,41 +254,40 @@ class _Work:
         tried: set[str] = set()
         for step, wanted in self._left:
             sites = [s for s in step.find(self._view(model), self.target) if s.code in wanted]
-            editor = Editor(model)
+            editor = Editor(model.copy())
             try:
                 for site in sites:
                     site.apply(editor)
-                proto = editor.finish()
+                edited = editor.finish()
             except ModelError:  # told when the step was tried alone
                 continue
             if sites:
-                model = Model(proto, self.model.path, sha256="edited")
+                model = edited
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.update(step.codes)
                 factor = max(factor, step.noise)
-        if changes and not self._judge(model.proto, changes, tried, factor):
+        if changes and not self._judge(model, changes, tried, factor):
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
-    def try_whole(self, code: str, what: str, convert: Callable[[Model, Target], onnx.ModelProto | None]) -> None:
+    def try_whole(self, code: str, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
         """Tries a rewrite of the whole model."""
         if not any(f.code == code for f in self.prediction.findings):
             return
         change = Change(code, "", what)
         try:
-            proto = convert(self.model, self.target)
+            candidate = convert(self.model, self.target)
         except ModelError as error:
             self.refused.append(Change(code, "", what, str(error)))
             return
-        if proto is None:
+        if candidate is None:
             return
-        why_not = self._judge(proto, [change], {code}, _EXACT)
+        why_not = self._judge(candidate, [change], {code}, _EXACT)
         if why_not:
             self.refused.append(Change(code, "", what, why_not))
 
-    def _judge(self, proto: onnx.ModelProto, changes: list[Change], tried: set[str], factor: float) -> str:
+    def _judge(self, candidate: Model, changes: list[Change], tried: set[str], factor: float) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
-        candidate = Model(proto, self.model.path, sha256="edited")
         prediction = predict(candidate, self.target)
         why_not = _no_better(self.prediction, prediction, tried)
         if why_not:

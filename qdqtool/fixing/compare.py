@@ -50,7 +50,7 @@ class Noise:
 def float_model(model: Model) -> onnx.ModelProto:
     """The network without activation quantizers; weights stay as quantized."""
     view = View(model)
-    editor = Editor(model)
+    editor = Editor(model.copy())
     for q, dqs in view.pairs():
         for dq in dqs:  # a DQ may be a network output, so it stays as a copy
             proto = editor.proto_of(dq)
@@ -60,7 +60,7 @@ def float_model(model: Model) -> onnx.ModelProto:
             proto.input.append(q.input(0))
         if len(dqs) == len(view.model.readers(q.output)):
             editor.remove(q)
-    return editor.finish()
+    return editor.finish().proto
 
 
 def runnable(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
-
 from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.prepare import prepare
@@ -11,7 +9,7 @@ from qdqtool.onnxgraph.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 
 
-def to_half(model: Model, target: Target) -> onnx.ModelProto | None:
+def to_half(model: Model, target: Target) -> Model | None:
     """FLOAT-FP32: the float part in FP16; None where the target chooses the width itself.
 
     Raises:
@@ -19,17 +17,15 @@ def to_half(model: Model, target: Target) -> onnx.ModelProto | None:
     """
     if not target.strongly_typed:
         return None
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    prepare(proto, opset=HALF_OPSET, path=model.path)
-    return proto if halfprecision.to_half(proto) else None
+    copy = model.copy()
+    prepare(copy, opset=HALF_OPSET)
+    return copy if halfprecision.to_half(copy) else None
 
 
-def to_float(model: Model, target: Target) -> onnx.ModelProto | None:
+def to_float(model: Model, target: Target) -> Model | None:
     """SCALE-FP16: the whole model in float32; None where the target takes float16 scales."""
     if target.float16_scales or not halfprecision.has_half(model):
         return None
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    halfprecision.to_float(proto)
-    return proto
+    copy = model.copy()
+    halfprecision.to_float(copy)
+    return copy

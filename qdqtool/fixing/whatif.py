@@ -32,10 +32,10 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             sites = [s for s in step.find(view, target) if s.code in wanted]
             if not 0 < len(sites) <= _MOST_SITES:
                 continue
-            editor = Editor(model)
+            editor = Editor(model.copy())
             for site in sites:
                 site.apply(editor)
-            after = time_like(time, Model(editor.finish(), model.path, sha256="edited"), target)
+            after = time_like(time, editor.finish(), target)
         except QdqtoolError:
             continue
         if time.total_ms - after > 0:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import onnx
-
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
@@ -21,7 +19,7 @@ from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.placement import RESIDUALS, Rules, place
-from qdqtool.insertion.prepare import MIN_OPSET, index_of, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
@@ -132,14 +130,13 @@ def insert(
     ours = model is not loaded.proto and model is not loaded
     half = high_precision == "fp16" or (high_precision is None and chosen.strongly_typed)
     try:
-        proto, notes, warnings = float_model(loaded, ours, chosen, weights, "fp16" if half else "fp32")
+        work, notes, warnings = float_model(loaded, ours, chosen, weights, "fp16" if half else "fp32")
     except ModelError as error:
         if not half or high_precision is not None:
             raise
         half, loaded = False, load_full(model)
-        proto, notes, warnings = float_model(loaded, ours, chosen, weights, "fp32")
+        work, notes, warnings = float_model(loaded, ours, chosen, weights, "fp32")
         warnings.append(f"what is not quantized stays FP32 and runs so on {chosen.name}: {error}")
-    work = index_of(proto, source)
     rules = Rules(head, residual, "both", exclude, include, exclude_op, not chosen.is_rtx,
                   chosen.transposed_per_channel)
     rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
@@ -156,7 +153,7 @@ def insert(
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
         statistics, calibration = collect_for(
-            _identified(work, loaded, notes) if calib_cache else work, data, groups, max_images=max_images,
+            work, data, groups, max_images=max_images,
             preprocess=preprocess, size=size, cache=calib_cache, overwrite_cache=overwrite_cache, progress=progress,
             cluster=cluster, mixed_cpus=mixed_cpus,
         )  # fmt: skip
@@ -181,7 +178,7 @@ def insert(
         statistics = None  # tens of megabytes, and not needed any more
         try:
             measured = measure(
-                proto, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
+                work, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
             )
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(f"what limits accuracy was not measured: {error}")
@@ -189,9 +186,9 @@ def insert(
     agreement = None
     if half:
         readable = data if calib_table is None else None
-        kept = _too_large(proto, quantized, seen, readable, preprocess, size, warnings)
+        kept = _too_large(work, quantized, seen, readable, preprocess, size, warnings)
         notes.extend(_said_of_half(chosen, kept, high_precision is None))
-        first = proto if input_type == "float" else _copy(proto)
+        first = work if input_type == "float" else work.copy()
         halfprecision.to_half(first, kept)
         if losses and readable is not None:
             try:
@@ -200,19 +197,20 @@ def insert(
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
     if input_type != "float":
-        notes.extend(change_inputs(proto, input_type, _scaling(preprocess)))
+        notes.extend(change_inputs(work, input_type, _scaling(preprocess)))
         if half:
-            halfprecision.to_half(proto, kept)
+            halfprecision.to_half(work, kept)
     result = Insertion(
-        proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
+        work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=kept, agreement=agreement,
     )  # fmt: skip
     if predict:
         try:
-            result.prediction = prediction.predict(proto, chosen)
+            work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
+            result.prediction = prediction.predict(work, chosen)
             if measured is not None:
                 result.losses = with_predictions(
-                    measured, proto, result.activations, result.prediction, lambda p: prediction.outcome(p, chosen)
+                    measured, work, result.activations, result.prediction, lambda p: prediction.outcome(p, chosen)
                 )
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
@@ -220,7 +218,7 @@ def insert(
 
 
 def _too_large(
-    proto: onnx.ModelProto, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
+    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
     preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
 ) -> dict[str, float]:
     """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples."""
@@ -230,7 +228,7 @@ def _too_large(
             found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
     try:
         if data is not None:
-            largest = fidelity.largest_values(proto, data, preprocess=preprocess, size=size)
+            largest = fidelity.largest_values(model, data, preprocess=preprocess, size=size)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
         warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")
@@ -249,19 +247,13 @@ def _said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -
     return notes
 
 
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
-
-
 def _scaling(preprocess: Preprocess | None) -> Scaling:
     return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
 
 
 def float_model(
     loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
-) -> tuple[onnx.ModelProto, list[str], list[str]]:
+) -> tuple[Model, list[str], list[str]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
     where = loaded.path or "model"
     if is_quantized(loaded):
@@ -269,9 +261,7 @@ def float_model(
             f"{where}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, "
             "or predict this one"
         )
-    proto = loaded.proto
-    if not ours:
-        proto = _copy(loaded.proto)
+    work = loaded if ours else loaded.copy()
     notes: list[str] = []
     warnings: list[str] = []
     half = halfprecision.has_half(loaded)
@@ -281,21 +271,18 @@ def float_model(
             "let the builder use INT8 and FP16"
         )
     if half and not target.float16_scales:
-        halfprecision.to_float(proto)
+        halfprecision.to_float(work)
         notes.append(f"float16 widened to float32: {target.name} takes no FP16 scales; let the builder use FP16")
         half = False
     if weights == "int8" and not target.int8_weights:
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    notes.extend(prepare(proto, opset=opset, path=loaded.path))
-    if leading := fold_leading(index_of(proto, loaded.path)):
+    identity = loaded.sha256
+    notes.extend(prepare(work, opset=opset))
+    if leading := fold_leading(work):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
-    return proto, notes, warnings
-
-
-def _identified(work: Model, loaded: Model, notes: Sequence[str]) -> Model:
-    """The prepared model with a hash by which a calibration cache knows it again."""
-    return Model(work.proto, work.path, sha256="" if notes else loaded.sha256)
+    work.sha256 = None if notes else identity  # by which a calibration cache knows it again
+    return work, notes, warnings
 
 
 def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:

@@ -26,7 +26,7 @@ _TEXTS = "OSU"  # kinds of numpy types
 
 def fold_batch_normalization(model: Model) -> int:
     """Folds each BatchNormalization that alone reads a convolution with constant weights, in place."""
-    editor = Editor(model, in_place=True)
+    editor = Editor(model)
     count = 0
     for norm in model.nodes:
         conv = model.producer(norm.input(0))
@@ -91,7 +91,7 @@ def _output_channels(conv: Node, weight: _Array) -> int | None:
 
 def fold_leading(model: Model) -> int:
     """Folds, in place, each BatchNormalization that convolutions with constant weights alone read; returns how many."""
-    editor = Editor(model, in_place=True)
+    editor = Editor(model)
     count = 0
     for norm in model.nodes:
         if of(norm).kind != LayerKind.SCALE or norm.integer("training_mode", 0):

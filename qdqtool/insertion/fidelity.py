@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import TensorProto, helper
 
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.onnxgraph.half import half_nodes
 from qdqtool.runtime import cores
@@ -42,13 +41,13 @@ class Fidelity:
 
 
 def largest_values(
-    proto: onnx.ModelProto, data: object, *, preprocess: Preprocess | None = None,
+    model: Model, data: object, *, preprocess: Preprocess | None = None,
     size: tuple[int, int] | None = None, samples: int = SAMPLES,
 ) -> dict[str, float]:
     """The largest absolute value of every tensor that FP16 would hold, on a few samples.
 
     Args:
-        proto: The Q/DQ model in FP32, its float inputs unchanged; it is not changed.
+        model: The Q/DQ model in FP32, its float inputs unchanged; it is not changed.
         data: The calibration data; nothing is found where it cannot be read a second time.
         preprocess: As for the calibration.
         size: As for the calibration.
@@ -59,7 +58,6 @@ def largest_values(
     """
     if isinstance(data, Iterator):
         return {}
-    model = Model(proto, sha256="edited")
     half = half_nodes(model)
     tensors = list(dict.fromkeys(
         t for n in model.ordered if n.index in half for t in (*n.inputs, *n.outputs)
@@ -67,12 +65,12 @@ def largest_values(
         and 0 not in (model.shape(t) or ())
     ))
     found = dict.fromkeys(tensors, 0.0)
-    copy = without_large_weights(proto)
+    copy = without_large_weights(model.proto)
     for tensor in tensors:
         copy.graph.node.append(helper.make_node("Abs", [tensor], [f"{tensor}{_LARGEST}/abs"]))
         copy.graph.node.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs"], [tensor + _LARGEST],
                                                 keepdims=0))
-    watched = Model(copy, sha256="edited", constants=model)
+    watched = Model(copy, sha256=EDITED, constants=model)
     for values in _runs([watched], [t + _LARGEST for t in tensors], data, preprocess, size, samples):
         for tensor in tensors:
             value = float(values[0][tensor + _LARGEST])
@@ -81,7 +79,7 @@ def largest_values(
 
 
 def compare(
-    floats: Model, proto: onnx.ModelProto, data: object, *, samples: int, preprocess: Preprocess | None = None,
+    floats: Model, made: Model, data: object, *, samples: int, preprocess: Preprocess | None = None,
     size: tuple[int, int] | None = None,
 ) -> Fidelity | None:
     """How far the outputs of a Q/DQ model are from those of the float model that it was made from.
@@ -90,7 +88,7 @@ def compare(
 
     Args:
         floats: The float model.
-        proto: The finished Q/DQ model, with the float model's inputs.
+        made: The finished Q/DQ model, with the float model's inputs.
         data: The calibration data; None is returned where it cannot be read a second time.
         samples: How many samples, spread evenly.
         preprocess: As for the calibration.
@@ -101,7 +99,6 @@ def compare(
     """
     if isinstance(data, Iterator):
         return None
-    made = Model(proto, sha256="edited")
     ends = [t for t in compared_tensors(made) if t in floats.producers] or list(made.outputs)
     errors = []
     for one, two in _runs([floats, made], ends, data, preprocess, size, samples):

@@ -17,33 +17,32 @@ from onnx import TensorProto, numpy_helper
 from qdqtool import qdq
 from qdqtool.external import array_of
 from qdqtool.graph import Model, Node
-from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.half import half_nodes, stays_float
 from qdqtool.subgraphs import inner_graphs
 
 
-def to_half(proto: onnx.ModelProto, wide: Collection[str] = ()) -> int:
+def to_half(model: Model, wide: Collection[str] = ()) -> int:
     """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
 
     What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell
     pixel coordinates above 512 closer than half a pixel apart.
 
     Args:
-        proto: Opset 19 or newer.
+        model: Opset 19 or newer.
         wide: Tensors that FP16 cannot hold; what writes or reads them stays FP32.
 
     Returns:
         The number of nodes that can compute in FP16, and now do.
     """
-    return _Halver(index_of(proto), wide).run()
+    return _Halver(model, wide).run()
 
 
 class _Halver:
     def __init__(self, model: Model, wide: Collection[str]) -> None:
         self.model = model
-        self.editor = Editor(model, in_place=True)
+        self.editor = Editor(model)
         self.half = half_nodes(model, wide)
         self.added: dict[str, str] = {}
 
@@ -137,11 +136,10 @@ def has_half(model: Model) -> bool:
     return any(n.op == "Constant" and model.elem_type(n.output) == TensorProto.FLOAT16 for n in model.nodes)
 
 
-def to_float(proto: onnx.ModelProto) -> None:
+def to_float(model: Model) -> None:
     """Turns a float16 model into float32, in place; graph inputs and outputs keep their types behind a Cast."""
-    graph = proto.graph
-    model = index_of(proto)
-    editor = Editor(model, in_place=True)
+    graph = model.proto.graph
+    editor = Editor(model)
     renamed: dict[str, str] = {}
     for name in model.inputs:
         if model.elem_type(name) == TensorProto.FLOAT16:
@@ -151,6 +149,8 @@ def to_float(proto: onnx.ModelProto) -> None:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
             renamed[name] = editor.name(f"{name}_fp32")
             editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
+    for changed in model.nodes:
+        editor.proto_of(changed)
     for inner in (graph, *inner_graphs(graph.node)):
         for node in inner.node:
             for i, name in enumerate(node.input):
@@ -171,6 +171,7 @@ def to_float(proto: onnx.ModelProto) -> None:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
     editor.finish()
+    model.read_again()
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:

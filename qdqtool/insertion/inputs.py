@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import TensorProto
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
-from qdqtool.insertion.prepare import index_of
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.trt.targets import Target
 
@@ -74,11 +72,11 @@ def check_input_type(kind: str, target: Target) -> None:
         raise QdqtoolError(f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
 
 
-def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[str]:
+def change_inputs(model: Model, kind: str, scaling: Scaling) -> list[str]:
     """Turns the float inputs of a Q/DQ model into integer ones, in place.
 
     Args:
-        proto: A model that :func:`qdqtool.insertion.rewrite.rewrite` made.
+        model: A model that :func:`qdqtool.insertion.rewrite.rewrite` made.
         kind: ``int8`` or ``uint8``.
         scaling: Of the pixels, for ``uint8`` and for what is said.
 
@@ -88,8 +86,7 @@ def change_inputs(proto: onnx.ModelProto, kind: str, scaling: Scaling) -> list[s
     Raises:
         ModelError: No input is a quantized picture, or floats read it as well (``int8``).
     """
-    model = index_of(proto)
-    editor = Editor(model, in_place=True)
+    editor = Editor(model)
     said = []
     for name in model.inputs:
         tensor = _float_of(model, name)
@@ -132,7 +129,7 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], sc
         editor.remove(q)
     if tensor != name:
         editor.remove(model.readers(name)[0])
-    _retype(editor, name, TensorProto.INT8)
+    editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
     what = f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model takes it"
     if scaling.plain:
@@ -158,7 +155,7 @@ def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
         editor.redirect(tensor, pixels, folded)
     if rest:
         editor.redirect(tensor, _scaled(editor, tensor, pixels, scaling), rest)
-    _retype(editor, name, TensorProto.UINT8)
+    editor.set_type([name], TensorProto.UINT8)
     folded_in = f"{scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
     return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"
 
@@ -188,9 +185,3 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and `std`")
     return np.asarray(values, np.float64)
-
-
-def _retype(editor: Editor, name: str, elem_type: int) -> None:
-    for value in editor.proto.graph.input:
-        if value.name == name:
-            value.type.tensor_type.elem_type = elem_type

@@ -21,10 +21,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.attention import class_outputs
+from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.onnxgraph.live import peak_bytes
+from qdqtool.qdq import is_dq
 from qdqtool.runtime import cores
 from qdqtool.sessions import open_proto
 from qdqtool.threads import Crew
@@ -114,14 +116,14 @@ def candidates(
 
 
 def measure(
-    proto: onnx.ModelProto, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
+    model: Model, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
     preprocess: Preprocess | None = None, size: tuple[int, int] | None = None, samples: int = SAMPLES,
     named: int = NAMED,
 ) -> Losses | None:
     """Measures what the tried tensors cost.
 
     Args:
-        proto: The Q/DQ model, its float inputs unchanged; it is not changed.
+        model: The Q/DQ model, its float inputs unchanged; it is not changed.
         tried: Which activations to try.
         data: The calibration data; ``samples`` of it are used, evenly spread.
         activations: All quantized activations.
@@ -142,7 +144,6 @@ def measure(
 
     if isinstance(data, Iterator):
         return None
-    model = Model(proto, sha256="edited")
     dataset = open_data(data, input_specs(model), preprocess or Preprocess(), samples, size)
     switches, switched = _switched(model, activations)
     scores = class_outputs(model)
@@ -150,7 +151,7 @@ def measure(
     first = next(iter(dataset), None)
     if first is None:
         return None
-    held = peak_bytes(proto, {n: array.shape for n, array in first.items()})
+    held = peak_bytes(model.proto, {n: array.shape for n, array in first.items()})
     at_once = max(1, min(samples, worker_count(held, cores())))
     session = _session(switched, model, max(1, cores() // at_once))
     return_freed_memory()
@@ -228,48 +229,37 @@ def compared_tensors(model: Model) -> list[str]:
     return list(dict.fromkeys(n.output for n in finals if n.op == "Conv")) or list(model.outputs)
 
 
-def without_pair(proto: onnx.ModelProto, entry: QuantizedTensor) -> onnx.ModelProto:
+def without_pair(model: Model, entry: QuantizedTensor) -> Model:
     """A copy of a Q/DQ model in which one activation is float."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    quantizer = next(n for n in copy.graph.node if n.name == entry.node)
-    source, code = quantizer.input[0], quantizer.output[0]
-    dequantizers = [n for n in copy.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == code]
-    made = {n.output[0] for n in dequantizers}
-    for node in copy.graph.node:
-        for position, name in enumerate(node.input):
-            if name in made:
-                node.input[position] = source
-    gone = {n.output[0] for n in (quantizer, *dequantizers)}
-    kept = [n for n in copy.graph.node if n.output[0] not in gone]
-    del copy.graph.node[:]
-    copy.graph.node.extend(kept)
-    return copy
+    copy = model.copy()
+    quantizer = copy.node(entry.node)
+    editor = Editor(copy)
+    editor.bypass(quantizer, [n for n in copy.readers(quantizer.output) if is_dq(n)])
+    return editor.finish()
 
 
 def with_predictions(
-    losses: Losses, proto: onnx.ModelProto, activations: Sequence[QuantizedTensor], before: Prediction,
+    losses: Losses, model: Model, activations: Sequence[QuantizedTensor], before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> Losses:
     """The same, with what each of them would change in the engine.
 
     Args:
         losses: What was measured.
-        proto: The finished Q/DQ model.
+        model: The finished Q/DQ model.
         activations: All quantized activations.
-        before: The prediction for ``proto``.
+        before: The prediction for ``model``.
         predict: Predicts for the same target.
     """
-    nodes = {n.name for n in proto.graph.node}
-    whole = Model(proto, sha256="edited")
-    slim = without_large_weights(proto)
+    nodes = {n.name for n in model.nodes}
+    slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)
     by_tensor = {a.tensor: a for a in activations}
     known = before.summary()
     tensors = []
     for loss in losses.tensors:
         entry = by_tensor[loss.tensor]
         if entry.node in nodes:
-            after = predict(Model(without_pair(slim, entry), sha256="edited", constants=whole)).summary()
+            after = predict(without_pair(slim, entry)).summary()
             added = None
             if known["conversions"] is not None and after["conversions"] is not None:
                 added = after["conversions"] - known["conversions"]
@@ -308,7 +298,7 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
     del graph.node[:]
     graph.node.extend(nodes)
     graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
-    return switches, partial_model(Model(copy, sha256="edited"), compared_tensors(model))
+    return switches, partial_model(Model(copy), compared_tensors(model))
 
 
 def _switch(name: str, quantizer: onnx.NodeProto, dequantizer: onnx.NodeProto) -> onnx.NodeProto:

@@ -35,13 +35,12 @@ _DEEPEST = 9  # nodes between a constant and the weights made from it
 _Array = npt.NDArray[Any]
 
 
-def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -> list[str]:
+def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     """Prepares a float model in place.
 
     Args:
-        proto: The model with all its weights in memory.
+        model: The model, with all its weights in memory.
         opset: Raise the opset to this when it is lower.
-        path: For error messages.
 
     Returns:
         What was done, one sentence each, to be told to the user.
@@ -50,23 +49,26 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         ModelError: The opset cannot be raised, or weights are reshaped or transposed to what they cannot be.
     """
     notes = []
+    proto = model.proto
     if proto.functions:
-        _inline(proto, path)
+        _inline(model)
         notes.append("the model's own functions were inlined")
-    before = _opset(proto)
+    before = model.opset
     if before < opset:
-        _raise_opset(proto, opset, path)
+        _raise_opset(model, opset)
         notes.append(f"opset raised from {before} to {opset}")
     proto.ir_version = max(proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
-    renamed = _rename_duplicates(proto)
+    editor = Editor(model)
+    renamed = _rename_duplicates(editor)
     if renamed:
         notes.append(f"{renamed} nodes that shared a name were named after their outputs (onnxruntime wants that)")
-    sums = [n for n in proto.graph.node if n.op_type == "Sum" and n.domain in ("", "ai.onnx") and len(n.input) == 2]
+    sums = [n for n in model.nodes if n.op == "Sum" and n.domain in ("", "ai.onnx") and len(n.inputs) == 2]
     for node in sums:
-        node.op_type = "Add"
+        editor.proto_of(node).op_type = "Add"
+    if renamed or sums:
+        editor.finish()
     if sums:
         notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
-    model = index_of(proto, path)
     for step, what in (
         (fold_constant_weights, "weights computed from constants were folded"),
         (copy_shared_weights, "weights shared by several nodes were copied"),
@@ -75,60 +77,54 @@ def prepare(proto: onnx.ModelProto, *, opset: int = MIN_OPSET, path: str = "") -
         count = step(model)
         if count:
             notes.append(f"{count} {what}")
-            model = index_of(proto, path)
     return notes
 
 
-def index_of(proto: onnx.ModelProto, path: str = "") -> Model:
-    """An index over a model that is being edited (its hash is not computed)."""
-    return Model(proto, path, sha256="edited")
-
-
-def _inline(proto: onnx.ModelProto, path: str) -> None:
+def _inline(model: Model) -> None:
     """Replaces calls of the model's own functions by their nodes; what they hold could not be quantized otherwise."""
     from onnx import inliner
 
+    proto = model.proto
     try:
         inlined = inliner.inline_local_functions(proto)
     except Exception as error:  # C++ again
         reason = " ".join(str(error).split())[:120]
-        raise ModelError(f"{path or 'model'}: functions cannot be inlined ({reason}); export without them") from error
+        where = model.path or "model"
+        raise ModelError(f"{where}: functions cannot be inlined ({reason}); export without them") from error
     proto.graph.CopyFrom(inlined.graph)
     del proto.functions[:]
     del proto.opset_import[:]
     proto.opset_import.extend(inlined.opset_import)
+    model.read_again()
 
 
-def _rename_duplicates(proto: onnx.ModelProto) -> int:
+def _rename_duplicates(editor: Editor) -> int:
     """Gives nodes that share a name the name of their first output, by which all of qdqtool calls them anyway."""
-    counts = Counter(n.name for n in proto.graph.node if n.name)
-    shared = [n for n in proto.graph.node if counts[n.name] > 1]
+    nodes = editor.model.nodes
+    counts = Counter(n.proto.name for n in nodes if n.proto.name)
+    shared = [n for n in nodes if counts[n.proto.name] > 1]
     taken = set(counts)
     for node in shared:
-        wanted = next((o for o in node.output if o), node.op_type)
+        wanted = next((o for o in node.outputs if o), node.op)
         name, number = wanted, 1
         while name in taken:
             name, number = f"{wanted}_{number}", number + 1
         taken.add(name)
-        node.name = name
+        editor.proto_of(node).name = name
     return len(shared)
 
 
-def _opset(proto: onnx.ModelProto) -> int:
-    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-
-
-def _raise_opset(proto: onnx.ModelProto, opset: int, path: str) -> None:
+def _raise_opset(model: Model, opset: int) -> None:
     from onnx import version_converter
 
-    where = path or "model"
+    where, proto = model.path or "model", model.proto
     slim = without_large_weights(proto)
     try:
         converted = version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{where}: opset {_opset(proto)} cannot be raised to {opset} ({reason}); export with opset {opset} or newer"
+            f"{where}: opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or newer"
         ) from error
     known = {t.name for t in proto.graph.initializer}
     _restore_names(proto, converted)
@@ -138,6 +134,7 @@ def _raise_opset(proto: onnx.ModelProto, opset: int, path: str) -> None:
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = opset
+    model.read_again()
 
 
 def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
@@ -152,7 +149,7 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 def fold_constant_weights(model: Model) -> int:
     """Replaces weights that are computed from constants by their value, in place; returns how many."""
-    editor = Editor(model, in_place=True)
+    editor = Editor(model)
     count = 0
     for node in model.nodes:
         known = of(node)
@@ -206,7 +203,7 @@ def _result(model: Model, node: Node, source: _Array) -> _Array | None:
 
 def copy_shared_weights(model: Model) -> int:
     """Gives every weighted node weights of its own, in place; returns how many were copied."""
-    editor = Editor(model, in_place=True)
+    editor = Editor(model)
     count = 0
     owners: dict[str, int] = {}
     for node in model.nodes:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import onnx
-
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model, without_large_weights
+from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
-from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import Target
@@ -63,7 +60,7 @@ def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
 
 def _worst(model: Model, placement: Placement, target: Target, unify: bool, reached: Worth | None) -> Worth | None:
     """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
-    index = index_of(sketch(model, placement, scale_groups(model, placement.readers, unify)))
+    index = sketch(model, placement, scale_groups(model, placement.readers, unify))
     found: list[Worth] = []
     for fused in [False] if _all_read(placement) else [False, True]:
         found.append(_worth(index, replace(target, residual_through_activation=fused)))
@@ -88,9 +85,9 @@ def _worth(model: Model, target: Target) -> Worth:
     return summary["int8"], summary["int8_to_int8"], -summary["conversions"]
 
 
-def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> onnx.ModelProto:
+def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> Model:
     """A Q/DQ model for simulation alone: no large weights, and a group's number from 1 for the scale of its tensors."""
-    slim = index_of(without_large_weights(model.proto))
+    slim = Model(without_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes
     readers = {t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs] for t, rs in placement.readers.items()}
     weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
@@ -99,4 +96,4 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
         for number, group in enumerate(groups, 1) for tensor in group.quantized
     }
     rewrite(slim, Placement(readers, weights), scales, "sketch")
-    return slim.proto
+    return slim

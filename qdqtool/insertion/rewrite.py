@@ -35,7 +35,7 @@ class ActivationScale:
 def rewrite(
     model: Model, placement: Placement, scales: Mapping[str, ActivationScale], weights: str = "float"
 ) -> list[QuantizedTensor]:
-    """Inserts Q/DQ pairs into ``model.proto``, in place.
+    """Inserts Q/DQ pairs into a model, in place.
 
     Every quantized tensor gets one Q, in front of its first reader, and one DQ that all its quantized readers share but
     matrix products, each of which has its own (:func:`qdqtool.operators.needs_own_dq`); float readers and graph outputs
@@ -43,7 +43,7 @@ def rewrite(
     [1] for a per-channel one and runs the convolution in FP32); zero points are int8 zeros.
 
     Args:
-        model: An index over the model to change; it is out of date afterwards.
+        model: The model to change.
         placement: What to quantize.
         scales: For each tensor in ``placement.readers``.
         weights: ``float`` stores weights as they are, with Q and DQ; ``int8`` stores them quantized, with DQ alone;
@@ -74,7 +74,7 @@ def rewrite(
 class _Writer:
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.editor = Editor(model, in_place=True)
+        self.editor = Editor(model)
         self.quantized: list[QuantizedTensor] = []
         self._pairs: dict[str, tuple[str, list[str]]] = {}  # from a tensor to Q's output and its parameters
         self._dequantized: dict[tuple[str, int | None], str] = {}  # by tensor, and the one reader where it has but one

@@ -52,5 +52,5 @@ def _without_quantizers(view: View) -> Model:
             name = f"{node.name}/bins"
             proto.graph.initializer.append(numpy_helper.from_array(bins, name))
             nodes[node.index].input[1] = name
-    return Model(proto, sha256="without quantizers")
+    return Model(proto, types=view.model)
 

@@ -1,7 +1,8 @@
 """The one editor of ONNX models, for preparing, rewriting, fixing and half precision.
 
 It adds constants and nodes, changes what nodes read and write, removes nodes, and in the end drops what was used before
-and no longer is, keeps a valid order and the model's metadata and value_info.
+and no longer is, keeps a valid order and the model's metadata and value_info. The edits take effect together: until
+then a step sees the graph as it was, so that what it finds does not depend on the order in which it edits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool import budgets
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, Node
+from qdqtool.graph import Model, Node, in_order
 from qdqtool.qdq import Numbers
 from qdqtool.subgraphs import captured
 
@@ -26,25 +27,25 @@ _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 
 
 class Editor:
-    """Edits a model, or a copy of it; node indices stay valid until :meth:`finish`.
+    """Edits a model in place; its index stays as it was until :meth:`finish` and is true again from then on.
 
     Attributes:
-        model: The index over the model as it was; after :meth:`finish` on the model itself it is out of date.
-        proto: What is edited.
+        model: The model; for a changed copy, give :meth:`qdqtool.graph.Model.copy`.
+        proto: Its message.
     """
 
-    def __init__(self, model: Model, in_place: bool = False) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.proto = model.proto
-        if not in_place:
-            self.proto = onnx.ModelProto()
-            self.proto.CopyFrom(model.proto)
-        graph = self.proto.graph
-        self._nodes: list[onnx.NodeProto] = list(graph.node)
-        self._taken = {n.name for n in graph.node} | set(model.producers) | set(model.initializers) | set(model.inputs)
+        names = {n.proto.name for n in model.nodes}
+        self._taken = names | set(model.producers) | set(model.initializers) | set(model.inputs)
         self._numbers: dict[str, int] = {}  # where to go on looking for a free name
         self._added = 0
         self._removed: set[int] = set()
+        self._touched: set[int] = set()
+        self._constants: dict[str, onnx.TensorProto] = {}  # new, or with another value
+        self._added_constants: set[str] = set()
+        self._retyping = False
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._behind: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._first: list[onnx.NodeProto] = []
@@ -53,8 +54,9 @@ class Editor:
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def proto_of(self, node: Node) -> onnx.NodeProto:
-        """The node in the copy."""
-        return self._nodes[node.index]
+        """The message of a node, to be changed; of a node of the model that this one is a copy of, that in the copy."""
+        self._touched.add(node.index)
+        return self.model.nodes[node.index].proto
 
     def is_removed(self, node: Node) -> bool:
         return node.index in self._removed
@@ -67,10 +69,6 @@ class Editor:
         self._numbers[wanted] = number
         self._taken.add(name)
         return name
-
-    @functools.cached_property
-    def _initializers(self) -> dict[str, onnx.TensorProto]:
-        return {t.name: t for t in self.proto.graph.initializer}
 
     @functools.cached_property
     def _listed(self) -> dict[str, onnx.ValueInfoProto]:
@@ -90,22 +88,29 @@ class Editor:
         self._added += np.asarray(value).nbytes
         budgets.require(self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError)
         name = self.name(wanted)
-        self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        self._add_constant(numpy_helper.from_array(np.asarray(value), name))
         return name
+
+    def _add_constant(self, tensor: onnx.TensorProto) -> None:
+        self.proto.graph.initializer.append(tensor)
+        self._constants[tensor.name] = self.proto.graph.initializer[-1]
+        self._added_constants.add(tensor.name)
 
     def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
         """Gives an initializer or Constant another value, for all its readers."""
         made = numpy_helper.from_array(np.asarray(value), tensor)
-        old = self._initializers.get(tensor)
+        self._retyping = True
+        old = self._constants.get(tensor, self.model.initializers.get(tensor))
         if old is not None:
             old.CopyFrom(made)
+            self._constants[tensor] = old
             if tensor in self._listed:
                 self._listed[tensor].type.CopyFrom(helper.make_tensor_type_proto(made.data_type, made.dims))
             return
         maker = self.model.producer(tensor)
         if maker is not None:
             self.remove(maker)
-        self.proto.graph.initializer.append(made)
+        self._add_constant(made)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
         """Makes a node read another tensor; missing optional inputs before it are filled in as not set."""
@@ -151,9 +156,10 @@ class Editor:
         self._taken.add(tensor)
 
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
-        """States another element type for tensors inside the graph."""
+        """States another element type for network inputs and for tensors inside the graph."""
         wanted = set(tensors)
-        for value in self.proto.graph.value_info:
+        self._retyping = True
+        for value in (*self.proto.graph.value_info, *self.proto.graph.input):
             if value.name in wanted:
                 value.type.tensor_type.elem_type = elem_type
 
@@ -214,69 +220,77 @@ class Editor:
                 self.redirect(source, ends[0].output, [reader])
         return True
 
-    def finish(self) -> onnx.ModelProto:
-        """Applies removals and insertions, drops what nothing reads any more, and returns the model."""
-        graph = self.proto.graph
-        nodes = list(self._first)
-        for index, node in enumerate(self._nodes):
-            nodes.extend(self._before.get(index, ()))
-            if index not in self._removed:
+    def finish(self) -> Model:
+        """Applies removals and insertions, drops what nothing reads any more, and returns the model, its index true.
+
+        Raises:
+            ModelError: The edits made a cycle, or two nodes make one tensor.
+        """
+        nodes: list[Node | onnx.NodeProto] = list(self._first)
+        for node in self.model.nodes:
+            nodes.extend(self._before.get(node.index, ()))
+            if node.index not in self._removed:
                 nodes.append(node)
-            nodes.extend(self._behind.get(index, ()))
+            nodes.extend(self._behind.get(node.index, ()))
         if self._alias:
-            for node in nodes:
-                for position, tensor in enumerate(node.input):
-                    if tensor in self._alias:
-                        node.input[position] = self._resolved(tensor)
-        kept = _sorted(self._prune(nodes), self.model.path)
-        del graph.node[:]
-        graph.node.extend(kept)
-        self._drop_constants()
+            for entry in nodes:
+                if not self._alias.keys().isdisjoint(_message(entry).input):
+                    inputs = (self.proto_of(entry) if isinstance(entry, Node) else entry).input
+                    inputs[:] = [self._resolved(t) for t in inputs]
+        read = set(self.model.consumers)
+        inside = self._captured()
+        pruned = self._prune(nodes, inside)
+        kept = in_order(pruned, _reads, lambda n: _message(n).output)
+        self.model.replace_constants((), self._constants, self._retyping)
+        self.model.replace_nodes(kept if len(kept) == len(pruned) else pruned, self._touched)  # which refuses a cycle
+        self._drop_constants(read, inside)
         self._drop_stale()
-        return self.proto
+        return self.model
 
     def _resolved(self, tensor: str) -> str:
         while tensor in self._alias:
             tensor = self._alias[tensor]
         return tensor
 
-    def _prune(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    def _prune(self, nodes: list[Node | onnx.NodeProto], inside: set[str]) -> list[Node | onnx.NodeProto]:
         """Drops nodes that lost their last reader; those unused from the start stay."""
-        unused = {id(self._nodes[n.index]) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
-        outputs = {v.name for v in self.proto.graph.output} | self._captured()
-        makers = {o: n for n in nodes for o in n.output if o}
-        read = Counter(t for n in nodes for t in n.input)
+        unused = {id(n) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
+        outputs = {v.name for v in self.proto.graph.output} | inside
+        messages = {id(n): _message(n) for n in nodes}
+        makers = {o: n for n in nodes for o in messages[id(n)].output if o}
+        read = Counter(t for n in messages.values() for t in n.input)
         gone: set[int] = set()
         stack = list(nodes)
         while stack:
             node = stack.pop()
-            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in node.output):
+            message = messages[id(node)]
+            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in message.output):
                 continue
             gone.add(id(node))
-            read.subtract(node.input)
-            stack.extend(makers[t] for t in node.input if t in makers)
+            read.subtract(message.input)
+            stack.extend(makers[t] for t in message.input if t in makers)
         return [n for n in nodes if id(n) not in gone]
 
-    def _drop_constants(self) -> None:
+    def _drop_constants(self, was_read: set[str], inside: set[str]) -> None:
         """Drops initializers that lost their last reader, and their entries among the inputs."""
-        graph = self.proto.graph
-        read = {t for n in graph.node for t in n.input} | {v.name for v in graph.output} | self._captured()
-        was_read = self.model.consumers
-        _drop(graph.initializer, lambda n: n not in read and (n in was_read or n not in self.model.initializers))
-        names = {t.name for t in graph.initializer}
-        _drop(graph.input, lambda n: n in self.model.initializers and n not in names)
+        graph, model = self.proto.graph, self.model
+        read = model.consumers.keys() | {v.name for v in graph.output} | inside
+        gone = {n for n in model.initializers if n not in read and (n in was_read or n in self._added_constants)}
+        if gone:
+            _drop(graph.initializer, gone.__contains__)
+            _drop(graph.input, gone.__contains__)
+        model.replace_constants(gone, {}, False)
 
     def _captured(self) -> set[str]:
         """What subgraphs read, by the names that they read it by now."""
-        return {t for n in self.model.nodes if n.captured for t in captured(self.proto_of(n))}
+        return {t for n in self.model.nodes if n.captured for t in captured(n.proto)}
 
     def _is_used(self, tensor: str) -> bool:
         return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))
 
     def _drop_stale(self) -> None:
         graph = self.proto.graph
-        made = {o for n in graph.node for o in n.output} | {t.name for t in graph.initializer}
-        made.update(v.name for v in graph.input)
+        made = self.model.producers.keys() | self.model.initializers.keys() | {v.name for v in graph.input}
         _drop(graph.value_info, lambda n: n not in made or n in self._retyped)
 
 
@@ -286,15 +300,10 @@ def _drop(items: Any, gone: Callable[[str], bool]) -> None:
             del items[position]
 
 
-def _sorted(nodes: list[onnx.NodeProto], path: str) -> list[onnx.NodeProto]:
-    """The nodes in a topological order, as they are where that already is one."""
-    made = {o for n in nodes for o in n.output if o}
-    ready: set[str] = set()
-    for node in nodes:
-        if any(t in made and t not in ready for t in node.input):
-            break
-        ready.update(node.output)
-    else:
-        return nodes
-    graph = onnx.GraphProto(node=nodes)
-    return [n.proto for n in Model(onnx.ModelProto(graph=graph), path, sha256="edited").ordered]
+def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
+    return node.proto if isinstance(node, Node) else node
+
+
+def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
+    message = _message(node)
+    return *message.input, *captured(message)

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.heads import find_head
+from qdqtool.onnxgraph.heads import feeding_weighted, find_head
 from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
@@ -145,14 +145,10 @@ def _form(model: Model, node: Node) -> frozenset[int] | None:
 def _tail(model: Model) -> set[int]:
     """Nodes behind the last convolutions, from the first that computes something."""
     dfl = find_head(model).dfl
-    leads: set[str] = set()  # tensors from which a weighted node is reached
-    for node in reversed(model.ordered):
-        weighted = node.op in WEIGHTED and node.index not in dfl
-        if weighted or any(t in leads for t in node.outputs):
-            leads.update(t for t in (*node.inputs, *node.captured) if t)
+    feeding = feeding_weighted(model, dfl)
     tail: set[int] = set()
     for node in model.ordered:
-        if any(t in leads for t in node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
+        if not feeding.isdisjoint(node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
             continue
         makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
         if not inputs_behind_q(model, node) or any(i in tail for i in makers):

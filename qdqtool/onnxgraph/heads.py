@@ -7,6 +7,7 @@ feed the Softmax are the box outputs, those beside them in the same Concat or Sp
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -165,17 +166,22 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
 
 def _finals(model: Model, dfl: set[int]) -> set[int]:
     """Bare convolutions from which an output is reached without passing another weighted node (the DFL apart)."""
-    passed: set[str] = set()  # tensors from which a weighted node is reached
-    for node in reversed(model.ordered):
-        weighted = node.op in WEIGHTED and node.index not in dfl
-        if weighted or any(t in passed for t in node.outputs):
-            passed.update(t for t in (*node.inputs, *node.captured) if t)
+    feeding = feeding_weighted(model, dfl)
     return {
         n.index
         for n in model.ordered
-        if n.op in WEIGHTED and n.index not in dfl and not any(t in passed for t in n.outputs)
+        if n.op in WEIGHTED and n.index not in dfl and feeding.isdisjoint(n.outputs)
         and not _is_activated(model, n.output)
     }  # fmt: skip
+
+
+def feeding_weighted(model: Model, dfl: Collection[int]) -> set[str]:
+    """Tensors from which a Conv, ConvTranspose, Gemm or MatMul is reached, the nodes of a DFL apart."""
+    found: set[str] = set()
+    for node in reversed(model.ordered):
+        if (node.op in WEIGHTED and node.index not in dfl) or not found.isdisjoint(node.outputs):
+            found.update(t for t in (*node.inputs, *node.captured) if t)
+    return found
 
 
 def _is_activated(model: Model, tensor: str) -> bool:

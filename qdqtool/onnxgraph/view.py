@@ -10,6 +10,7 @@ from typing import Any
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.heads import feeding_weighted
 from qdqtool.operators import WEIGHTED, output_axis, rearranges
 from qdqtool.qdq import QuantParams
 
@@ -158,13 +159,8 @@ class View:
     @functools.cached_property
     def feeds_weighted(self) -> frozenset[int]:
         """Indices of the nodes with a Conv, ConvTranspose, Gemm or MatMul downstream, the DFL convolution apart."""
-        found: set[int] = set()
-        for node in reversed(self.model.ordered):
-            for tensor in node.outputs:
-                for reader in self.model.readers(tensor):
-                    if reader.index in found or (reader.op in WEIGHTED and not self.is_dfl(reader)):
-                        found.add(node.index)
-        return frozenset(found)
+        feeding = feeding_weighted(self.model, {n.index for n in self.weighted if self.is_dfl(n)})
+        return frozenset(n.index for n in self.model.nodes if not feeding.isdisjoint(n.outputs))
 
     def is_dfl(self, node: Node) -> bool:
         """Whether a Conv is YOLO's distribution focal loss: [1, bins, 1, 1] behind a Softmax."""

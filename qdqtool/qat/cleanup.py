@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-import onnx
 from onnx import helper
 
 from qdqtool import qdq
@@ -16,9 +13,8 @@ from qdqtool.operators import needs_own_dq
 _FOLDED = ("Identity", "Cast", "Transpose")
 
 
-def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+def fold_constants(model: Model) -> Model:
     """Constant nodes become initializers, and Identity, Cast and Transpose of constants their value."""
-    model = Model(proto, sha256="edited")
     editor = Editor(model)
     values: dict[str, np.ndarray] = {}
     for node in model.ordered:
@@ -48,9 +44,12 @@ def _folded(model: Model, node: Node, values: dict[str, np.ndarray]) -> np.ndarr
     return source.astype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
 
 
-def transpose_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+def transpose_weights(model: Model) -> Model:
     """A Transpose between a weight's DQ and a MatMul goes into the weights, so that the DQ is beside the product."""
-    return _edited(proto, _transpose_weight)
+    editor = Editor(model)
+    for node in model.nodes:
+        _transpose_weight(model, editor, node)
+    return editor.finish()
 
 
 def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
@@ -73,12 +72,11 @@ def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
     editor.remove(node)
 
 
-def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
+def merge_pairs(model: Model) -> Model:
     """Readers of one tensor that quantize it with the same scale share one Q, as TensorRT would merge them.
 
     They share the DQ as well, but for operators that need one of their own, see :func:`qdqtool.operators.needs_own_dq`.
     """
-    model = Model(proto, sha256="edited")
     editor = Editor(model)
     kept: dict[tuple[str, float, bytes], Node] = {}
     shared: dict[str, Node] = {}
@@ -101,12 +99,4 @@ def merge_pairs(proto: onnx.ModelProto) -> onnx.ModelProto:
             if common is not dq:
                 editor.redirect(dq.output, common.output)
                 editor.remove(dq)
-    return editor.finish()
-
-
-def _edited(proto: onnx.ModelProto, change: Callable[[Model, Editor, Node], None]) -> onnx.ModelProto:
-    model = Model(proto, sha256="edited")
-    editor = Editor(model)
-    for node in model.nodes:
-        change(model, editor, node)
     return editor.finish()

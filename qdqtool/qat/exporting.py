@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.modelfile import save
 from qdqtool.prediction import predict
@@ -216,14 +217,14 @@ def _marked_proto(
 
 def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
-    proto = transpose_weights(fold_constants(raw))
+    model = transpose_weights(fold_constants(Model(raw)))
     same: dict[str, list[int]] = defaultdict(list)
-    tensors = {n.name: n.input[0] for n in proto.graph.node if n.op_type == qdq.Q}
+    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
     for name, number in calls.items():
         same[tensors.get(name, name)].append(number)
     # The call that the pair itself stands for comes first.
     numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
-    return merge_pairs(proto), numbers
+    return merge_pairs(model).proto, numbers
 
 
 def _compared(

@@ -16,8 +16,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, can_be_quantized, place
-from qdqtool.insertion.prepare import index_of
-from qdqtool.insertion.prepare import prepare as prepare_proto
+from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
@@ -183,9 +182,8 @@ def plan(
         merged = merge_branches(model)
     with exporting_heads(model):
         traced = trace(model, sample)
-    traced.proto = fold_constants(traced.proto)
-    prepare_proto(traced.proto)
-    work = index_of(traced.proto)
+    work = fold_constants(Model(traced.proto))
+    prepare_network(work)
     candidates = [n for n in work.nodes if can_be_quantized(work, n)]
     names = {n.name: _module_of(traced, n.name) for n in candidates}
     reasons = _matches(names, exclude, "exclude")

@@ -85,19 +85,17 @@ def best_placement(model: Model, target: Target) -> Model:
     """
     from qdqtool.insertion.groups import scale_groups
     from qdqtool.insertion.placement import Rules, place
-    from qdqtool.insertion.prepare import MIN_OPSET, index_of, prepare
+    from qdqtool.insertion.prepare import MIN_OPSET, prepare
     from qdqtool.insertion.residuals import after_activation, sketch
 
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    prepare(proto, opset=MIN_OPSET, path=model.path)
-    work = index_of(proto, model.path)
+    work = model.copy()
+    prepare(work, opset=MIN_OPSET)
     rules = Rules(transposed=not target.is_rtx, transposed_per_channel=target.transposed_per_channel)
     rules = replace(rules, residual_after_activation=after_activation(work, rules, target, unify=True))
     placement = place(work, rules)
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
-    return Model(sketch(work, placement, scale_groups(work, placement.readers)), model.path, sha256=model.sha256)
+    return sketch(work, placement, scale_groups(work, placement.readers))
 
 
 def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:

@@ -22,7 +22,6 @@ from qdqtool.insertion.api import float_model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
 from qdqtool.insertion.placement import RESIDUALS, Rules
-from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import WEIGHT_FORMS
 from qdqtool.insertion.scales import METHODS as ALL_METHODS
 from qdqtool.insertion.scales import MethodChoice
@@ -137,9 +136,9 @@ def tune(
     chosen = target_named(target)
     machine = _gpu(gpu, clock, power)
     loaded = load_full(model)
-    proto, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen, weights,
-                                         "fp32")
-    work = index_of(proto, loaded.path)
+    described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
+    work, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen, weights,
+                                        "fp32")
     rules = Rules(head, residual, "both", exclude, include, exclude_op,
                   transposed=not chosen.is_rtx, transposed_per_channel=chosen.transposed_per_channel)
     rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
@@ -177,18 +176,20 @@ def tune(
         bought = [] if search.stopped else search.bought(point)
         plan = planner.plan(point.configuration)
         made, quantized = plan.recipe.build(work, weights)
+        made.path, made.sha256 = "", None
         result = Tuning(
-            made, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought, shown,
+            made.proto, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought,
+            shown,
             [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
             planner.cost(search.start),
             {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
             _cost_words(machine), _images(sets, data, evaluation, calibration),
             _effort(search, bench, began, cpu),
-            {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)},
+            described,
             chosen.name, None if machine is None else machine.name,
             [*notes, *search.notes, *_float_is_better(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
-            builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0],
+            builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0].proto,
         )  # fmt: skip
     return result
 

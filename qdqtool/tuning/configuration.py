@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool import prediction
-from qdqtool.graph import Model
+from qdqtool.graph import EDITED, Model
 from qdqtool.insertion import presets
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
-from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.insertion.structure import FLOATS
 from qdqtool.operators import WEIGHTED
@@ -192,10 +191,9 @@ class Planner:
 
     def _cost(self, recipe: Recipe) -> Cost:
         if not recipe.pairs:
-            proto = self._slim.proto
+            index = self._slim
         else:
-            proto, _ = recipe.build(self._slim, "sketch")
-        index = index_of(proto, self.model.path)
+            index, _ = recipe.build(self._slim, "sketch")
         predicted = prediction.predict(index, self.target, advice=False)
         ms = None
         if self.gpu is not None:
@@ -221,7 +219,7 @@ class Planner:
         for tensor in source.initializer:
             large = tensor.name in weights and tensor.ByteSize() > _KEEP
             graph.initializer.append(placeholder(tensor.name, tensor.dims, tensor.data_type) if large else tensor)
-        return index_of(slim, self.model.path)
+        return Model(slim, self.model.path, EDITED, types=self.model)
 
 
 def cost_of(predicted: Prediction, ms: float | None) -> Cost:

@@ -58,6 +58,6 @@ class Cuts:
             for t in self.crossing(position) if t not in self.model.inputs
         ]
 
-    def behind(self, quantized: onnx.ModelProto, position: int, outputs: Sequence[str]) -> onnx.ModelProto:
+    def behind(self, quantized: Model, position: int, outputs: Sequence[str]) -> onnx.ModelProto:
         """The part of a Q/DQ model of this network behind a cut that computes the given tensors."""
-        return partial_model(Model(quantized, sha256="edited"), outputs, self.given(position))
+        return partial_model(quantized, outputs, self.given(position))

@@ -23,8 +23,8 @@ from calibration.dataset import Dataset
 from calibration.partial import partial_model
 from qdqtool import budgets, runtime
 from qdqtool.errors import ModelError
+from qdqtool.graph import Model
 from qdqtool.insertion.losses import Compared
-from qdqtool.insertion.prepare import index_of
 from qdqtool.tuning.cuts import Cuts
 from qdqtool.tuning.metrics import Evidence, Metric
 from qdqtool.tuning.recipe import Recipe, first_change
@@ -206,7 +206,7 @@ class Network:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.model = index_of(onnx.ModelProto.FromString(job.model))
+        self.model = Model(onnx.ModelProto.FromString(job.model))
         self.cuts = Cuts(self.model, job.compared)
         self.focus = Focus(job.scores) if job.scores else None
 
@@ -282,8 +282,8 @@ class Network:
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
 
     def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Any:
-        proto, _ = recipe.build(self.model)
-        return _open(self.cuts.behind(proto, position, outputs))
+        quantized, _ = recipe.build(self.model)
+        return _open(self.cuts.behind(quantized, position, outputs))
 
     def images_at_once(self, candidates: Iterable[Recipe], workers: int) -> int:
         """Samples whose cut tensors fit the budget, for one task of each worker at a time."""

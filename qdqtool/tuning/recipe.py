@@ -7,11 +7,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import onnx
-
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
-from qdqtool.insertion.prepare import index_of
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.types import QuantizedTensor
 
@@ -59,7 +56,7 @@ class Recipe:
             found.setdefault(index, []).append((tensor, axis))
         return {index: tuple(sorted(entries, key=repr)) for index, entries in found.items()}
 
-    def build(self, model: Model, weights: str = "float") -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
+    def build(self, model: Model, weights: str = "float") -> tuple[Model, list[QuantizedTensor]]:
         """The Q/DQ model.
 
         Args:
@@ -69,15 +66,13 @@ class Recipe:
         Returns:
             The model, and what got a Q/DQ pair.
         """
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
-        copy = index_of(proto, model.path)
+        copy = model.copy()
         placement = Placement(
             {p.tensor: [Reader(copy.nodes[i], position, role) for i, position, role in p.readers] for p in self.pairs},
             [WeightSite(copy.nodes[i], tensor, axis) for i, tensor, axis in self.weights],
         )
         scales = {p.tensor: ActivationScale(p.scale, p.method, p.group) for p in self.pairs}
-        return proto, rewrite(copy, placement, scales, weights)
+        return copy, rewrite(copy, placement, scales, weights)
 
 
 def first_change(model: Model, one: Recipe, other: Recipe) -> int:

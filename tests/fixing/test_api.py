@@ -258,9 +258,9 @@ def test_pair_moves_in_front_of_pad():
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
     (site,) = pairs.behind_pads(View(model), target_named("trt8.5"))
-    editor = Editor(model)
+    editor = Editor(model.copy())
     site.apply(editor)
-    changed = editor.finish()
+    changed = editor.finish().proto
     assert [n.name for n in changed.graph.node if n.op_type == "Pad"] == ["pad"]
     pad = next(n for n in changed.graph.node if n.name == "pad")
     assert next(n for n in changed.graph.node if pad.input[0] in n.output).op_type == "DequantizeLinear"

@@ -32,9 +32,9 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
 def fixed(model: Model) -> Model:
     (site,) = weights.transposed(View(model), TRT85)
     assert (site.code, site.node) == ("CT-AXIS", "up")
-    editor = Editor(model)
+    editor = Editor(model.copy())
     site.apply(editor)
-    return Model(editor.finish())
+    return editor.finish()
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -26,7 +26,7 @@ def test_constant_nodes_that_are_still_read_stay() -> None:
     before = with_constant_nodes(net.model(19, ir=9))
     after = onnx.ModelProto()
     after.CopyFrom(before)
-    to_half(after)
+    to_half(Model(after))
     check(after)
     left = {n.output[0] for n in after.graph.node if n.op_type == "Constant"}
     assert {"scales", "shape", "shape_back"} <= left
@@ -50,7 +50,7 @@ def test_a_residual_of_unknown_shape_is_a_residual() -> None:
 def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    prepare(copy, opset=opset, path=path)
+    prepare(Model(copy, path), opset=opset)
     check(copy)
     return copy
 
@@ -101,7 +101,7 @@ def test_errors_name_the_file(path: str, told: str) -> None:
     old = net.model(11)
     old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
     with pytest.raises(ModelError, match=f"{told}opset 11 cannot be raised to 13"):
-        prepare(old, opset=13, path=path)
+        prepare(Model(old, path), opset=13)
     recursive = net.model()
     call = onnx.helper.make_node("Again", ["a"], ["b"], domain="own")
     domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
@@ -109,7 +109,7 @@ def test_errors_name_the_file(path: str, told: str) -> None:
     recursive.graph.node.append(onnx.helper.make_node("Again", ["x"], ["z"], "again", domain="own"))
     recursive.opset_import.append(domains[1])
     with pytest.raises(ModelError, match=f"{told}functions cannot be inlined"):
-        prepare(recursive, opset=13, path=path)
+        prepare(Model(recursive, path), opset=13)
 
 
 @pytest.mark.parametrize(("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)])

@@ -25,7 +25,7 @@ def small_net(opset: int = 19) -> onnx.ModelProto:
 def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    to_half(copy)
+    to_half(Model(copy))
     check(copy)
     return copy
 
@@ -124,7 +124,7 @@ def test_nodes_are_counted_that_compute_in_half() -> None:
     net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
     net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64)
     proto = net.open_model(19)
-    assert to_half(proto) == 5  # a, r, b, late and c
+    assert to_half(Model(proto)) == 5  # a, r, b, late and c
     index = Model(proto)
     assert {index.node(n).inputs[0] for n in ("strange", "mixed", "shape")} == {"a.out"}
     assert index.producer("a.out").op == "Cast"  # type: ignore[union-attr]
@@ -319,7 +319,7 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
     before = run(model, feeds)
-    to_float(model)
+    to_float(Model(model))
     check(model)
     assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
     assert [v.type.tensor_type.elem_type for v in model.graph.output] == [10, 11, 10]
@@ -335,7 +335,7 @@ def test_widening_changes_attributes_that_state_half(attribute: str, before: int
     node = onnx.helper.make_node("Any", ["x"], ["y"], "n", **{attribute: before})
     graph = onnx.helper.make_graph([node], "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    to_float(model)
+    to_float(Model(model))
     assert model.graph.node[0].attribute[0].i == after
 
 
@@ -343,7 +343,7 @@ def test_widening_alone_changes_no_number_by_more_than_half_precision() -> None:
     model = float16_model()
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
-    to_float(wide)
+    to_float(Model(wide))
     check(wide)
     feeds = half_images()[0]
     np.testing.assert_allclose(run(wide, feeds)[0], run(model, feeds)[0], atol=5e-3)

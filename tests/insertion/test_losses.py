@@ -52,13 +52,13 @@ def test_error_and_gain_are_those_of_the_models_run_by_hand() -> None:
     activations = result.activations
     floats = result.model
     for entry in activations:
-        floats = without_pair(floats, entry)
+        floats = without_pair(Model(floats), entry).proto
     check(floats)
     wanted = [run(floats, x)[0] for x in data]
     total = np.mean([by_hand(w, run(result.model, x)[0]) for w, x in zip(wanted, data, strict=True)])
     assert result.losses.error == pytest.approx(total, rel=2e-3)
     for loss in result.losses.tensors:
-        other = without_pair(result.model, next(a for a in activations if a.tensor == loss.tensor))
+        other = without_pair(Model(result.model), next(a for a in activations if a.tensor == loss.tensor)).proto
         error = np.mean([by_hand(w, run(other, x)[0]) for w, x in zip(wanted, data, strict=True)])
         assert loss.gain == pytest.approx(1 - error / total, abs=5e-3)
     gains = [loss.gain for loss in result.losses.tensors]
@@ -84,8 +84,8 @@ def test_two_dequantizers_of_one_quantizer_are_switched_together(opset: int, ir:
     check(model)
     floats = model
     for entry in result.activations:
-        floats = without_pair(floats, entry)
-    found = measure(model, result.activations, data, activations=result.activations)
+        floats = without_pair(Model(floats), entry).proto
+    found = measure(Model(model), result.activations, data, activations=result.activations)
     total = np.mean([by_hand(run(floats, x)[0], run(model, x)[0]) for x in data])
     assert found is not None and found.error == pytest.approx(total, rel=2e-3) and type(found.error) is float
 
@@ -111,11 +111,11 @@ def test_samples_are_measured_at_once_and_as_one_after_the_other(monkeypatch: py
     found = []
     for cores in (1, 2):
         monkeypatch.setattr(losses, "cores", lambda cores=cores: cores)
-        found.append(measure(made.model, made.activations, data, activations=made.activations, samples=3))
+        found.append(measure(Model(made.model), made.activations, data, activations=made.activations, samples=3))
     assert found[0] is not None and found[0] == found[1]
     started: list[float] = []
     slowly(monkeypatch, started)
-    assert measure(made.model, made.activations, data, activations=made.activations, samples=2)
+    assert measure(Model(made.model), made.activations, data, activations=made.activations, samples=2)
     assert len(set(started[:2])) == 2 and len(started) == 2 * (2 + len(made.activations))
 
 
@@ -125,7 +125,7 @@ def test_runs_end_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[float] = []
     slowly(monkeypatch, started, float(data[0]["x"].flat[0]))
     with pytest.raises(ModelError, match="broken sample"):
-        measure(made.model, made.activations, data, activations=made.activations)
+        measure(Model(made.model), made.activations, data, activations=made.activations)
     assert len(started) <= 4, "the other sample's run is ended, the runs that were to follow are not begun"
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_measured_where_no_sample_can_be_read(tmp_path: Path) -> None
     net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3, 3)), 3, 3))
     made = qdqtool.insert(net.model(), images(2, 3), predict=False, include=["."])
     (tmp_path / "a.png").write_bytes(b"no picture")
-    assert measure(made.model, made.activations, str(tmp_path), activations=made.activations) is None
+    assert measure(Model(made.model), made.activations, str(tmp_path), activations=made.activations) is None
 
 
 def test_what_is_told_is_rounded_to_what_a_few_samples_can_tell() -> None:
@@ -187,12 +187,12 @@ def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() 
     data = [{"x": np.rint(d["x"])} for d in images(4)]
     made = qdqtool.insert(chain().model(), data, predict=False, method="max")
     assert made.activations[0].tensor == "x" and made.activations[0].scale == float(np.float32(1 / 127))
-    found = measure(made.model, made.activations, data, activations=made.activations)
+    found = measure(Model(made.model), made.activations, data, activations=made.activations)
     assert found is not None and found.samples == 2 and found.tried == 4
     assert "x" not in [loss.tensor for loss in found.tensors] and len(found.tensors) == 3
-    fewer = measure(made.model, made.activations, data, activations=made.activations, samples=3, named=2)
+    fewer = measure(Model(made.model), made.activations, data, activations=made.activations, samples=3, named=2)
     assert fewer is not None and fewer.samples == 3 and len(fewer.tensors) == 2
-    assert measure(made.model, made.activations[:1], data, activations=made.activations[:1]) is None
+    assert measure(Model(made.model), made.activations[:1], data, activations=made.activations[:1]) is None
 
 
 def test_five_are_named() -> None:
@@ -243,7 +243,7 @@ def test_heat_maps_are_compared_where_they_are_high() -> None:
     assert result.losses is not None
     floats = result.model
     for entry in result.activations:
-        floats = without_pair(floats, entry)
+        floats = without_pair(Model(floats), entry).proto
     ends = [with_output(m, "heat.out") for m in (floats, result.model)]
     wanted, found = (run(m, data[0], ["heat.out"])[0] for m in ends)
     looked_at = Focus(("heat.out",)).find({"heat.out": wanted})
@@ -274,7 +274,8 @@ def test_the_price_is_the_difference_of_two_predictions(
     made = qdqtool.insert(chain().model(), images(1), predict=False, method="max")
     kept, gone = made.activations[:2]
     losses = Losses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, gone)], 1, 2)
-    model = without_pair(made.model, gone)  # as for an input that is an integer now: there is nothing to leave out
+    # As for an input that is an integer now: there is nothing to leave out.
+    model = without_pair(Model(made.model), gone)
     priced = with_predictions(losses, model, made.activations, predicted(*before), lambda _: predicted(*after))
     assert [(t.convolutions, t.conversions) for t in priced.tensors] == [told, (None, None)]
 
@@ -282,7 +283,7 @@ def test_the_price_is_the_difference_of_two_predictions(
 def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
     data = images(2)
     made = qdqtool.insert(chain().model(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0)
-    found = measure(made.model, made.activations, data, activations=made.activations)
+    found = measure(Model(made.model), made.activations, data, activations=made.activations)
     assert found is not None and found.tensors[0].tensor == "b/relu.out" and found.tensors[0].readers == ("c",)
 
 
@@ -308,7 +309,7 @@ def test_price_in_the_engine_and_text() -> None:
     before = made.prediction.summary()
     for loss in made.losses.tensors:
         entry = next(a for a in made.activations if a.tensor == loss.tensor)
-        after = qdqtool.predict(without_pair(made.model, entry)).summary()
+        after = qdqtool.predict(without_pair(Model(made.model), entry)).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
     text = render(made, 80)

@@ -5,7 +5,9 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.insertion.prepare import HALF_OPSET, MIN_OPSET, prepare
+from qdqtool.graph import Model
+from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.onnxgraph.half import HALF_OPSET
 from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 
@@ -18,7 +20,7 @@ def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-
 def prepared(model: onnx.ModelProto, opset: int = 13) -> tuple[onnx.ModelProto, list[str]]:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    notes = prepare(copy, opset=opset)
+    notes = prepare(Model(copy), opset=opset)
     check(copy)
     return copy, notes
 
@@ -144,7 +146,7 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
     (computed("Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"), None),
 ])  # fmt: skip
 def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.ndarray | None) -> None:
-    notes = prepare(proto)
+    notes = prepare(Model(proto))
     weight = proto.graph.node[-1].input[1]
     if expected is None:
         assert notes == [] and weight == "k"
@@ -170,7 +172,7 @@ def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.n
 def test_damaged_weights_are_named(proto: onnx.ModelProto, told: str) -> None:
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
         with pytest.raises(ModelError) as caught:
-            prepare(proto, path=path)
+            prepare(Model(proto, path))
         assert str(caught.value) == f"{name}: node 'made' {told}; the file is damaged, export it again"
 
 
@@ -178,7 +180,7 @@ def test_a_constant_is_filled_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("qdqtool.insertion.prepare._MAX_FILLED", 32)
     for count, folded in ((2, True), (3, False)):
         proto = computed("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
-        assert bool(prepare(proto)) is folded
+        assert bool(prepare(Model(proto))) is folded
 
 
 def test_computed_biases_and_parameters_become_constants_and_nothing_else_does() -> None:
@@ -239,7 +241,7 @@ def test_the_opset_is_raised_where_it_is_lower(have: int, want: int, ir: int, no
     net = Net()
     net.output(net.conv("c", "x"))
     model = net.model(have, ir=ir if have >= want else 6)
-    assert prepare(model, opset=want) == noted
+    assert prepare(Model(model), opset=want) == noted
     assert (model.opset_import[0].version, model.ir_version) == (max(have, want), ir)
     assert (MIN_OPSET, HALF_OPSET) == (13, 19)
 
@@ -249,11 +251,11 @@ def test_an_opset_entry_by_its_long_name_is_raised_too() -> None:
     net.output(net.conv("c", "x"))
     model = net.model(12)
     model.opset_import[0].domain = "ai.onnx"
-    assert prepare(model) == ["opset raised from 12 to 13"]
+    assert prepare(Model(model)) == ["opset raised from 12 to 13"]
     assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
     del model.opset_import[:]
     with pytest.raises(ModelError, match=r"^model: opset 0 cannot be raised to 13"):
-        prepare(model)
+        prepare(Model(model))
 
 
 def test_names_stay_where_the_converter_takes_another_operator_or_several_outputs() -> None:
@@ -281,7 +283,7 @@ def test_what_the_converter_says_is_told_in_one_line(
     net = Net()
     net.output(net.conv("c", "x"))
     with pytest.raises(ModelError) as caught:
-        prepare(net.model(11), path="a.onnx")
+        prepare(Model(net.model(11), "a.onnx"))
     assert str(caught.value) == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
 
 
@@ -295,7 +297,7 @@ def test_what_the_inliner_says_is_told_in_one_short_line(monkeypatch: pytest.Mon
     model = net.model()
     model.functions.append(onnx.helper.make_function("own", "F", ["a"], ["b"], [], []))
     with pytest.raises(ModelError) as caught:
-        prepare(model)
+        prepare(Model(model))
     assert str(caught.value) == f"model: functions cannot be inlined (a b c{'d' * 115}); export without them"
 
 
@@ -306,7 +308,7 @@ def test_an_opset_that_cannot_be_raised_is_one_clear_error() -> None:
     model = net.model(9, ir=6)
     model.graph.node[-1].op_type = "NoSuchOperator"
     with pytest.raises(ModelError, match=r"opset 9 cannot be raised to 13 \(.*\); export with opset 13 or newer"):
-        prepare(model)
+        prepare(Model(model))
 
 
 def test_nodes_with_one_name_are_named_after_their_outputs() -> None:
@@ -328,7 +330,8 @@ def test_names_that_are_given_are_free_and_of_the_first_output_there_is() -> Non
              onnx.helper.make_node("Relu", ["x"], ["f"])]  # fmt: skip
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    assert prepare(model) == ["2 nodes that shared a name were named after their outputs (onnxruntime wants that)"]
+    notes = prepare(Model(model))
+    assert notes == ["2 nodes that shared a name were named after their outputs (onnxruntime wants that)"]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
@@ -369,7 +372,7 @@ def test_only_onnxs_own_sums_of_two_are_adds(domain: str, inputs: int, op: str) 
     nodes = [onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain),
              onnx.helper.make_node("Max", ["x", "x"], ["z"], "m")]  # fmt: skip
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", Net().inputs, []))
-    prepare(model)
+    prepare(Model(model))
     assert [n.op_type for n in model.graph.node] == [op, "Max"]
 
 
@@ -378,5 +381,5 @@ def test_a_newer_opset_stays() -> None:
     net.output(net.conv("c", "x"))
     model = net.model(17)
     before = model.SerializeToString()
-    assert prepare(model) == []
+    assert prepare(Model(model)) == []
     assert model.SerializeToString() == before

@@ -34,7 +34,7 @@ def bottleneck(activation: str) -> Model:
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     """INT8 convolutions with INT8 output and conversions, where Conv + SiLU + Add stay apart and where they fuse."""
     placement = place(model, Rules(residual_after_activation=option))
-    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers))
+    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
     found = {}
     for fused in (False, True):
         summary = simulate(Model(proto), replace(TRT85, residual_through_activation=fused)).summary()
@@ -52,7 +52,7 @@ def test_both_inputs_are_worth_the_same_either_way_and_the_skip_is_not() -> None
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     proto = yolov8n(64, classes=2)
-    prepare(proto)
+    prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in residuals.OPTIONS}
     assert residuals.after_activation(model, Rules(), TRT85, True) == max(residuals.OPTIONS, key=lambda o: worst[o])
@@ -126,7 +126,7 @@ def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:
 
     def worth(**rules: Any) -> tuple[int, int, int]:
         placement = place(model, Rules(**rules))
-        proto = residuals.sketch(model, placement, scale_groups(model, placement.readers))
+        proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
         return residuals._worth(Model(proto), TRT85)
 
     assert worth(residual="both") == (3, 2, -1)
@@ -141,7 +141,7 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     model = bottleneck("silu")
     placement: Placement = place(model, Rules())
     before = model.proto.SerializeToString(deterministic=True)
-    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers))
+    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {

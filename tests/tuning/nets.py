@@ -14,7 +14,7 @@ from calibration.partial import input_specs
 from qdqtool.graph import Model
 from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import Rules
-from qdqtool.insertion.prepare import index_of, prepare
+from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.configuration import Configuration, Planner
@@ -74,10 +74,8 @@ def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: s
     """A planner with ranges from all of the data."""
     from qdqtool.insertion.calibrate import collect_for
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    prepare(copy)
-    model = index_of(copy)
+    model = Model(proto).copy()
+    prepare(model)
     planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
     found, _ = collect_for(model, data, planner.possible_groups(), max_images=99, preprocess=None, size=None,
                            cache=None, overwrite_cache=False, progress=False, cluster=None, mixed_cpus=False)

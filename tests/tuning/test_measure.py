@@ -34,9 +34,9 @@ def recipes() -> list[Recipe]:
 
 def by_hand(job: Job, recipe: Recipe, sample: int) -> float:
     """Root mean square difference of the last convolution's output, over the float output's standard deviation."""
-    proto, _ = recipe.build(job.network.model)
+    quantized, _ = recipe.build(job.network.model)
     wanted = run(branchy(), DATA[sample])[0].astype(np.float64)
-    found = run(proto, DATA[sample])[0].astype(np.float64)
+    found = run(quantized.proto, DATA[sample])[0].astype(np.float64)
     return float(np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
 
 

@@ -17,7 +17,8 @@ def test_the_same_model_as_insert() -> None:
     data = images(4, 16, 16)
     planner = planner_of(branchy(), data)
     for floats in ((), ("c1", "c4"), ("add",), ("c0", "c6")):
-        proto, _ = planner.plan(Configuration(floats=frozenset(floats))).recipe.build(planner.model)
+        made, _ = planner.plan(Configuration(floats=frozenset(floats))).recipe.build(planner.model)
+        proto = made.proto
         inserted = qdqtool.insert(branchy(), data, method="mse", exclude=[f"^{n}$" for n in floats], residual="skip",
                                   predict=False)  # fmt: skip
         check(proto)
