@@ -202,7 +202,7 @@ BUILD = (
             seen(RTX, "built: refused"),
             documented(CLASSIC, "developer guide: QLinearConv and QLinearMatMul are import errors"),
         ),
-        error=(("", "No importer registered for op"),),
+        error=(("rtx", "[8] false"), ("", "No importer registered for op")),
     ),
     Code(
         "OPSET-AXIS",

@@ -80,6 +80,7 @@ FUSION = (
         "Give the whole group one scale, the largest. The tensors with a smaller range lose log2(ratio) bits.",
         (
             seen(_LOGS, "8.5.2 log: the clones with another scale stay as conversions"),
+            seen(("rtx1.7",), "built: the convolution behind it is float"),
             documented(_LATER, "yolov7_qat guidance; ModelOpt's concat elimination"),
         ),
         automatic=True,
@@ -120,7 +121,8 @@ FUSION = (
         "and the Q stays as a conversion.",
         "No 'VanillaSwapWithFollowingQ on <MaxPool>' line; the layer is TiledPooling with Float tensors.",
         "Quantize the other reader too, with the same scale; mostly it is the residual input of an Add.",
-        (seen(_LOGS, "8.5.2 log and resnet18-a100-qat: the stem's MaxPool"), assumed(_LATER, "the same passes")),
+        (seen(_LOGS, "8.5.2 log and resnet18-a100-qat: the stem's MaxPool"), assumed(_LATER, "the same passes"),
+         seen(("rtx1.7",), "built: a MaxPool between a DQ, a Q and a convolution")),
         automatic=True,
     ),
     Code(

@@ -177,7 +177,7 @@ WEIGHTS = (
     Code(
         "CT-FLOAT",
         "A ConvTranspose is never INT8 on this target",
-        Severity.INFO,
+        Severity.WARNING,
         "It has Q/DQ.",
         "TensorRT-RTX 1.7 dequantizes both sides and computes in float.",
         "deconv with Float inputs in the layer information.",

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool import qdq
-from qdqtool.explain.report import number
+from qdqtool.explain.words import number
 from qdqtool.fixing.channels import along
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node

@@ -7,12 +7,13 @@ from collections import defaultdict
 import numpy as np
 
 from qdqtool import qdq
-from qdqtool.explain.report import number, scalar
+from qdqtool.explain.words import number
 from qdqtool.fixing.site import Site
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import inputs_behind_q, of
+from qdqtool.qdq import QuantParams
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision
 
@@ -28,7 +29,7 @@ def scales(view: View, target: Target) -> list[Site]:
     groups = _Groups(view)
     sites: list[Site] = []
     for members, crossed in groups.found():
-        values = [scalar(view.params(q)) for q in members]
+        values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
         if len(known) != len(values) or len(set(known)) < 2:
             continue
@@ -50,6 +51,11 @@ def scales(view: View, target: Target) -> list[Site]:
         what = f"{where}: one scale {number(unified)} instead of {told} for {len(members)} quantizers{bits}"
         sites.append(Site(code, where, what, apply))
     return sites
+
+
+def _scalar(params: QuantParams) -> float | None:
+    """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
+    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
 
 
 def _shifted(view: View, q: Node) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
+from qdqtool.lint.records import CHECK, BehindPad, InsideActivation
 from qdqtool.onnxgraph.flow import boundary, layer_of
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import ACTIVATIONS, GATES
@@ -33,20 +33,16 @@ def _inside_activation(view: View, report: Report, conv: Node) -> None:
         ends = [n for dq in view.model.readers(q.output) for n in view.model.readers(dq.output)]
         act = next((n for n in ends if n.op in ACTIVATIONS), None)
         silu = any(n.op == "Mul" for n in ends)
-        code: FindingCode = "SILU-INNER-Q" if silu else "ACT-INNER-Q"
-        what = "SiLU" if silu else (act.name if act is not None else "its activation")
-        report.add(
-            code, q.name, f"{q.name} stands between {conv.name} and {what}.", convolutions=[conv.name],
-            values=view.values(edge.tensor),
-        )
+        activation = act.name if act is not None else ""
+        found = InsideActivation(CHECK, q.name, conv.name, activation, silu)
+        report.add("SILU-INNER-Q" if silu else "ACT-INNER-Q", found, convolutions=[conv.name],
+                   values=view.values(edge.tensor))
         return
     gate = quantized_gate(view, [edge.tensor])
     if gate is not None:
         sigmoid, q = gate
-        report.add(
-            "SILU-INNER-Q", q.name, f"{q.name} stands between {sigmoid.name} and the Mul of {conv.name}'s SiLU.",
-            convolutions=[conv.name], values=view.values(edge.tensor),
-        )
+        report.add("SILU-INNER-Q", InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True),
+                   convolutions=[conv.name], values=view.values(edge.tensor))
 
 
 def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
@@ -115,7 +111,4 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
         return
     pad = view.model.producer(found[1].input(0))
     if pad is not None and pad.op == "Pad":
-        report.add(
-            "PAD-SPLIT", conv.name, f"{found[1].name} stands between {pad.name} and {conv.name}.",
-            convolutions=[conv.name],
-        )
+        report.add("PAD-SPLIT", BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])

@@ -1,0 +1,16 @@
+"""Readers of a tensor, by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqtool.trt.provenance import Reader, ReaderKind
+
+
+def floats_of(readers: Sequence[Reader]) -> list[Reader]:
+    """Those that are no Q."""
+    return [r for r in readers if r.kind != ReaderKind.Q]
+
+
+def quantizers_of(readers: Sequence[Reader]) -> list[Reader]:
+    return [r for r in readers if r.kind == ReaderKind.Q]
