@@ -128,7 +128,7 @@ class Refusal:
     pass_name: str
     node: str
 
-    def values(self) -> tuple[Any, ...]:
+    def contents(self) -> tuple[Any, ...]:
         """The values of all fields, in their order."""
         return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name not in _CLASS)
 
@@ -139,10 +139,10 @@ class Refusal:
                 yield from _names(getattr(self, name))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Refusal) and type(self) is type(other) and self.values() == other.values()
+        return isinstance(other, Refusal) and type(self) is type(other) and self.contents() == other.contents()
 
     def __hash__(self) -> int:
-        return hash((type(self), self.values()))
+        return hash((type(self), self.contents()))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.lint.records import CHECK, BehindPad, InsideActivation
-from qdqtool.onnxgraph.flow import boundary, layer_of
+from qdqtool.onnxgraph.flow import boundary
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import ACTIVATIONS, GATES
 
@@ -62,46 +60,6 @@ def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
         muls = {n.index for dq in view.model.readers(q.output) for n in view.model.readers(dq.output) if n.op == "Mul"}
         if any(n.index in muls for n in readers):
             return gate, q
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class BothSides:
-    """A residual Add with Q/DQ on both inputs, which could have joined ``conv``.
-
-    Attributes:
-        conv: The convolution behind ``q``.
-        q: The quantizer on the convolution's side.
-        dq: Its DequantizeLinear, which the Add alone reads.
-        other: The DequantizeLinear on the residual side.
-    """
-
-    conv: Node
-    q: Node
-    dq: Node
-    other: Node
-
-
-def both_sides(view: View, add: Node) -> BothSides | None:
-    """Q/DQ on both inputs of a residual Add, one of them alone behind a convolution; None otherwise.
-
-    Where an activation stands between convolution and Add, the Add is a layer of its own on most targets, and both
-    pairs let it run in INT8: that is no defect.
-    """
-    sides = [qdq.source_of_dq(view.model, t) for t in add.inputs]
-    for position, side in enumerate(sides):
-        other = sides[1 - position]
-        if side is None or other is None or side[1] is None:
-            continue
-        dq, q = side[0], side[1]
-        conv = layer_of(view, q.input(0))
-        if conv is None or len(view.model.readers(q.input(0))) != 1 or len(view.model.readers(q.output)) != 1:
-            continue
-        if len(view.model.readers(dq.output)) != 1 or view.model.is_output(q.input(0)):
-            continue
-        edge = boundary(view, conv)
-        if edge.tensor == q.input(0) and (edge.activation is None or view.add_behind_activation):
-            return BothSides(conv, q, dq, other[0])
     return None
 
 
