@@ -32,8 +32,8 @@ from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
-from tests.insertion.nets import run
 from tests.fixing.steps import sites
+from tests.insertion.nets import run
 from tests.trt.builder import Graph
 
 Recipe = Callable[[Graph, str], list[str]]

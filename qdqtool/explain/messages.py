@@ -54,7 +54,8 @@ def worded(finding: Finding, sizes: bool = True) -> Words:
         text, advice = (found, "") if isinstance(found, str) else found
         if not message:
             message, fix = text, advice or entry.fix
-            error = entry.error_text(finding.target) if finding.severity == Severity.ERROR and not refusal.quotes else ""
+            fails = finding.severity == Severity.ERROR and not refusal.quotes
+            error = entry.error_text(finding.target) if fails else ""
             message += f' TensorRT says: "{error}"' if error else ""
         elif text not in message:
             message += f" {text}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
-from qdqtool.explain.words import names, number, scale_words, step_words
+from qdqtool.explain.words import names, number, scale_words
 from qdqtool.lint import records as lint
 from qdqtool.types import Cause, Finding
 

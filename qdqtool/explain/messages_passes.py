@@ -75,7 +75,7 @@ def _scale_computed(finding: Finding, cause: Cause, r: trt.ScaleComputed) -> str
 @words(trt.TypesDiffer)
 def _types(finding: Finding, cause: Cause, r: trt.TypesDiffer) -> Words | str:
     if finding.code == "FP8-OUTSIDE":
-        return f"{r.node} multiplies {r.types[0]} by {r.types[1]}, of which the rules of INT8's Q/DQ passes say nothing."
+        return f"{r.node} multiplies {r.types[0]} by {r.types[1]}, which is outside the rules of INT8's Q/DQ passes."
     return (
         f"{r.node} runs in float: its data is {r.types[0]} ({r.dq}) and its weights are {r.types[1]} ({r.weight_dq}), "
         "which cannot be multiplied.",

@@ -32,7 +32,7 @@ _LOST: dict[Why, Words] = {
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
         "Use one scale for the whole tensor."),
     Why.INPUT_AXIS: (
-        "{conv}: the scale of its input ({dq}) varies along an axis; TensorRT-RTX takes one scale for the whole tensor.",
+        "{conv}: the scale of its input ({dq}) varies along an axis; TensorRT-RTX takes one scale for a whole tensor.",
         "Quantize the input with one scalar scale."),
     Why.INPUT_SHAPE1: (
         "{conv}: the scale of {dq} has shape [1], which TensorRT-RTX takes for per-channel; the convolution runs in "

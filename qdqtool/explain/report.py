@@ -25,7 +25,8 @@ class Report:
         self.way = way
         self.findings: list[Finding] = []
         self._known: dict[tuple[FindingCode, str], Finding] = {}
-        self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)  # convolution to findings' nodes
+        # Convolutions and the nodes of the findings that concern them.
+        self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
         self,

@@ -61,7 +61,8 @@ STEPS = (
     Step((lint.BehindPad,), ("PAD-SPLIT",), pairs.behind_pads, _EXACT),
     Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
          ("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
-    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), unify.CODES, unify.scales, _SHARED),
+    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), unify.CODES,
+         unify.scales, _SHARED),
 )
 _WHOLE: tuple[tuple[type[Refusal], str, str, Callable[[Model, Target], onnx.ModelProto | None]], ...] = (
     (lint.ScaleHalf, "SCALE-FP16", "the model is float32", floats.to_float),
@@ -276,7 +277,9 @@ class _Work:
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
-    def try_whole(self, cause: type[Refusal], code: str, what: str, convert: Callable[[Model, Target], onnx.ModelProto | None]) -> None:
+    def try_whole(
+        self, cause: type[Refusal], code: str, what: str, convert: Callable[[Model, Target], onnx.ModelProto | None]
+    ) -> None:
         """Tries a rewrite of the whole model."""
         if not any(isinstance(c.refusal, cause) for f in self.prediction.findings for c in f.causes):
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

@@ -114,7 +114,8 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         bad = ~(scale > 0) | ~np.isfinite(scale)
         if bad.any():
             channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-            yield "SCALE-NONPOS", ScaleNotPositive(CHECK, name, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
+            value = float(scale[bad][0])
+            yield "SCALE-NONPOS", ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
     shape = params.scale_shape
     blocks = target_named(target).blocked_scales
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):

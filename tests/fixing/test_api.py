@@ -10,12 +10,10 @@ from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import target_named
 from tests.explain.test_causes import concat, residual, split
-from tests.lint.test_api import shared_model
 from tests.fixing.steps import sites
+from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from qdqtool.fixing import weights
-from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import read_params
-from qdqtool.trt.targets import TARGETS, target_named
+from qdqtool.trt.targets import target_named
 from tests.fixing.steps import sites
 from tests.insertion.nets import run
 from tests.trt.builder import Graph

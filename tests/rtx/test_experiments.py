@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.rtx.predict import status_of
 from qdqtool.types import Severity
