@@ -112,8 +112,8 @@ def record(kind: type[T]) -> type[T]:
 class Refusal:
     """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
 
-    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.lint.records``, ...) with the nodes and values
-    that decided. Findings hold these records; words are made from them last (``qdqtool.explain.messages``).
+    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.lint.records``, ...) with the nodes and
+    values that decided. Findings hold these records; words are made from them last (``qdqtool.explain.messages``).
 
     Attributes:
         reason: A short code of the class, stable, that tests refer to.
