@@ -86,9 +86,11 @@ class Known:
 
     def add(self, found: Diagnosis, about: Iterable[str] = ()) -> bool:
         """Reports a diagnosis; ``about`` are the refused nodes that it explains."""
+        refused = self.outcomes.get(found.cause.refusal.node)  # what its outcome rests on, the finding rests on too
+        evidence = found.evidence if refused is None else found.evidence.weaker(refused.evidence)
+        size = found.size.values if found.size is not None else None
         holds = self.report.add(
-            found.code, found.cause, found.node, found.convolutions,
-            found.size.values if found.size is not None else None, found.joined, found.evidence,
+            found.code, found.cause, found.node, found.convolutions, size, found.joined, evidence
         )
         if found.code in ("CONVERSION", "INPUT-CONVERSION"):
             return holds  # what stays explains nothing else
