@@ -77,8 +77,7 @@ def advise(
 
     Args:
         model: The model that was predicted.
-        prediction: Its outcome. Findings of a simulation that makes its own (TensorRT-RTX) are kept, and the lint says
-            what they do not: that simulation knows faults and reasons of its target better.
+        prediction: Its outcome. Of TensorRT-RTX, whose own refusals say more, the lint adds what they do not.
         target: Its target with what was assumed; the prediction's own by default.
         way: How the engine is built.
     """
@@ -86,24 +85,27 @@ def advise(
     from qdqtool.lint.api import run as lint
     from qdqtool.onnxgraph.view import View
 
-    report = Report(prediction.target, way)
     view = View(model, (target or target_named(prediction.target)).residual_through_activation)
-    lint(view, report)
-    findings = report.findings
+    report = Report(prediction.target, way)
     if target_named(prediction.target).is_rtx:
-        known = {f.code for f in prediction.findings}
-        own = prediction.findings
-        findings = [*own, *(f for f in findings if f.severity != Severity.ERROR and f.code not in known)]
+        from qdqtool.explain.compiler import explain as explain_compiler
+
+        checked = Report(prediction.target, way)
+        lint(view, checked)
+        explain_compiler(prediction, report)
+        known = {f.code for f in report.findings}
+        report.findings += [f for f in checked.findings if f.severity != Severity.ERROR and f.code not in known]
     else:
         from qdqtool.explain.api import explain
 
+        lint(view, report)
         explain(prediction, report)
-        if any(f.code == "SKIP-FLOAT" for f in findings):
+        if any(f.code == "SKIP-FLOAT" for f in report.findings):
             from qdqtool.lint.structure import not_automatic
 
-            not_automatic(view, findings)
-    findings = _ordered(findings)
-    _number(findings, prediction)
+            not_automatic(view, report.findings)
+    findings = _ordered(report.findings)
+    _number(findings, prediction, model)
     return findings
 
 
@@ -127,12 +129,15 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
     )
 
 
-def _number(findings: list[Finding], prediction: Prediction) -> None:
+def _number(findings: list[Finding], prediction: Prediction, model: Model) -> None:
     by_name: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
+    there = {n.name for n in model.nodes}
     for outcome in prediction.convolutions:
         outcome.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
+        named = (n for c in finding.causes for r in (c.refusal, *c.also) for n in r.names())
+        finding.nodes = tuple(n for n in dict.fromkeys((finding.node, *named)) if n in there)
         if finding.node in by_name and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:

@@ -7,9 +7,10 @@ Nothing here imports onnx or numpy, so that importing it costs nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
@@ -23,6 +24,7 @@ VERIFICATION_SCHEMA = "qdqtool/verification/1"
 INSERTION_SCHEMA = "qdqtool/insertion/1"
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class Precision(StrEnum):
@@ -101,52 +103,101 @@ class Event:
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-@dataclass(frozen=True, eq=False, repr=False)
-class Refusal:
-    """A pass looked at a node and did not fire.
+def record(kind: type[T]) -> type[T]:
+    """A frozen dataclass; comparing and printing are those of :class:`Refusal`, made once for all of them."""
+    return dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
 
-    Each reason is a class of its own (``qdqtool.trt.refusals``) with the nodes and values that decided; findings are
-    made from these.
+
+@record
+class Refusal:
+    """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
+
+    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.lint.records``, ...) with the nodes and
+    values that decided. Findings hold these records; words are made from them last (``qdqtool.explain.messages``).
 
     Attributes:
-        reason: A short code of the class, stable, that tests and explanations refer to.
-        pass_name: The pass.
+        reason: A short code of the class, stable, that tests refer to.
+        quotes: Whether its words are TensorRT's own.
+        pass_name: The pass, or who else looked.
         node: The ONNX node looked at.
     """
 
     reason: ClassVar[str] = ""
+    quotes: ClassVar[bool] = False
 
     pass_name: str
     node: str
 
-    # A reason becomes a dataclass with its first record: of thirty a prediction meets five, and making the methods of
-    # all of them would take a tenth of its time.
-    def __new__(cls, *_args: Any, **_named: Any) -> Self:
-        if "__dataclass_fields__" not in vars(cls):
-            dataclass(frozen=True, eq=False, repr=False)(cls)
-        return super().__new__(cls)
+    def contents(self) -> tuple[Any, ...]:
+        """The values of all fields, in their order."""
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name not in _CLASS)
 
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+    def names(self) -> Iterator[str]:
+        """Every name in it, of nodes and of tensors; operators and the pass are none."""
+        for name in self.__dataclass_fields__:
+            if name not in (*_CLASS, "pass_name", "op"):
+                yield from _names(getattr(self, name))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Refusal) and type(self) is type(other) and self._values() == other._values()
+        return isinstance(other, Refusal) and type(self) is type(other) and self.contents() == other.contents()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._values()))
+        return hash((type(self), self.contents()))
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
-        return f"{type(self).__name__}({told})"
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__
+                           if name not in _CLASS)
+        return f"{type(self).__name__}({values})"
+
+
+_CLASS = ("reason", "quotes")  # of the class, not of a record
+
+
+def _names(value: Any) -> Iterator[str]:
+    if type(value) is str:
+        if value:
+            yield value
+    elif isinstance(value, Refusal):
+        yield from value.names()
+    elif isinstance(value, (tuple, frozenset)):
+        for part in value:
+            yield from _names(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        for field_ in value.__dataclass_fields__:
+            if field_ not in ("op", "shape"):
+                yield from _names(getattr(value, field_))
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a finding is made: the refusal that decided, and what else its words are made from.
+
+    Attributes:
+        refusal: What was refused.
+        also: Other refusals that explain it.
+        see: Other findings that explain it, by code and node.
+        fused: Whether the convolution's layer took in the node that the finding is about.
+    """
+
+    refusal: Refusal
+    also: tuple[Refusal, ...] = ()
+    see: tuple[tuple[FindingCode, str], ...] = ()
+    fused: bool = False
 
 
 @dataclass(slots=True)
 class Finding:
     """Something the user should know: what, where, why, and what to change.
 
+    ``message`` and ``fix`` are worded when they are asked for, from the causes.
+
     Attributes:
+        causes: The refusals behind it; further ones of the same code and node follow the first.
+        way: How the engine is built, where that was said.
+        nodes: The nodes of the model that the causes name, ``node`` first.
         convolutions: Names of the convolutions that it concerns.
         automatic: Whether qdqtool can change it by itself.
+        gains: Whether the change brings something here.
         values: Number of tensor elements that are converted because of it, None where shapes are not known.
         saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
     """
@@ -154,21 +205,41 @@ class Finding:
     code: FindingCode
     severity: Severity
     node: str
-    message: str
-    fix: str
+    causes: tuple[Cause, ...]
     evidence: Evidence
     id: int = -1
     target: str = ""
+    way: str | None = None
+    nodes: tuple[str, ...] = ()
     convolutions: list[str] = field(default_factory=list)
     values: int | None = None
     automatic: bool = False
     saves_ms: float | None = None
+    gains: bool = True
+
+    @property
+    def message(self) -> str:
+        """The chain of causes, one or two sentences."""
+        from qdqtool.explain.messages import worded
+
+        return worded(self)[0]
+
+    @property
+    def fix(self) -> str:
+        """What to change."""
+        from qdqtool.explain.messages import worded
+
+        return worded(self)[1]
 
     def as_json(self) -> Json:
+        from qdqtool.explain.messages import worded
+
+        message, fix = worded(self)
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": self.fix,
-            "message": self.message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
-            "convolutions": list(self.convolutions), "automatic": self.automatic, "saves_ms": self.saves_ms,
+            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": fix,
+            "message": message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
+            "nodes": list(self.nodes), "convolutions": list(self.convolutions), "automatic": self.automatic,
+            "saves_ms": self.saves_ms,
         }
 
 

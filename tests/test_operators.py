@@ -32,6 +32,7 @@ from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
+from tests.fixing.steps import sites
 from tests.insertion.nets import run
 from tests.trt.builder import Graph
 
@@ -152,7 +153,7 @@ def test_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
     ends = [g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))]
     model = Model(g.model(*ends, g.op("Neg", g.pair(before, "own", 0.1), "last")))
-    (site,) = [s for s in unify(View(model), TARGET) if "quantizers" in s.what]
+    (site,) = [s for s in sites(unify, model) if "quantizers" in s.what]
     assert "instead of" in site.what
 
 

@@ -1,4 +1,4 @@
-"""What a refusal becomes: a finding's code and text, and what other refusals have to say about the same nodes."""
+"""The refusals of a prediction by node, and the findings that were made of them so far."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.trt.provenance import Size
 from qdqtool.trt.refusals import AddOutputNotQuantized
-from qdqtool.types import ConvOutcome, Evidence, Prediction, Refusal
+from qdqtool.types import Cause, ConvOutcome, Evidence, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)
+See = tuple[FindingCode, str]
+"""Another finding: its code and node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """A finding about to be reported.
+class Diagnosis:
+    """What a refusal becomes.
 
     Attributes:
         code: Finding code.
         node: The node at the boundary that costs: the Add, the Concat, the pooling ...
-        message: The chain of causes, one or two sentences.
-        fix: What to change here; empty for the code's general advice.
+        cause: The refusal and what explains it.
         size: Of the tensor that is converted or stays float.
         convolutions: Those that it concerns.
-        joined: Whether messages of the same code and node are told one after the other.
+        joined: Whether causes of the same code and node are reported one after the other.
         evidence: Where this place is proven less well than its code.
         gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
         automatic: Whether what the code's automatic fix needs is there.
@@ -35,12 +36,11 @@ class Cause:
 
     code: FindingCode
     node: str
-    message: str
-    fix: str = ""
+    cause: Cause
     size: Size | None = None
     convolutions: tuple[str, ...] = ()
     joined: bool = False
-    evidence: Evidence | None = None
+    evidence: Evidence = Evidence.SEEN
     gains: bool = True
     automatic: bool = True
 
@@ -51,13 +51,12 @@ class Known:
     Attributes:
         report: Where findings go.
         outcomes: Convolutions by name.
-        told: Code and node of the finding made for a refused node.
     """
 
     def __init__(self, prediction: Prediction, report: Report) -> None:
         self.report = report
         self.outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-        self.told: dict[str, tuple[FindingCode, str]] = {}
+        self._found: dict[str, See] = {}  # the finding made for a refused node
         self._by_node: dict[str, list[Refusal]] = defaultdict(list)
         for refusal in prediction.refusals:
             self._by_node[refusal.node].append(refusal)
@@ -85,28 +84,33 @@ class Known:
         """
         return self._sums.get(dq, "")
 
-    def float_in_between(self, name: str) -> bool:
-        """Whether a convolution is one that reads INT8 and writes float."""
-        outcome = self.outcomes.get(name)
-        return outcome is not None and outcome.is_int8 and not outcome.int8_in_int8_out
+    def concerned(self, node: str) -> tuple[str, ...]:
+        """The node, where it is a convolution of the prediction."""
+        return (node,) if node in self.outcomes else ()
 
-    def add(self, cause: Cause, about: Iterable[str] = ()) -> bool:
-        """Reports a cause; ``about`` are the refused nodes that it explains."""
-        size = cause.size.values if cause.size is not None else None
-        held = self.report.add(
-            cause.code, cause.node, cause.message, cause.fix, cause.convolutions, size, cause.joined, cause.evidence,
-            cause.gains, cause.automatic,
+    def add(self, found: Diagnosis, about: Iterable[str] = ()) -> bool:
+        """Reports a diagnosis; ``about`` are the refused nodes that it explains."""
+        refused = self.outcomes.get(found.cause.refusal.node)  # what its outcome rests on, the finding rests on too
+        evidence = found.evidence if refused is None else found.evidence.weaker(refused.evidence)
+        size = found.size.values if found.size is not None else None
+        holds = self.report.add(
+            found.code, found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,
+            automatic=found.automatic,
         )
-        if cause.code in ("CONVERSION", "INPUT-CONVERSION"):
-            return held  # what stays explains nothing else
-        for node in (*about, cause.node):
-            self.told.setdefault(node, (cause.code, cause.node))
-        return held
+        if found.code in ("CONVERSION", "INPUT-CONVERSION"):
+            return holds  # what stays explains nothing else
+        for node in (*about, found.node):
+            self.explain(node, (found.code, found.node))
+        return holds
 
-    def see(self, node: str) -> str:
-        """``see CODE at NODE`` for a node that a finding explains; empty for another."""
-        found = self.told.get(node)
+    def explain(self, node: str, by: See) -> None:
+        """Notes that a finding explains a node, unless another does."""
+        self._found.setdefault(node, by)
+
+    def see(self, node: str) -> tuple[See, ...]:
+        """The finding that explains a node; empty for a node that none explains."""
+        found = self._found.get(node)
         if found is not None and self.report.has(*found):
-            return f"see {found[0]} at {found[1]}"
+            return (found,)
         codes: tuple[FindingCode, ...] = ("SILU-INNER-Q", "ACT-INNER-Q", "DOUBLE-QDQ")
-        return next((f"see {code} at {node}" for code in codes if self.report.has(code, node)), "")
+        return next((((code, node),) for code in codes if self.report.has(code, node)), ())

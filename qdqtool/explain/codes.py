@@ -1,16 +1,47 @@
-"""The table of finding codes; its entries are kept by subject in ``codes_*``."""
+"""The table of finding codes, from ``qdqtool/knowledge/codes.toml``."""
 
 from __future__ import annotations
 
-from qdqtool.explain.codes_build import BUILD
-from qdqtool.explain.codes_float import FLOAT
-from qdqtool.explain.codes_fusion import FUSION
-from qdqtool.explain.codes_gpu import GPU
-from qdqtool.explain.codes_speed import SPEED
-from qdqtool.explain.codes_weights import WEIGHTS
-from qdqtool.explain.knowledge import Code
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-CODES: dict[str, Code] = {c.code: c for c in (*BUILD, *WEIGHTS, *FUSION, *FLOAT, *SPEED, *GPU)}
+from qdqtool.explain.knowledge import Code, Holds
+from qdqtool.knowledge import entry, table
+
+
+def _code(name: str, given: dict[str, Any]) -> Code:
+    """One entry.
+
+    Raises:
+        ValueError: A field is missing, unknown or of another type.
+    """
+    holds = [entry(Holds, h, f"{name}.holds") for h in given.get("holds", ())]
+    if given.get("passes"):
+        holds = [part for h in holds for part in h.by_target()]
+    error = tuple(given.get("error", {}).items())
+    return entry(Code, {**given, "code": name, "holds": tuple(holds), "error": error}, name)
+
+
+class _Codes(Mapping[str, Code]):
+    """All entries, each made when it is asked for: a prediction needs few."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+        self._made: dict[str, Code] = {}
+
+    def __getitem__(self, name: str) -> Code:
+        if name not in self._made:
+            self._made[name] = _code(name, self._given[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+CODES: Mapping[str, Code] = _Codes(table("codes"))
 
 
 def get(code: str) -> Code:

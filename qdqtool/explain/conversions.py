@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from qdqtool.explain import outputs, scales
-from qdqtool.explain.cause import Cause, Known
-from qdqtool.explain.words import floats_of, names, node_words, quantizers_of, reader_names, readers_words, scale_words
-from qdqtool.operators import JOINS, SUMS
-from qdqtool.trt.provenance import Reader, ReaderKind
+from qdqtool.explain.cause import Diagnosis, Known, See
+from qdqtool.explain.readers import floats_of, quantizers_of
+from qdqtool.operators import SUMS
 from qdqtool.trt.refusals import (
     AddOutputNotQuantized,
     ConcatReadElsewhere,
@@ -14,96 +13,73 @@ from qdqtool.trt.refusals import (
     ManyConsumers,
     NotCommuting,
     OutputScale,
-    PoolingOneSide,
-    ReduceNotPooling,
     Stays,
 )
 from qdqtool.trt.surroundings import differ
-from qdqtool.types import Evidence, Precision
+from qdqtool.types import Cause, Evidence, Precision, Refusal
 
 
 def explain(known: Known, stays: Stays) -> None:
     """Adds the finding about a conversion, and one about what causes it where no convolution's finding says that."""
     if stays.precision not in (Precision.INT8, Precision.INT32) and stays.origin.node:
-        _stays(known, stays, f"{stays.precision} is outside the rules")
+        _stays(known, stays)
     elif stays.requantizes:
         _requantized(known, stays)
     elif not stays.quantize:
         _dequantize(known, stays)
     elif not stays.origin.node:
-        convolutions = _behind(stays)
-        known.add(Cause(
-            "INPUT-CONVERSION", stays.name,
-            f"{stays.name} converts the network's input '{stays.origin.tensor}' to {stays.precision} (scale "
-            f"{scale_words(stays.scale)}).",
-            size=stays.elements, convolutions=convolutions,
-        ), (stays.node,))
+        known.add(
+            Diagnosis("INPUT-CONVERSION", stays.name, Cause(stays), stays.elements, stays.convolutions), (stays.node,)
+        )
         _beside(known, stays)
     else:
-        _stays(known, stays, _why_q(known, stays))
+        see, also = _why_q(known, stays)
+        _stays(known, stays, see, also)
 
 
-def _stays(known: Known, stays: Stays, why: str, convolutions: tuple[str, ...] | None = None) -> None:
-    assumed = " That is assumed: where the attention becomes one kernel, it is inside." if stays.attention else ""
-    known.add(Cause(
-        "CONVERSION", stays.name, f"{stays.name} (scale {scale_words(stays.scale)}) stays: {why}.{assumed}",
-        size=stays.elements, convolutions=_behind(stays) if convolutions is None else convolutions,
-        evidence=Evidence.ASSUMED if stays.attention else None,
-    ), (stays.node,))
+def _stays(
+    known: Known, stays: Stays, see: tuple[See, ...] = (), also: Refusal | None = None,
+    convolutions: tuple[str, ...] | None = None,
+) -> None:
+    cause = Cause(stays, () if also is None else (also,), see)
+    known.add(
+        Diagnosis(
+            "CONVERSION", stays.name, cause, stays.elements,
+            stays.convolutions if convolutions is None else convolutions,
+            evidence=Evidence.ASSUMED if stays.attention else Evidence.SEEN,
+        ),
+        (stays.node,),
+    )
 
 
-def _behind(stays: Stays) -> tuple[str, ...]:
-    return stays.convolutions
-
-
-def _beside(known: Known, stays: Stays) -> str:
+def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
     """The finding about Qs of other scales on the same tensor; empty where there is none."""
-    quantizers = quantizers_of(stays.siblings)
-    if not differ(quantizers):
-        return ""
-    tensor = stays.origin.tensor
-    code, crossed = scales.crossing([s for q in quantizers for s in q.path])
-    node = crossed.node if crossed is not None else tensor
-    if not known.report.has(code, node):
-        told = f"'{tensor}' is converted once for each"
-        if not known.add(scales.of_readers(known, tensor, stays.siblings, told, stays.elements, _maker(stays))):
-            return ""
-    return f"{code} at {node}"
+    if not differ(quantizers_of(stays.siblings)):
+        return ()
+    maker = (stays.origin.convolution,) if stays.origin.convolution else ()
+    found = scales.of_readers(known, stays, stays.siblings, stays.elements, maker)
+    if not known.report.has(found.code, found.node) and not known.add(found):
+        return ()
+    return ((found.code, found.node),)
 
 
-def _maker(stays: Stays) -> tuple[str, ...]:
-    return (stays.origin.convolution,) if stays.origin.convolution else ()
-
-
-def _why_q(known: Known, stays: Stays) -> str:
+def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]:
+    """The findings that explain a Q that stays, or else the refusal that does."""
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
-    scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ""
-    if seen:
-        return f"{seen}, and {scale}" if scale and scale not in seen else seen
-    if scale:
-        return f"see {scale}"
-    side = known.first(PoolingOneSide, origin.node)
-    if side is not None:
-        known.add(outputs.one_side(side), (side.node,))
-        return known.see(side.node) or f"{side.node} runs in float"
-    reduce = known.first(ReduceNotPooling, origin.node)
-    if reduce is not None:
-        known.add(outputs.reduction(reduce), (reduce.node,))
-        return known.see(reduce.node) or f"{reduce.node} runs in float"
+    scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ()
+    if seen or scale:
+        return tuple(dict.fromkeys((*seen, *scale))), None
+    average = outputs.of_average(known, origin.node)
+    if average is not None:
+        known.add(average, (average.node,))
+        return known.see(average.node), average.cause.refusal
     own = known.first(OutputScale, origin.node)
     if own is not None:
-        return f"{origin.node} cannot take its scale"
-    blocked = _blocked(stays)
-    if blocked:
-        return blocked
-    inner = known.see(origin.quantizer) if origin.quantizer else ""
-    if inner:
-        return inner
-    joined = " joins what is in front of it, and" if origin.op in JOINS else ""
-    if origin.int8:
-        return f"{node_words(origin.node, origin.op)} is in INT8 and does not take it"
-    return f"{origin.node} ({origin.op}){joined} runs in float"
+        return (), own
+    if _blocks(stays.blocked):
+        return (), stays.blocked
+    return (known.see(origin.quantizer) if origin.quantizer else ()), None
 
 
 def _shares(stays: Stays) -> bool:
@@ -112,72 +88,37 @@ def _shares(stays: Stays) -> bool:
     return cut or stays.origin.op in SUMS
 
 
-def _blocked(stays: Stays) -> str:
-    refusal = stays.blocked
-    if isinstance(refusal, ManyConsumers):
-        floats = floats_of(refusal.readers)
-        told = f", which {readers_words(floats).replace(' it ', ' ')}" if floats and all(
-            r.kind != ReaderKind.OUTPUT for r in floats
-        ) else ""
-        if floats and not told:
-            told = f", whose result is read by {names(reader_names(floats))} as well"
-        return f"it cannot move up past {node_words(refusal.node, refusal.op)}{told}" if told else ""
-    if isinstance(refusal, NotCommuting):
-        return f"a Q cannot move up past {node_words(refusal.node, refusal.op)}"
-    if isinstance(refusal, ConcatReadElsewhere):
-        floats = floats_of(refusal.readers)
-        return f"{refusal.node} (Concat) is read by {names(reader_names(floats))} as float as well" if floats else ""
-    return ""
+def _blocks(refusal: Refusal | None) -> bool:
+    """Whether what kept a Q from moving on says why: an operator, or readers as float."""
+    if isinstance(refusal, ManyConsumers | ConcatReadElsewhere):
+        return bool(floats_of(refusal.readers))
+    return isinstance(refusal, NotCommuting)
 
 
 def _requantized(known: Known, stays: Stays) -> None:
-    before, after = scale_words(stays.first_scale), scale_words(stays.scale)
     code, crossed = scales.crossing(stays.passed)
-    quantizers = quantizers_of(stays.siblings)
     if code == "SIBLING-SCALE" or crossed is None:
-        cause = Cause(
-            "DOUBLE-QDQ", stays.node,
-            f"scales {before} ({stays.pair}) and {after} ({stays.node}): INT8 is converted to INT8.",
-            size=stays.elements,
-        )
-    elif code == "CONCAT-SCALE" and (known.first(ConcatScales, crossed.node) or differ([*quantizers, _own(stays)])):
-        cause = scales.of_readers(
-            known, stays.tensor, [*quantizers, _own(stays)], f"{stays.node} requantizes", stays.elements, ()
-        )
+        found = Diagnosis("DOUBLE-QDQ", stays.node, Cause(stays), stays.elements)
+    elif code == "CONCAT-SCALE" and (known.first(ConcatScales, crossed.node) or differ(scales.with_own(stays))):
+        found = scales.of_readers(known, stays, scales.with_own(stays), stays.elements, ())
     else:
-        cause = Cause(
-            code, crossed.node,
-            f"{crossed.node} ({crossed.op}) stands between scales {before} ({stays.pair}) and {after} ({stays.node}): "
-            "INT8 is converted to INT8.",
-            scales.unified([stays.first_scale, stays.scale]), stays.elements,
-        )
-    known.add(cause, (stays.node,))
-    _stays(known, stays, f"see {cause.code} at {cause.node}")
-
-
-def _own(stays: Stays) -> Reader:
-    return Reader(ReaderKind.Q, stays.node, "QuantizeLinear", stays.passed, stays.scale)
+        found = Diagnosis(code, crossed.node, Cause(stays), stays.elements)
+    known.add(found, (stays.node,))
+    _stays(known, stays, ((found.code, found.node),))
 
 
 def _dequantize(known: Known, stays: Stays) -> None:
-    inner = known.see(stays.pair) if stays.pair else ""
+    inner = known.see(stays.pair) if stays.pair else ()
     for reader in stays.behind:
-        cause = None
-        side = known.first(PoolingOneSide, reader.node)
-        reduce = known.first(ReduceNotPooling, reader.node)
+        found = outputs.of_average(known, reader.node)
         add = known.first(AddOutputNotQuantized, reader.node)
-        if side is not None:
-            cause = outputs.one_side(side)
-        elif reduce is not None:
-            cause = outputs.reduction(reduce)
-        elif add is not None:
-            cause = outputs.explain(known, add)
-        if cause is not None:
-            known.add(cause, (reader.node,))
+        if found is None and add is not None:
+            found = outputs.diagnose(known, add)
+        if found is not None:
+            known.add(found, (reader.node,))
     taker = known.sum_of(stays.node)
     if taker and known.see(taker):
-        _stays(known, stays, known.see(taker), (taker,) if taker in known.outcomes else ())
+        _stays(known, stays, known.see(taker), convolutions=known.concerned(taker))
         return
-    seen = next((s for r in stays.behind if (s := known.see(r.node))), "")
-    who = names("the network's output" if r.kind == ReaderKind.OUTPUT else r.node for r in stays.behind) or "its reader"
-    _stays(known, stays, inner or seen or f"{who} cannot take it", ())
+    seen = next((s for r in stays.behind if (s := known.see(r.node))), ())
+    _stays(known, stays, inner or seen, convolutions=())

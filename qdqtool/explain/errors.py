@@ -1,22 +1,26 @@
 """What TensorRT's warnings and errors mean for a Q/DQ model: text, cause, fix.
 
-Wording and causes from NVIDIA's issue threads (numbers are those of github.com/NVIDIA/TensorRT), from the sources of
-onnx-tensorrt and trtexec, and from TensorRT's documentation. A text is matched by a fragment that is the same in
-every version; names and numbers in it may differ. An error whose words are not known is told by its form.
+The texts are in ``qdqtool/knowledge/errors.toml``: wording and causes from NVIDIA's issue threads, from the sources of
+onnx-tensorrt and trtexec, and from TensorRT's documentation. A text is matched by a fragment that is the same in every
+version; names and numbers in it may differ. An error that is not in the table is described by its form.
 """
 
 from __future__ import annotations
 
 import re
 
-from qdqtool.explain.errors_known import ERROR, HARMLESS, KNOWN, WARNING, KnownError
+from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
 from qdqtool.explain.errors_nodes import for_node
 from qdqtool.explain.errors_shape import from_shape
+from qdqtool.knowledge import entry, table
 from qdqtool.types import Json
 
 __all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "annotate", "lookup"]
 
-_COMPILED = [(re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN]
+KNOWN = tuple(entry(KnownError, given, given.get("id", "error")) for given in table("errors")["error"])
+"""Every known text, the ones that say most before those that are consequences of others."""
+
+_COMPILED = [(re.compile(known.pattern, re.IGNORECASE | re.DOTALL), known) for known in KNOWN]
 _MAX_TEXT = 4000
 
 
@@ -30,7 +34,7 @@ def lookup(text: str) -> KnownError | None:
         text: The message or a part of it; only the first 4,000 characters are looked at.
     """
     head = text[:_MAX_TEXT]
-    found = next((entry for pattern, entry in _COMPILED if pattern.search(head)), None)
+    found = next((known for pattern, known in _COMPILED if pattern.search(head)), None)
     if found is None:
         return from_shape(head)
     return for_node(found, head) if found.id == "no-implementation" else found

@@ -1,16 +1,13 @@
-"""What is known about one finding code, and on which targets it holds."""
+"""What is known about one finding code, and on which targets it holds (``qdqtool/knowledge/codes.toml``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Evidence, Severity
 
-ALL_TARGETS = ("trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7")
-TRT8 = ("trt8.0", "trt8.4", "trt8.5", "trt8.6")
-CLASSIC = (*TRT8, "trt10", "trt11")
-STRONG = ("trt11", "rtx1.7")
-RTX = ("rtx1.7",)
+ALL_TARGETS = tuple(TARGETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,14 @@ class Holds:
     source: str
     severity: Severity | None = None
 
+    def by_target(self) -> list[Holds]:
+        """The same for what the simulated passes show: on a target it is proven as well as its passes are."""
+        found = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
+        return [
+            Holds(tuple(t for t in found if found[t] == e), e, self.source, self.severity)
+            for e in dict.fromkeys(found.values())
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Code:
@@ -44,6 +49,7 @@ class Code:
         fix: What to change.
         holds: Where it holds, and how well that is proven.
         automatic: Whether qdqtool can do it by itself.
+        passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
         error: TensorRT's own error text, by target prefix (``trt8``, ``trt10`` ...), most specific first.
     """
 
@@ -56,6 +62,7 @@ class Code:
     fix: str
     holds: tuple[Holds, ...]
     automatic: bool = False
+    passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
 
     def on(self, target: str) -> Holds | None:
@@ -69,15 +76,3 @@ class Code:
     def error_text(self, target: str) -> str:
         """TensorRT's own error text on a target; empty where it is not known."""
         return next((text for prefix, text in self.error if target.startswith(prefix)), "")
-
-
-def seen(targets: tuple[str, ...], source: str, severity: Severity | None = None) -> Holds:
-    return Holds(targets, Evidence.SEEN, source, severity)
-
-
-def documented(targets: tuple[str, ...], source: str, severity: Severity | None = None) -> Holds:
-    return Holds(targets, Evidence.DOCUMENTED, source, severity)
-
-
-def assumed(targets: tuple[str, ...], source: str, severity: Severity | None = None) -> Holds:
-    return Holds(targets, Evidence.ASSUMED, source, severity)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from qdqtool.evidence import Case
-from qdqtool.explain.meanings import HEADINGS, MEANINGS
+from qdqtool.knowledge import paragraph, table
 from qdqtool.trt import trace
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.rules import cases, passes
@@ -35,6 +35,9 @@ _OWNERS: dict[str, tuple[str, ...]] = {
         "HorizontalMergeQNodes", "ShuffleErasure",
     ),
 }
+_MEANINGS = table("meanings")
+MEANINGS = {name: paragraph(text) for name, text in _MEANINGS["passes"].items()}
+HEADINGS = {name: paragraph(text) for name, text in _MEANINGS["headings"].items()}
 _TYPES = {"kQDQ": "QDQToCopy", "ELEMENTWISE": "EltwiseAddToPwn", "ACTIVATION": "ActivationToPointwiseConversion",
           "REDUCE": "ReduceToPoolingFusion"}
 

@@ -1,18 +1,12 @@
-"""Collecting findings for one target, with the wording they share."""
+"""Collecting findings for one target."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
 
-import numpy as np
-
-from qdqtool.explain.words import names, number
 from qdqtool.finding_codes import FindingCode
-from qdqtool.qdq import QuantParams
-from qdqtool.types import Evidence, Finding, Severity
-
-__all__ = ["Report", "names", "number", "scalar", "scale_text"]
+from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 
 
 def title_of(code: FindingCode) -> str:
@@ -27,93 +21,88 @@ class Report:
 
     def __init__(self, target: str, way: str | None = None) -> None:
         self.target = target
-        #: How the engine is built (``qdqtool.explain.ways``), None where that is not told.
+        #: How the engine is built (``qdqtool.explain.ways``), None where that is not known.
         self.way = way
         self.findings: list[Finding] = []
         self._known: dict[tuple[FindingCode, str], Finding] = {}
-        self._concerned: dict[FindingCode, dict[str, set[str]]] = defaultdict(dict)  # convolution to findings' nodes
+        # Convolutions and the nodes of the findings that concern them.
+        self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
         self,
         code: FindingCode,
-        node: str,
-        message: str,
-        fix: str = "",
+        cause: Cause | Refusal,
+        node: str | None = None,
         convolutions: Iterable[str] = (),
         values: int | None = None,
         joined: bool = False,
-        evidence: Evidence | None = None,
+        evidence: Evidence = Evidence.SEEN,
+        fatal: bool | None = None,
         gains: bool = True,
         automatic: bool = True,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
 
-        ``evidence`` tells of a place that is proven less well than its code.
-        ``gains`` says whether the change brings something here; a finding that would not is a note, with no automatic
-        fix. ``automatic`` says whether what such a fix needs is there.
-        ``joined`` joins the second message as well: an Add costs the convolution in front and the one it is fused into.
+        Args:
+            code: The finding code.
+            cause: The refusal that decided, with what explains it or alone.
+            node: Where; the refusal's node by default.
+            convolutions: Those that it concerns.
+            values: Elements of the tensor that is converted because of it.
+            joined: Whether a second cause is reported too: an Add costs the convolution in front and the one it is
+                fused into.
+            evidence: Of this place, where it is proven less well than its code.
+            fatal: Whether the build ends with it, where the code alone does not say that.
+            gains: Whether the change brings something here; a finding that would not is a note, with no automatic fix.
+            automatic: Whether what such a fix needs is there.
 
         Returns:
             Whether the code holds on the target.
         """
-        from qdqtool.explain import codes  # the tables cost time; most well placed models need few or none
+        from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
 
         entry = codes.get(code)
         holds = entry.on(self.target)
         if holds is None:
             return False
-        first = self._known.get((code, node))
+        if isinstance(cause, Refusal):
+            cause = Cause(cause)
+        place = cause.refusal.node if node is None else node
+        first = self._known.get((code, place))
         if first is not None:
-            self.concerns(first, convolutions)
-            if gains:
-                first.severity = entry.severity_on(self.target)
+            first.convolutions.extend(self._new(code, place, convolutions))
+            if gains and not first.gains:
+                first.gains, first.severity = True, entry.severity_on(self.target)
             first.automatic = first.automatic and automatic
-            if joined and message not in first.message:
-                first.message += f" {message}"
+            if joined and cause not in first.causes:
+                first.causes += (cause,)
                 first.values = max(first.values or 0, values or 0) or None
             return True
-        severity = entry.severity_on(self.target) if gains else Severity.INFO
-        error = entry.error_text(self.target)
-        if severity == Severity.ERROR and error:
-            message += f' TensorRT says: "{error}"'
+        severity = Severity.ERROR if fatal else entry.severity_on(self.target)
+        if fatal is False and severity == Severity.ERROR:
+            severity = Severity.WARNING
+        if not gains:
+            severity = Severity.INFO
         finding = Finding(
-            code, severity, node, message, fix or entry.fix,
-            holds.evidence if evidence is None else holds.evidence.weaker(evidence), target=self.target,
-            convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic and gains and automatic,
+            code, severity, place, (cause,), holds.evidence.weaker(evidence), target=self.target,
+            way=self.way, convolutions=self._new(code, place, convolutions), values=values,
+            automatic=entry.automatic and gains and automatic, gains=gains,
         )
-        self._known[code, node] = finding
+        self._known[code, place] = finding
         self.findings.append(finding)
         return True
 
-    def concerns(self, finding: Finding, convolutions: Iterable[str]) -> None:
-        """Lets a finding concern further convolutions."""
-        finding.convolutions.extend(self._new(finding.code, finding.node, convolutions))
-
-    def names(self, code: FindingCode, convolution: str) -> bool:
-        """Whether a finding of that code says that it concerns a convolution."""
-        return convolution in self._concerned[code]
+    def place(self, code: FindingCode, convolution: str) -> str | None:
+        """The node of the first finding of a code that concerns a convolution; None where there is none."""
+        return next(iter(self._concerned[code].get(convolution, ())), None)
 
     def _new(self, code: FindingCode, node: str, convolutions: Iterable[str]) -> list[str]:
         """Those convolutions that the finding at a node does not name yet; from now on it does."""
         new = [c for c in dict.fromkeys(convolutions) if node not in self._concerned[code].get(c, ())]
         for name in new:
-            self._concerned[code].setdefault(name, set()).add(node)
+            self._concerned[code].setdefault(name, {})[node] = None
         return new
 
     def has(self, code: FindingCode, node: str) -> bool:
         """Whether a finding of that code at that node is there."""
         return (code, node) in self._known
-
-
-def scale_text(params: QuantParams) -> str:
-    """The scale of a quantizer as text: a number, or the range of a per-channel one."""
-    if params.scale is None or not params.scale.size:
-        return "unknown"
-    if params.scale.size == 1:
-        return number(float(params.scale[0]))
-    return f"{number(float(np.min(params.scale)))} to {number(float(np.max(params.scale)))}"
-
-
-def scalar(params: QuantParams) -> float | None:
-    """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
-    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None

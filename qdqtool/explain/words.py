@@ -1,16 +1,18 @@
-"""The words in which readers, origins, scales and sizes are told."""
+"""The phrases for readers, origins, scales and sizes of which messages are made."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from qdqtool.explain.readers import floats_of
 from qdqtool.operators import SUMS
 from qdqtool.qdq import PerChannel
-from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size
+from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 
 
 def number(value: float | None) -> str:
-    """A scale as text, four digits; ``unknown`` where the data is not at hand."""
+    """A scale as text, four digits; ``unknown`` where it is not available."""
     return "unknown" if value is None else f"{value:.4g}"
 
 
@@ -34,8 +36,13 @@ def size_words(size: Size | None) -> str:
 
 
 def node_words(name: str, op: str) -> str:
-    """``name (Op)``, or the name alone where it tells the operator."""
+    """``name (Op)``, or the name alone where it says the operator."""
     return name if not op or op in name else f"{name} ({op})"
+
+
+def step_words(step: Step) -> str:
+    """The same for an operator on the way."""
+    return node_words(step.node, step.op)
 
 
 def reader_names(readers: Sequence[Reader]) -> list[str]:
@@ -50,25 +57,16 @@ def reader_names(readers: Sequence[Reader]) -> list[str]:
     return found
 
 
-def floats_of(readers: Sequence[Reader]) -> list[Reader]:
-    """Those that are no Q."""
-    return [r for r in readers if r.kind != ReaderKind.Q]
-
-
-def quantizers_of(readers: Sequence[Reader]) -> list[Reader]:
-    return [r for r in readers if r.kind == ReaderKind.Q]
-
-
-def readers_words(readers: Sequence[Reader]) -> str:
-    """Who reads a tensor as float, as a clause."""
+def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
+    """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
     if not readers:
-        return "nothing reads it"
+        return f"nothing reads{it}"
     if all(r.kind == ReaderKind.OUTPUT for r in readers):
         return "it is the network's output"
-    told = list(dict.fromkeys(reader_names(floats_of(readers))))
-    if not told:
-        return f"{names(reader_names(readers))} quantizes it"
-    return f"{names(told)} {'read' if len(told) > 1 else 'reads'} it as float"
+    floats = list(dict.fromkeys(reader_names(floats_of(readers))))
+    if not floats:
+        return f"{names(reader_names(readers))} quantizes{it}"
+    return f"{names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float"
 
 
 def origin_words(origin: Origin, tensor: str = "") -> str:
@@ -77,7 +75,17 @@ def origin_words(origin: Origin, tensor: str = "") -> str:
         return f"the result of {origin.convolution}"
     if not origin.node:
         return f"the network's input '{origin.tensor}'"
-    told = node_words(origin.node, origin.op)
+    maker = node_words(origin.node, origin.op)
     if origin.op in SUMS or origin.path or not tensor:
-        return f"the result of {told}"
-    return f"'{tensor}' of {told}"
+        return f"the result of {maker}"
+    return f"'{tensor}' of {maker}"
+
+
+def unified(scales: Sequence[Scale]) -> str:
+    """The advice to take the largest scale, and what that costs; empty where no two are known."""
+    given = [s for s in scales if isinstance(s, float) and s > 0]
+    if not given:
+        return ""
+    largest, smallest = max(given), min(given)
+    cost = f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)" if largest > smallest else ""
+    return f"Give them one scale, {number(largest)}{cost}."

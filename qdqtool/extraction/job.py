@@ -67,8 +67,7 @@ class Job:
         elif findings:
             chosen = [shown.choose(self.whole, f, node) for f in dict.fromkeys(findings)]
             self.shown = shown.of_findings(self.whole, chosen)
-            anchors = {n.index: n for f in chosen for n in
-                       self._named([f.node, *f.convolutions, *shown.words([f.message, f.fix])])}
+            anchors = {n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])}
             self._narrow(list(anchors.values()) or self.model.ordered[:1])
             self.why = f"what {told([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
         elif node is not None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
+from qdqtool.explain.messages import worded
 from qdqtool.types import ConvOutcome, Finding, Prediction
-
-_DIMENSIONS = re.compile(r"\b\d+(?:x\d+)+\b")
-_WORD = re.compile(r"[^\s,()';]+")
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,7 @@ class Shown:
 
 def key(finding: Finding) -> tuple[str, str, str, str, str]:
     """Equal for two findings that say the same; sizes of tensors apart, which a smaller model changes."""
-    message = _DIMENSIONS.sub("#", finding.message)
-    return str(finding.code), str(finding.severity), finding.node, message, _DIMENSIONS.sub("#", finding.fix)
+    return str(finding.code), str(finding.severity), finding.node, *worded(finding, sizes=False)
 
 
 def same(one: ConvOutcome, two: ConvOutcome) -> bool:
@@ -90,16 +86,6 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
         raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
     return found[int(number) - 1]
-
-
-def words(texts: Iterable[str]) -> list[str]:
-    """Words of messages, which may be names of nodes, each once."""
-    found: dict[str, None] = {}
-    for text in texts:
-        for word in _WORD.findall(text):
-            found[word] = None
-            found[word.rstrip(".:")] = None
-    return list(found)
 
 
 def told(items: Sequence[str], most: int = 4) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
@@ -15,13 +15,16 @@ from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model
+from qdqtool.lint import records as lint
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
 from qdqtool.qdq import is_quantized
+from qdqtool.rtx import records as rtx
+from qdqtool.trt import refusals as trt
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
+from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal, Severity
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -37,29 +40,36 @@ _UNQUANTIZED = frozenset({"HEAD-QUANT", "HEAD-CONCAT"})  # asked for: speed is g
 _MOST_SITES = 64  # tried one by one when all together are refused
 
 STEPS = (
-    Step(("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), quantizers.zero_points, _ONE_BIT),
-    Step(("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
-    Step(("SCALE-SHAPE1", "ACT-PER-CHANNEL"), quantizers.scalars, _ONE_BIT),
-    Step(("BIAS-DQ",), weights.biases, _EXACT),
-    Step(("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),
-    Step(("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
-    Step(("W-SHARED",), weights.shared, _EXACT),
-    Step(("BN-UNFOLDED",), batchnorm.parameters, _EXACT),
-    Step(("CT-BN",), batchnorm.transposed, _EXACT),
-    Step(("CT-AXIS",), weights.transposed, _ONE_BIT),
-    Step(("W-NO-DQ",), weights.bare, _ONE_BIT),
-    Step(("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT, default=False),
-    Step(("SILU-INNER-Q", "ACT-INNER-Q"), pairs.inside_activations, _EXACT),
-    Step(("ADD-BOTH",), pairs.convolution_side, _EXACT),
-    Step(("PAD-SPLIT",), pairs.behind_pads, _EXACT),
-    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
-    Step(unify.CODES, unify.scales, _SHARED),
+    Step(
+        (trt.NonzeroZeroPoint, lint.UnsignedZeroPoint, lint.ZeroPointMissing, lint.ZeroPointCount, rtx.CompilerFault),
+        ("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), quantizers.zero_points, _ONE_BIT,
+    ),
+    Step((lint.ScaleNotPositive,), ("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
+    Step((lint.ScaleShape1, trt.ActivationPerChannel, rtx.IntegersLost), ("SCALE-SHAPE1", "ACT-PER-CHANNEL"),
+         quantizers.scalars, _ONE_BIT),
+    Step((lint.BiasQuantized,), ("BIAS-DQ",), weights.biases, _EXACT),
+    Step((lint.WeightsBehind, lint.StoredReadElsewhere), ("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),
+    Step((lint.WeightsStored,), ("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
+    Step((trt.WeightsShared,), ("W-SHARED",), weights.shared, _EXACT),
+    Step((trt.BatchNormNotConstant,), ("BN-UNFOLDED",), batchnorm.parameters, _EXACT),
+    Step((trt.ConvTransposeBatchNorm,), ("CT-BN",), batchnorm.transposed, _EXACT),
+    Step((trt.WeightsAxis,), ("CT-AXIS",), weights.transposed, _ONE_BIT),
+    Step((trt.WeightsNotDequantized,), ("W-NO-DQ",), weights.bare, _ONE_BIT),
+    Step((lint.HeadQuantized, lint.JoinedBehindHead), ("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT,
+         default=False),
+    Step((lint.InsideActivation,), ("SILU-INNER-Q", "ACT-INNER-Q"), pairs.inside_activations, _EXACT),
+    Step((trt.ResidualBothQuantized,), ("ADD-BOTH",), pairs.convolution_side, _EXACT),
+    Step((lint.BehindPad,), ("PAD-SPLIT",), pairs.behind_pads, _EXACT),
+    Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
+         ("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
+    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), unify.CODES,
+         unify.scales, _SHARED),
 )
-_WHOLE: tuple[tuple[str, str, Callable[[Model, Target], Model | None]], ...] = (
-    ("SCALE-FP16", "the model is float32", floats.to_float),
-    ("FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
+_WHOLE: tuple[tuple[type[Refusal], str, str, Callable[[Model, Target], Model | None]], ...] = (
+    (lint.ScaleHalf, "SCALE-FP16", "the model is float32", floats.to_float),
+    (lint.FloatStays, "FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
 )
-FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for c, _, _ in _WHOLE)
+FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for _, c, _, _ in _WHOLE)
 
 
 @dataclass(slots=True)
@@ -156,9 +166,9 @@ def fix(
         if wanted & set(step.codes) or (not only and step.default):
             work.try_step(step, wanted if only else set(step.codes))
     work.try_together()
-    for code, what, convert in _WHOLE:
+    for cause, code, what, convert in _WHOLE:
         if not only or code in wanted:
-            work.try_whole(code, what, convert)
+            work.try_whole(cause, code, what, convert)
     return work.result()
 
 
@@ -205,7 +215,6 @@ class _Work:
 
     def try_step(self, step: Step, wanted: set[str]) -> None:
         """Tries all places of a step together, then one by one where that is refused."""
-        wanted = {c for c in wanted if codes.get(c).on(self.target.name) is not None}
         sites = self._sites(step, wanted)
         if not sites:
             return
@@ -228,9 +237,7 @@ class _Work:
                 self.refused.append(Change(site.code, site.node, site.what, why_not))
 
     def _sites(self, step: Step, wanted: set[str]) -> list[Site]:
-        found = step.find(self._view(self.model), self.target)
-        asked = {*wanted, "SKIP-FLOAT"} if "POOL-MIXED" in wanted else wanted  # the same change, seen from the pooling
-        return [replace(s, code="POOL-MIXED") if s.code not in wanted else s for s in found if s.code in asked]
+        return step.sites(self._view(self.model), self.target, self.prediction, wanted)
 
     def _view(self, model: Model) -> View:
         return View(model, self.target.residual_through_activation)
@@ -250,10 +257,10 @@ class _Work:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
         if len(self._left) < 2:
             return
-        model, changes, factor = self.model, [], 1.0
+        model, prediction, changes, factor = self.model, self.prediction, [], 1.0
         tried: set[str] = set()
         for step, wanted in self._left:
-            sites = [s for s in step.find(self._view(model), self.target) if s.code in wanted]
+            sites = step.sites(self._view(model), self.target, prediction, wanted)
             editor = Editor(model.copy())
             try:
                 for site in sites:
@@ -263,6 +270,7 @@ class _Work:
                 continue
             if sites:
                 model = edited
+                prediction = predict(model, self.target)
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.update(step.codes)
                 factor = max(factor, step.noise)
@@ -270,9 +278,11 @@ class _Work:
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
-    def try_whole(self, code: str, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
+    def try_whole(
+        self, cause: type[Refusal], code: str, what: str, convert: Callable[[Model, Target], Model | None]
+    ) -> None:
         """Tries a rewrite of the whole model."""
-        if not any(f.code == code for f in self.prediction.findings):
+        if not any(isinstance(c.refusal, cause) for f in self.prediction.findings for c in f.causes):
             return
         change = Change(code, "", what)
         try:
@@ -380,7 +390,7 @@ def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:
     for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 in and out")):
         if two[key] < one[key] and not asked:
             return f"there would be {two[key]} {what} instead of {one[key]}"
-    retyped = tried <= {c for c, _, _ in _WHOLE}  # Casts may split a conversion in two; the types are the gain
+    retyped = tried <= {c for _, c, _, _ in _WHOLE}  # Casts may split a conversion in two; the types are the gain
     if (two["conversions"] or 0) > (one["conversions"] or 0) and not retyped and not asked:
         return f"there would be {two['conversions']} conversions instead of {one['conversions']}"
     if two["int8"] > one["int8"] or two["int8_to_int8"] > one["int8_to_int8"]:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.fixing.site import Site
+from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import evaluate
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.trt.targets import Target
+from qdqtool.types import Refusal
 
 _Array = npt.NDArray[Any]
 
 
-def parameters(view: View, target: Target) -> list[Site]:
+def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """BN-UNFOLDED: parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
+    names = named(reported)
     for norm in view.model.nodes:
-        if norm.op != "BatchNormalization":
+        if norm.op != "BatchNormalization" or norm.name not in names:
             continue
         values: dict[int, _Array] = {}
         for position, tensor in enumerate(norm.inputs[1:], 1):
@@ -41,15 +44,15 @@ def parameters(view: View, target: Target) -> list[Site]:
     return sites
 
 
-def transposed(view: View, target: Target) -> list[Site]:
+def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """CT-BN: a BatchNormalization folded into the quantized weights of the ConvTranspose in front of it.
 
     Weights and scales are multiplied by the same factor for each output channel, so that the integers stay the same.
     """
     sites: list[Site] = []
-    for conv in view.weighted:
+    for conv in nodes_of(view, reported):
         readers = view.model.readers(conv.output)
-        if conv.op != "ConvTranspose" or len(readers) != 1 or readers[0].op != "BatchNormalization":
+        if len(readers) != 1 or readers[0].op != "BatchNormalization":
             continue
         site = _fold(view, conv, readers[0])
         if site is not None:

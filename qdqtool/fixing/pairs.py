@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
 from qdqtool import qdq
-from qdqtool.fixing.site import Site
+from qdqtool.fixing.site import Site, nodes_of
 from qdqtool.fixing.weights import dequantized
 from qdqtool.graph import Node
-from qdqtool.lint.heads import head_of, last_convolutions
-from qdqtool.lint.structure import both_sides, quantized_gate, shared_residuals
+from qdqtool.lint.records import HeadQuantized, InsideActivation, JoinedBehindHead
+from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import boundary, is_sum
+from qdqtool.onnxgraph.flow import is_sum
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
+from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
+from qdqtool.types import Refusal
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
     return [n for n in view.model.readers(q.output) if qdq.is_dq(n)]
 
 
-def inside_activations(view: View, target: Target) -> list[Site]:
+def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
     sites: list[Site] = []
-    for conv in view.weighted:
-        edge = boundary(view, conv)
-        if edge.inner is not None:
-            sites.append(_inner(view, edge.inner))
-        for gate, q in _gates(view, edge.tensor, edge.inner):
-            what = f"{q.name} removed from between {gate.name} and its Mul"
-            sites.append(Site("SILU-INNER-Q", q.name, what, _bypass(view, q)))
+    gates = {r.node for r in reported if isinstance(r, InsideActivation) and r.gate}
+    for q in nodes_of(view, reported):
+        if q.name not in gates:
+            sites.append(_inner(view, q))
+            behind = quantized_gate(view, [q.input(0), *(dq.output for dq in _dqs(view, q))])
+            gate = behind[1] if behind is not None else None
+        else:
+            gate = q
+        if gate is not None:
+            maker = view.model.producer(gate.input(0))
+            what = f"{gate.name} removed from between {maker.name if maker else ''} and its Mul"
+            sites.append(Site("SILU-INNER-Q", gate.name, what, _bypass(view, gate)))
     return sites
-
-
-def _gates(view: View, tensor: str, inner: Node | None) -> list[tuple[Node, Node]]:
-    """Quantized gates of a SiLU, of the tensor itself and behind the inner pair."""
-    tensors = [tensor]
-    if inner is not None:
-        tensors += [dq.output for dq in _dqs(view, inner)]
-    found = [quantized_gate(view, tensors)]
-    return [f for f in found if f is not None]
 
 
 def _inner(view: View, q: Node) -> Site:
@@ -79,28 +77,33 @@ def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
     return apply
 
 
-def convolution_side(view: View, target: Target) -> list[Site]:
+def convolution_side(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """ADD-BOTH: the pair on the convolution's side of a residual Add goes."""
     sites: list[Site] = []
-    for add in view.model.nodes:
-        found = both_sides(view, add) if is_sum(view, add) and len(add.inputs) == 2 else None
-        if found is not None:
-            q = found.q
-            what = f"{q.name} and its DequantizeLinear removed between {found.conv.name} and {add.name}"
-            sites.append(Site("ADD-BOTH", add.name, what, _bypass(view, q)))
+    for r in reported:
+        assert isinstance(r, ResidualBothQuantized)
+        q = view.model.node(r.quantizer)
+        what = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
+        sites.append(Site("ADD-BOTH", r.add, what, _bypass(view, q)))
     return sites
 
 
-def residuals(view: View, target: Target) -> list[Site]:
+def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SKIP-FLOAT, POOL-MIXED, ADD-ACT: an Add reads its residual through the pair that the tensor has already."""
     sites: list[Site] = []
+    floats: dict[str, str] = {}  # the residual tensor of each Add that a convolution could take in
+    names: set[str] = set()
+    for r in reported:
+        if isinstance(r, ResidualFloat):
+            floats.setdefault(r.add, r.tensor)
+        names.update(r.names())
     for add in view.model.nodes:
-        if not is_sum(view, add) or len(add.inputs) != 2:
+        if add.name not in names or not is_sum(view, add) or len(add.inputs) != 2:
             continue
-        alone, wanted = shared_residuals(view, add)
+        residual = floats.get(add.name)
+        wanted = shared_residuals(view, add, residual)
         if not wanted:
             continue
-        code = "SKIP-FLOAT" if any(alone) else "ADD-ACT"
 
         def apply(editor: Editor, add: Node = add, wanted: list[tuple[int, Node]] = wanted) -> None:
             for position, q in wanted:
@@ -110,14 +113,14 @@ def residuals(view: View, target: Target) -> list[Site]:
                 editor.set_input(add, position, output)
 
         told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
-        sites.append(Site(code, add.name, f"{add.name} reads {told}", apply))
+        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {told}", apply))
     return sites
 
 
-def behind_pads(view: View, target: Target) -> list[Site]:
+def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """PAD-SPLIT: the pair moves in front of a Pad that a Q passes (of zeros, or one that copies)."""
     sites: list[Site] = []
-    for conv in view.weighted:
+    for conv in nodes_of(view, reported):
         found = qdq.source_of_dq(view.model, conv.input(0))
         if found is None or found[1] is None:
             continue
@@ -140,15 +143,10 @@ def behind_pads(view: View, target: Target) -> list[Site]:
     return sites
 
 
-def heads(view: View, target: Target) -> list[Site]:
+def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """HEAD-QUANT and HEAD-CONCAT: float box outputs and DFL (all last convolutions without one), no pair behind."""
     sites: list[Site] = []
-    last = last_convolutions(view)
-    if not last:
-        return sites
-    head = head_of(view)
-    ends = head.boxes | head.dfl if head.dfl else {n.index for n in last}
-    for conv in (n for n in view.weighted if n.index in ends):
+    for conv in nodes_of(view, [r for r in reported if isinstance(r, HeadQuantized)]):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
         if data is None or data[1] is None or weights.dq is None or weights.after:
             continue
@@ -164,8 +162,8 @@ def heads(view: View, target: Target) -> list[Site]:
             editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored))
 
         sites.append(Site("HEAD-QUANT", conv.name, f"{conv.name} reads floats", apply))
-    for q in view.activation_qs:
-        if q.index not in view.feeds_weighted and _dqs(view, q):
+    for q in nodes_of(view, [r for r in reported if isinstance(r, JoinedBehindHead)]):
+        if _dqs(view, q):
             what = f"{q.name} and its DequantizeLinear removed behind the head"
             sites.append(Site("HEAD-CONCAT", q.name, what, _bypass(view, q)))
     return sites

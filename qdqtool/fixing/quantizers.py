@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqtool import qdq
-from qdqtool.explain.report import number
+from qdqtool.explain.words import number
 from qdqtool.fixing.channels import along
-from qdqtool.fixing.site import Site
+from qdqtool.fixing.site import Site, named
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import QuantParams
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision
+from qdqtool.types import Precision, Refusal
 
 _LEVELS = 127.0
 Floats = npt.NDArray[np.float64]
 
 
-def zero_points(view: View, target: Target) -> list[Site]:
+def zero_points(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """ZP-NONZERO, ZP-UINT8, DQ-3-INPUTS and ZP-VOLUME: int8 with zero points of 0, of the scale's shape."""
     sites: list[Site] = []
     known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
-    for q, dqs in _families(view):
+    for q, dqs in _families(view, reported):
         site = _family_site(view, q, dqs, target, known)
         if site is not None:
             sites.append(site)
     return sites
 
 
-def _families(view: View) -> list[tuple[Node | None, list[Node]]]:
-    """Each Q with its DQs, and each DQ of stored integers alone."""
+def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None, list[Node]]]:
+    """Each Q with its DQs, and each DQ of stored integers alone, where one of them was reported."""
+    places = {r.node for r in reported}
     families: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
         if qdq.is_q(node):
             families.append((node, [n for n in view.model.readers(node.output) if qdq.is_dq(n)]))
         elif not qdq.is_q(view.model.producer(node.input(0))):
             families.append((None, [node]))
-    return families
+    return [(q, dqs) for q, dqs in families if any(n is not None and n.name in places for n in (q, *dqs))]
 
 
 def _family_site(
@@ -116,10 +117,10 @@ def _requantize_constant(view: View, editor: Editor, dq: Node, params: QuantPara
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
 
 
-def positive_scales(view: View, target: Target) -> list[Site]:
+def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SCALE-NONPOS: weights get the scale of their largest value, other scales their absolute value or 1."""
     sites: list[Site] = []
-    for q, dqs in _families(view):
+    for q, dqs in _families(view, reported):
         head = q or dqs[0]
         params = view.params(head)
         if params.scale is None or (np.all(params.scale > 0) and np.all(np.isfinite(params.scale))):
@@ -162,10 +163,13 @@ def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats
     return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
 
 
-def scalars(view: View, target: Target) -> list[Site]:
+def scalars(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SCALE-SHAPE1 and ACT-PER-CHANNEL: one scalar scale for an activation."""
     sites: list[Site] = []
+    names = named(reported)
     for q, dqs in view.pairs():
+        if names.isdisjoint(n.name for n in (q, *dqs)):
+            continue
         params = view.params(q)
         if params.scale is None or not params.scale.size or params.scale_shape == ():
             continue

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
+from qdqtool.finding_codes import FindingCode
+from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.trt.targets import Target
+from qdqtool.types import Prediction, Refusal
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,40 @@ class Site:
     apply: Callable[[Editor], None]
 
 
+def named(reported: Sequence[Refusal]) -> set[str]:
+    """Every name in the refusals."""
+    return {n for r in reported for n in r.names()}
+
+
+def nodes_of(view: View, reported: Sequence[Refusal]) -> list[Node]:
+    """The nodes that were refused, each once, in graph order."""
+    places = {r.node for r in reported}
+    return [n for n in view.model.nodes if n.name in places]
+
+
 @dataclass(frozen=True)
 class Step:
     """Fixes that are tried together.
 
     Attributes:
-        codes: The finding codes that it can remove.
-        find: Lists the places, given the model and the target.
+        causes: The classes of refusals behind the findings that it can remove.
+        codes: Their codes, for ``--only``.
+        find: Lists the places, given the model, the target and the refusals that were reported.
         noise: By how much the noise of the network's outputs against the float network may grow.
         default: Whether it is done without being asked for by ``--only``.
     """
 
-    codes: tuple[str, ...]
-    find: Callable[[View, Target], list[Site]]
+    causes: tuple[type[Refusal], ...]
+    codes: tuple[FindingCode, ...]
+    find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
     noise: float
     default: bool = True
+
+    def sites(self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]) -> list[Site]:
+        """The places in a predicted model, of the codes that are wanted."""
+        found = (r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also))
+        refused = [r for r in dict.fromkeys((*prediction.refusals, *found)) if isinstance(r, self.causes)]
+        sites = self.find(view, target, refused) if refused else []
+        # An Add that reads its residual in INT8 is the same change, seen from a pooling that both read.
+        return [s if s.code in wanted else replace(s, code="POOL-MIXED") for s in sites
+                if s.code in wanted or (s.code == "SKIP-FLOAT" and "POOL-MIXED" in wanted)]

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from qdqtool import qdq
-from qdqtool.explain.report import number, scalar
-from qdqtool.fixing.site import Site
+from qdqtool.explain.words import number
+from qdqtool.finding_codes import FindingCode
+from qdqtool.fixing.site import Site, named
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import inputs_behind_q, of
+from qdqtool.qdq import QuantParams
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision
+from qdqtool.types import Precision, Refusal
 
-CODES = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
+CODES: tuple[FindingCode, ...] = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
 
 
-def scales(view: View, target: Target) -> list[Site]:
+def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """One scale, the largest, for all quantizers that are tied by operators that a Q passes.
 
     Tied are the tensors on both sides of an operator that a Q passes and of a Q/DQ pair: what TensorRT may merge into
     one. A chain of Concats is one group.
     """
     groups = _Groups(view)
+    names = named(reported)
     sites: list[Site] = []
     for members, crossed in groups.found():
-        values = [scalar(view.params(q)) for q in members]
+        values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
         if len(known) != len(values) or len(set(known)) < 2:
             continue
         if any(view.params(q).precision != Precision.INT8 or _shifted(view, q) for q in members):
             continue
         unified = max(known)
-        code = _code(view, members, crossed)
+        places = {*(n.name for n in (*members, *crossed)), *(q.input(0) for q in members)}
+        if places.isdisjoint(names):
+            continue
+        code = _code(members, crossed)
         where = crossed[0].name if crossed else members[0].input(0)
         smallest = min(known)
         bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
@@ -52,20 +59,20 @@ def scales(view: View, target: Target) -> list[Site]:
     return sites
 
 
+def _scalar(params: QuantParams) -> float | None:
+    """The one scale of a per-tensor quantizer; None for a per-channel or unknown one."""
+    return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
+
+
 def _shifted(view: View, q: Node) -> bool:
     zero = view.params(q).zero_point
     return zero is None or bool(np.any(zero != 0))
 
 
-def _code(view: View, members: list[Node], crossed: list[Node]) -> str:
-    if any(of(n).joins for n in crossed):
-        return "CONCAT-SCALE"
-    if any(of(n).cuts for n in crossed):
-        return "SPLIT-SCALE"
+def _code(members: list[Node], crossed: list[Node]) -> FindingCode:
     if crossed:
-        return "POOL-SCALE"
-    tensors = {q.input(0) for q in members}
-    return "SIBLING-SCALE" if len(tensors) == 1 else "DOUBLE-QDQ"
+        return "CONCAT-SCALE" if of(crossed[0]).joins else "SPLIT-SCALE" if of(crossed[0]).cuts else "POOL-SCALE"
+    return "SIBLING-SCALE" if len({q.input(0) for q in members}) == 1 else "DOUBLE-QDQ"
 
 
 class _Groups:

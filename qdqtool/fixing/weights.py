@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.fixing.channels import along
-from qdqtool.fixing.site import Site
+from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
@@ -23,27 +24,19 @@ from qdqtool.onnxgraph.view import View, Weights
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import of
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision
+from qdqtool.types import Precision, Refusal
 
 _Array = npt.NDArray[Any]
 _FOLD_LIMIT = 50  # nodes between a constant and a weight's Q
 
 
-def biases(view: View, target: Target) -> list[Site]:
+def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """BIAS-DQ: the dequantized bias as a float constant."""
     sites: list[Site] = []
-    done: set[int] = set()
-    for dq in view.quantizers:
-        if not qdq.is_dq(dq) or not view.is_weight(dq) or dq.index in done:
-            continue
-        readers = view.model.readers(dq.output)
-        is_bias = bool(readers) and all(of(n).weights is not None and n.input(2) == dq.output for n in readers)
-        if not is_bias and view.params(dq).precision != Precision.INT32:
-            continue
+    for dq in nodes_of(view, reported):
         value = dequantized(view, dq)
         if value is None or view.model.is_output(dq.output) or any(n.captured for n in view.model.readers(dq.output)):
             continue
-        done.add(dq.index)
 
         def apply(editor: Editor, dq: Node = dq, value: _Array = value) -> None:
             editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value))
@@ -69,13 +62,14 @@ def dequantized(view: View, dq: Node) -> _Array | None:
     return np.asarray(integers.astype(scale.dtype) * steps, scale.dtype)
 
 
-def stored_integers(view: View, target: Target) -> list[Site]:
+def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """WEIGHT-PREQUANT: float weights with a Q in front of the DQ; the integers come out the same."""
     sites: list[Site] = []
+    names = named(reported)
     for conv in view.weighted:
         weights = view.weights(conv)
         dq = weights.dq
-        if dq is None or weights.q is not None or not weights.constant:
+        if dq is None or dq.name not in names or weights.q is not None or not weights.constant:
             continue
         value = dequantized(view, dq)
         if value is None or view.params(dq).precision != Precision.INT8:
@@ -92,12 +86,13 @@ def stored_integers(view: View, target: Target) -> list[Site]:
     return list(unique.values())
 
 
-def shared(view: View, target: Target) -> list[Site]:
+def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """W-SHARED: constant, Q and DQ copied for every convolution but the first."""
     users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
+    names = named(reported)
     for conv in view.weighted:
         weights = view.weights(conv)
-        if weights.dq is not None and weights.constant and not weights.after:
+        if weights.source in names and weights.dq is not None and weights.constant and not weights.after:
             users[weights.source].append((conv, weights))
     sites: list[Site] = []
     for source, found in users.items():
@@ -109,8 +104,8 @@ def shared(view: View, target: Target) -> list[Site]:
             for conv, weights in found[1:]:
                 _copy(editor, conv, weights, value)
 
-        names = ", ".join(c.name for c, _ in found)
-        sites.append(Site("W-SHARED", source, f"'{source}': weights copied for each of {names}", apply))
+        users_of = ", ".join(c.name for c, _ in found)
+        sites.append(Site("W-SHARED", source, f"'{source}': weights copied for each of {users_of}", apply))
     return sites
 
 
@@ -123,12 +118,15 @@ def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
     editor.set_input(conv, 1, tensor)
 
 
-def computed(view: View, target: Target) -> list[Site]:
+def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """W-NONCONST and WEIGHT-INDIRECT: what stands between the constant and its quantizer, computed now."""
     sites: list[Site] = []
+    names = named(reported)
     for conv in view.weighted:
         weights = view.weights(conv)
         first = weights.first
+        if names.isdisjoint((conv.name, *(n.name for n in weights.before))):
+            continue
         if first is None or not weights.before or len(weights.before) > _FOLD_LIMIT:
             continue
         value = evaluate(view.model, weights.source)
@@ -175,10 +173,10 @@ def evaluate(model: Model, tensor: str) -> _Array | None:
     return np.asarray(result[0])
 
 
-def bare(view: View, target: Target) -> list[Site]:
+def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """W-NO-DQ: Q/DQ for the weights of a convolution whose input is quantized."""
     sites: list[Site] = []
-    for conv in view.weighted:
+    for conv in nodes_of(view, reported):
         weights = view.weights(conv)
         if weights.dq is not None or not weights.constant or qdq.source_of_dq(view.model, conv.input(0)) is None:
             continue
@@ -205,13 +203,13 @@ def _told(axis: int | None) -> str:
     return "with one scale" if axis is None else "per output channel"
 
 
-def transposed(view: View, target: Target) -> list[Site]:
+def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """CT-AXIS: one scale, from the largest weight, where a ConvTranspose has one for each channel.
 
     Done where the target is not known to take a scale for each output channel, and where the axis is the wrong one.
     """
     sites: list[Site] = []
-    for conv in view.weighted:
+    for conv in nodes_of(view, reported):
         weights = view.weights(conv)
         if of(conv).kind != LayerKind.DECONVOLUTION or weights.first is None or not weights.constant or weights.after:
             continue

@@ -29,7 +29,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
         if not wanted or not step.default:
             continue
         try:
-            sites = [s for s in step.find(view, target) if s.code in wanted]
+            sites = step.sites(view, target, prediction, wanted)
             if not 0 < len(sites) <= _MOST_SITES:
                 continue
             editor = Editor(model.copy())

@@ -5,16 +5,26 @@ from __future__ import annotations
 import onnx
 
 from qdqtool import qdq
-from qdqtool.explain.knowledge import STRONG
-from qdqtool.explain.report import Report, names
-from qdqtool.explain.ways import fp16_words
+from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.records import (
+    CHECK,
+    Channels,
+    DepthwiseAdd,
+    DepthwiseSilu,
+    FloatFlag,
+    FloatStays,
+    Grouped,
+    HeadQuantized,
+    JoinedBehindHead,
+)
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.half import half_nodes
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import CONVOLUTIONS, of
+from qdqtool.trt.targets import target_named
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
@@ -41,24 +51,20 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
             continue
         concat = _concat_above(view, q)
         if concat is not None:
-            report.add("HEAD-CONCAT", q.name, f"{q.name} gives everything that {concat.name} joins behind the head "
-                       "one scale.")
+            report.add("HEAD-CONCAT", JoinedBehindHead(CHECK, q.name, concat.name))
 
 
 def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
     """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
     head = head_of(view)
     for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
-        report.add("HEAD-QUANT", conv.name, f"{conv.name} is the DFL (the mean over a box side's bins) and is "
-                   "quantized.", convolutions=[conv.name])
+        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "dfl"), convolutions=[conv.name])
     for conv in (n for n in last if n.index in quantized):
         if head.dfl and conv.index not in head.boxes:
-            report.add("HEAD-SCORE", conv.name, f"{conv.name} is the last convolution of a class branch and is "
-                       "quantized.", convolutions=[conv.name])
+            report.add("HEAD-SCORE", HeadQuantized(CHECK, conv.name, "class"), convolutions=[conv.name])
         else:
             branch = "box" if head.dfl else "head"
-            report.add("HEAD-QUANT", conv.name, f"{conv.name} is the last convolution of a {branch} branch and is "
-                       "quantized.", convolutions=[conv.name])
+            report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
 
 def _concat_above(view: View, q: Node) -> Node | None:
@@ -86,17 +92,12 @@ def _shapes(view: View, report: Report, conv: Node) -> None:
     if depthwise:
         _depthwise(view, report, conv)
     elif groups > 1:
-        report.add("GROUP-SLOW", conv.name, f"{conv.name} has {groups} groups of {inputs // groups} channels.",
-                   convolutions=concerned)
-    small = [c for c in ((inputs,) if not stem else ()) + (outputs,) if c < 16]
-    odd = [c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16]
-    if small:
-        report.add("CH-SMALL", conv.name, f"{conv.name} has {inputs} input and {outputs} output channels.",
-                   convolutions=concerned)
-    elif odd:
-        report.add("CH-ALIGN", conv.name, f"{conv.name} has {inputs} input and {outputs} output channels; "
-                   f"{names(str(c) for c in odd)} {'is' if len(set(odd)) == 1 else 'are'} not a multiple of 16.",
-                   convolutions=concerned)
+        report.add("GROUP-SLOW", Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
+    small = any(c < 16 for c in ((inputs,) if not stem else ()) + (outputs,))
+    odd = tuple(c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16)
+    if small or odd:
+        found = Channels(CHECK, conv.name, inputs, outputs, odd)
+        report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=concerned)
 
 
 def _reads_network_input(view: View, conv: Node) -> bool:
@@ -111,17 +112,15 @@ def _depthwise(view: View, report: Report, conv: Node) -> None:
     readers = view.model.readers(conv.output)
     ops = {n.op for n in readers}
     if "Sigmoid" in ops and "Mul" in ops:
-        end = "" if conv.index in view.feeds_weighted else " at the end of the network"
-        report.add("DW-SILU", conv.name, f"{conv.name} is a depthwise convolution with SiLU{end}.",
-                   convolutions=[conv.name])
+        last = conv.index not in view.feeds_weighted
+        report.add("DW-SILU", DepthwiseSilu(CHECK, conv.name, last), convolutions=[conv.name])
     if ops == {"Add"}:
-        report.add("DW-ADD", conv.name, f"{conv.name} is a depthwise convolution whose result goes into "
-                   f"{readers[0].name}.", convolutions=[conv.name])
+        report.add("DW-ADD", DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:
-    if report.target not in STRONG:
-        report.add("FLAG-FP16", "", *fp16_words(report.way))
+    if not target_named(report.target).strongly_typed:
+        report.add("FLAG-FP16", FloatFlag(CHECK, ""))
         return
     types = {n.index: _computes_in(view, n) for n in view.weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
@@ -129,11 +128,7 @@ def _float_types(view: View, report: Report) -> None:
     half = half_nodes(view.model)
     float32 = [n for n in view.weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
-        report.add(
-            "FLOAT-FP32", "",
-            f"the float part of the model is FP32 and stays FP32 ({len(float32)} of {len(view.weighted)} convolutions "
-            f"read or write it and could be FP16, {float32[0].name} first).",
-        )
+        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(view.weighted), float32[0].name))
 
 
 def _computes_in(view: View, conv: Node) -> int:

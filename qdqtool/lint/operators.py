@@ -9,9 +9,19 @@ import onnx
 from qdqtool import operators, qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
+from qdqtool.lint.records import (
+    CHECK,
+    Convolution3D,
+    IntegerOperator,
+    LargeKernel,
+    NormalizationFloat,
+    OtherTypes,
+    UnknownOperator,
+)
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.refusals import Deconvolution3D
 from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
@@ -25,21 +35,18 @@ def run(view: View, report: Report) -> None:
     unknown: dict[str, list[Node]] = defaultdict(list)
     for node in view.model.nodes:
         if _computes_integers(node):
-            report.add("QOPERATOR", node.name, f"{node.name} is a {node.op}: TensorRT cannot import it.")
+            report.add("QOPERATOR", IntegerOperator(CHECK, node.name, node.op))
         elif precision := _other_type(view, node):
             outside[precision].append(node)
         elif operators.of(node).name == "" and (node.domain not in operators.DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
-            message = f"{node.name} ({node.op}) reads a dequantized tensor and is computed in float."
-            report.add("NORM-FLOAT", node.name, message, values=view.values(node.input(0)))
+            report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
         elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
             _convolution(view, report, node)
     _outside(view, report, outside)
     for op, nodes in unknown.items():
-        more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-        told = f"{nodes[0].name}{more} is a plugin or unknown operator, {op}"
-        report.add("PLUGIN-OUTSIDE", nodes[0].name, f"{told}: no Q or DQ moves past it or is taken into it.")
+        report.add("PLUGIN-OUTSIDE", UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
 
 
 def _computes_integers(node: Node) -> bool:
@@ -67,11 +74,10 @@ def _outside(view: View, report: Report, found: dict[str, list[Node]]) -> None:
     if not found:
         return
     nodes = [n for same in found.values() for n in same]
-    told = " and ".join(f"{len(same)} Q/DQ nodes of {kind}" for kind, same in found.items())
+    kinds = tuple((kind, len(same)) for kind, same in found.items())
     report.add(
-        "FP8-OUTSIDE", "", f"{told} ({nodes[0].name} first) are outside the rules of this prediction, which are those "
-        "of INT8: what becomes of them is not known here.",
-        convolutions=[c for n in nodes for c in view.convolutions_behind(n)],
+        "FP8-OUTSIDE", OtherTypes(CHECK, nodes[0].name, kinds), "",
+        [c for n in nodes for c in view.convolutions_behind(n)],
     )
 
 
@@ -86,13 +92,10 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
     kernel = _kernel(view, conv)
     deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
+    concerned = [conv.name]
     if len(kernel) == 3 and deconvolution:
-        message = f"{conv.name} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation " \
-                  "and a Q stand behind it."
-        report.add("CT3D-FLOAT", conv.name, message, convolutions=[conv.name])
+        report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
-        message = f"{conv.name} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."
-        report.add("CONV3D-INT8", conv.name, message, convolutions=[conv.name])
+        report.add("CONV3D-INT8", Convolution3D(CHECK, conv.name), convolutions=concerned)
     if kernel and min(kernel) >= _LARGE_KERNEL and not deconvolution:
-        message = f"{conv.name} has a kernel of {'x'.join(map(str, kernel))}: builds with one of 32x32 failed on 8.6."
-        report.add("KERNEL-LARGE", conv.name, message, convolutions=[conv.name])
+        report.add("KERNEL-LARGE", LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)

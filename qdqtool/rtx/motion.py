@@ -15,6 +15,7 @@ import numpy as np
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.records import Why
 from qdqtool.rtx.sharing import Sharing
 from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 
@@ -62,45 +63,45 @@ class Motion:
             return next((s for s in data if isinstance(s, Float) and s.reason), NOTHING)
         first = quantized[0]
         if any(s.pad is not None for s in quantized) and node.op != "Pad":
-            return self._lost("pad", node, first)
+            return self._lost(Why.PAD, node, first)
         if node.op in ("Sum", "Mean", "Max", "Min", "Concat") and len(node.inputs) == 1:
             return first
         if node.op in JOINS:
             return self._join(node, data, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
-            return self._lost("operator", node, first)
+            return self._lost(Why.OPERATOR, node, first)
         if node.op in self._rules:
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
             if node.op == "Reciprocal" and not self.sharing.is_alone(node, node.input(0), "", _FREE):
-                return self._lost("shared", node, first)
+                return self._lost(Why.SHARED, node, first)
             moved = replace(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
             return self._with_axes(node, moved)
-        return self._lost("operator", node, first)
+        return self._lost(Why.OPERATOR, node, first)
 
-    def _lost(self, reason: str, node: Node, state: Dequantized) -> Float:
+    def _lost(self, reason: Why, node: Node, state: Dequantized) -> Float:
         return Float(reason, node, state.dq)
 
     def _join(self, node: Node, data: list[State], quantized: list[Dequantized]) -> State:
         first = quantized[0]
         if len(quantized) != len([t for t in node.inputs if t]) - (node.op == "Where"):
-            return self._lost("join-float", node, first)
+            return self._lost(Why.JOIN_FLOAT, node, first)
         shape = self.model.shape(node.output)
         axis = node.integer("axis", 1)
         if node.op == "Concat" and shape is not None:
             axis %= len(shape)
         if any(s.axes != first.axes for s in quantized):
-            return self._lost("join-scale", node, first)
+            return self._lost(Why.JOIN_SCALE, node, first)
         if node.op == "Concat" and first.axes == frozenset({axis}):
             return first  # scales are joined along the axis together with the integers
         if not all(first.same_scale(s) for s in quantized):
-            return self._lost("join-scale", node, first)
+            return self._lost(Why.JOIN_SCALE, node, first)
         return replace(first, scalar=all(s.scalar for s in quantized))
 
     def _cast(self, node: Node, state: Dequantized) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
-            return self._lost("operator", node, state)
+            return self._lost(Why.OPERATOR, node, state)
         return replace(state, width=width, narrowest=min(width, state.narrowest))
 
     def _scaled(self, node: Node, state: Dequantized) -> State:
@@ -110,14 +111,14 @@ class Motion:
         if reverse:
             other = node.input(0)
         if not self.constants.is_plain(other):
-            return self._lost("operator", node, state)
+            return self._lost(Why.OPERATOR, node, state)
         dims = self.constants.shape(other)
         if dims is None:
-            return self._lost("operator", node, state)
+            return self._lost(Why.OPERATOR, node, state)
         rank = len(self.model.shape(node.output) or dims)
         data = node.input(1 if reverse else 0)
         if not self.sharing.is_alone(node, data, other, _FREE):
-            return self._lost("shared", node, state)
+            return self._lost(Why.SHARED, node, state)
         own = len(self.model.shape(data) or dims)
         axes = {a + max(rank - own, 0) for a in state.axes}
         axes.update(rank - len(dims) + i for i, d in enumerate(dims) if d != 1)
@@ -141,7 +142,7 @@ class Motion:
         if pads is None:
             pads = self.constants.ints(node.input(1)) if node.input(1) else None
         if pads is None:
-            return self._lost("pad", node, state)
+            return self._lost(Why.PAD, node, state)
         pads = [int(p) for p in pads]
         if max(pads, default=0) <= 0 and state.pad is None:
             return self._with_axes(node, state)
@@ -155,9 +156,9 @@ class Motion:
             axes = [a % max(rank, 1) for a in self.constants.ints(node.input(3)) or ()]
         outer = any(pads[i] or pads[half + i] for i, a in enumerate(axes) if a < 2)
         if value != 0 or min(pads) < 0 or outer or rank not in (4, 5):
-            return self._lost("pad", node, state)
+            return self._lost(Why.PAD, node, state)
         if len(self.model.readers(node.output)) != 1 or self.model.is_output(node.output):
-            return self._lost("pad", node, state)
+            return self._lost(Why.PAD, node, state)
         return replace(state, pad=node)
 
     def _resize(self, node: Node, state: Dequantized) -> State:
@@ -165,14 +166,14 @@ class Motion:
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
         if before is not None and before == after and None not in before:
             return state
-        return self._lost("operator", node, state)
+        return self._lost(Why.OPERATOR, node, state)
 
     def _average(self, node: Node, state: Dequantized) -> State:
         """AveragePool blocks, unless it is 1x1 with stride 1."""
         sizes = [*node.attributes.get("kernel_shape", [0]), *node.attributes.get("strides", [1])]
         if all(s == 1 for s in sizes) and not any(node.attributes.get("pads", [])):
             return state
-        return self._lost("operator", node, state)
+        return self._lost(Why.OPERATOR, node, state)
 
     def _max_pool(self, node: Node, state: Dequantized) -> State:
         """A MaxPool just behind a DQ becomes an INT8 pool for the Q that reads it; other readers get a float one."""
@@ -183,7 +184,7 @@ class Motion:
         while maker is not None and (maker.op in ("Identity", "Dropout", "Cast") or self._does_nothing(maker)):
             maker = self.model.producer(maker.input(0))
         if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
-            return self._lost("pool", node, state)
+            return self._lost(Why.POOL, node, state)
         return self._with_axes(node, state)
 
     def _does_nothing(self, node: Node) -> bool:
@@ -196,7 +197,7 @@ class Motion:
         terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
         if len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1]) and not state.axes:
             return state
-        return self._lost("operator", node, state)
+        return self._lost(Why.OPERATOR, node, state)
 
     def _with_axes(self, node: Node, state: Dequantized) -> State:
         """Carries the axes of a varying scale to their new places; a scalar scale goes anywhere."""
@@ -204,7 +205,7 @@ class Motion:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
         axes = _moved_axes(self, node, state.axes, before, after)
-        return state.along(axes) if axes is not None else self._lost("axis", node, state)
+        return state.along(axes) if axes is not None else self._lost(Why.AXIS, node, state)
 
 
 def _moved_axes(

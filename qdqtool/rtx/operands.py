@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.graph import Model, Node
+from qdqtool.lint.records import DeconvolutionFloat
+from qdqtool.rtx.records import COMPILER, IntegersLost, Why
 from qdqtool.rtx.state import Dequantized, Float, State
-from qdqtool.types import Precision
+from qdqtool.trt.provenance import Step
+from qdqtool.trt.refusals import InputNotDequantized, WeightsNotDequantized
+from qdqtool.types import Precision, Refusal
 
-OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _EIGHT_BIT = (Precision.INT8, Precision.UINT8)
 
 
@@ -18,15 +21,11 @@ class Verdict:
 
     Attributes:
         precision: INT8 or FP8 where it multiplies those; None where it runs in its float type.
-        reason: Code of why it is float (see ``reasons``); empty otherwise.
-        node: The node that is to blame, None where none is.
-        dq: The DQ whose integers do not arrive.
+        refusal: Why it is float; None where it is not.
     """
 
     precision: Precision | None
-    reason: str = ""
-    node: Node | None = None
-    dq: Node | None = None
+    refusal: Refusal | None = None
 
 
 def judge(model: Model, node: Node, left: State, right: State) -> Verdict:
@@ -40,19 +39,22 @@ def judge(model: Model, node: Node, left: State, right: State) -> Verdict:
     """
     if node.op == "ConvTranspose":
         quantized = isinstance(left, Dequantized) and isinstance(right, Dequantized)
-        return Verdict(None, "deconvolution" if quantized else _side(left, right).reason)
+        return Verdict(None, DeconvolutionFloat(COMPILER, node.name) if quantized else _side(node, left, right))
     if isinstance(left, Float) or isinstance(right, Float):
-        return _side(left, right)
-    if node.op == "Conv":
-        verdict = _convolution(node, left, right)
-    else:
-        verdict = _product(model, node, left, right)
-    if verdict is not None:
-        return verdict
+        return Verdict(None, _side(node, left, right))
+    refusal = _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
+    if refusal is not None:
+        return Verdict(None, refusal)
     for state in (left, right):
         if state.width > state.narrowest:
-            return Verdict(None, "cast", node, state.dq)
-    return Verdict(_type_of(left, right), "" if _type_of(left, right) else "types", node, left.dq)
+            return Verdict(None, _lost(node, Why.CAST, node, state.dq))
+    precision = _type_of(left, right)
+    return Verdict(precision, _lost(node, Why.TYPES, node, left.dq) if precision is None else None)
+
+
+def _lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
+    step = Step(at.name, at.op) if at is not None else None
+    return IntegersLost(COMPILER, node.name, why, step, dq.name if dq is not None else "", weights)
 
 
 def _type_of(left: Dequantized, right: Dequantized) -> Precision | None:
@@ -61,44 +63,43 @@ def _type_of(left: Dequantized, right: Dequantized) -> Precision | None:
     return Precision.FP8 if left.precision == right.precision == Precision.FP8 else None
 
 
-def _side(left: State, right: State) -> Verdict:
+def _side(node: Node, left: State, right: State) -> Refusal:
     """The reason where at least one side has no integers."""
     if isinstance(left, Float):
-        if left.reason:
-            return Verdict(None, left.reason, left.node, left.dq)
-        both = isinstance(right, Float) and not right.reason
-        return Verdict(None, "nothing" if both else "input")
+        if left.reason is not None:
+            return _lost(node, left.reason, left.node, left.dq)
+        quantized = not isinstance(right, Float) or right.reason is not None
+        return InputNotDequantized(COMPILER, node.name, node.input(0), "", "", quantized)
     assert isinstance(right, Float)
-    if right.reason:
-        return Verdict(None, "weights-" + right.reason, right.node, right.dq)
-    return Verdict(None, "weights", None, left.dq)
+    if right.reason is not None:
+        return _lost(node, right.reason, right.node, right.dq, weights=True)
+    return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
 
 
-def _convolution(node: Node, left: Dequantized, right: Dequantized) -> Verdict | None:
+def _convolution(node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
     if left.axes:
-        return Verdict(None, "input-axis", node, left.dq)
+        return _lost(node, Why.INPUT_AXIS, node, left.dq)
     if not left.scalar:
-        return Verdict(None, "input-shape1", node, left.dq)
+        return _lost(node, Why.INPUT_SHAPE1, node, left.dq)
     if left.pad is not None and node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return Verdict(None, "pad", left.pad, left.dq)
+        return _lost(node, Why.PAD, left.pad, left.dq)
     if right.pad is not None:
-        return Verdict(None, "weights-pad", right.pad, right.dq)
+        return _lost(node, Why.PAD, right.pad, right.dq, weights=True)
     if right.axes - {0}:
-        return Verdict(None, "weights-axis", node, right.dq)
+        return _lost(node, Why.WEIGHTS_AXIS, node, right.dq)
     return None
 
 
-def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) -> Verdict | None:
+def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
     """Gemm and MatMul: a scale may vary along rows or columns of the result, not along the sum, nor by batch."""
     if left.pad is not None or right.pad is not None:
-        pad = left.pad or right.pad
-        return Verdict(None, "pad", pad, left.dq)
+        return _lost(node, Why.PAD, left.pad or right.pad, left.dq)
     for state, position in ((left, 0), (right, 1)):
         if not state.axes:
             continue
         shape = model.shape(node.input(position))
         if shape is None:
-            return Verdict(None, "sum-axis", node, state.dq)
+            return _lost(node, Why.SUM_AXIS, node, state.dq)
         rank = len(shape)
         if node.op == "Gemm":
             summed = int(bool(node.attributes.get("transA", 0))) ^ 1 if position == 0 else int(
@@ -107,5 +108,5 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
             summed = rank - 1 if position == 0 else max(rank - 2, 0)
         allowed = {rank - 1, rank - 2} - {summed}
         if state.axes - allowed:
-            return Verdict(None, "sum-axis", node, state.dq)
+            return _lost(node, Why.SUM_AXIS, node, state.dq)
     return None

@@ -9,14 +9,15 @@ import onnx
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
+from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import precision_of
-from qdqtool.rtx import reasons
 from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.motion import Motion
-from qdqtool.rtx.operands import OPERATORS, Verdict, judge
-from qdqtool.rtx.refusals import CRASH, half_shape1, refusals
+from qdqtool.rtx.operands import Verdict, judge
+from qdqtool.rtx.records import COMPILER, CompilerFault, Fault, IntegersLost, Why, ends_build
+from qdqtool.rtx.refusals import half_shape1, refusals
 from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
-from qdqtool.types import ConvOutcome, Evidence, Finding, ModelInfo, Precision, Prediction, Severity
+from qdqtool.types import ConvOutcome, Evidence, ModelInfo, Precision, Prediction, Refusal
 
 DEFAULT_SM = (86,)
 
@@ -24,8 +25,8 @@ DEFAULT_SM = (86,)
 def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFAULT_SM) -> Prediction:
     """Which convolutions TensorRT-RTX 1.7 computes in INT8.
 
-    Refusals and crashes of the compiler are findings of severity error (see :func:`status_of`); the convolutions are
-    listed all the same, as they would be without the fault. ``layer`` and ``conversions`` stay None: the compiler has
+    What the compiler refuses or crashes on is among the refusals (see :func:`status_of`); the convolutions are listed
+    all the same, as they would be without the fault. ``layer`` and ``conversions`` stay None: the compiler has
     no named layers. Source: builds with 1.7.1.116, SM80 to SM121 (the same answer on all of them).
 
     Args:
@@ -37,33 +38,25 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     walk.run()
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
                             target_evidence="rules from builds with TensorRT-RTX 1.7.1.116")
-    prediction.findings = list(refusals(model, walk.constants, walk.types, walk.states, sm))
+    prediction.refusals = list(refusals(model, walk.constants, walk.types, walk.states, sm))
     for node in model.nodes:
         if node.op == "Conv":
-            prediction.findings.extend(half_shape1(model, walk.types, walk.states, node))
-        if node.op in OPERATORS:
-            outcome, finding = _outcome(model, walk, node, sm)
-            if outcome is None:
-                continue
-            if finding is not None:
-                prediction.findings.append(finding)
-                outcome.findings.append(len(prediction.findings) - 1)
-            prediction.convolutions.append(outcome)
-    for number, found in enumerate(prediction.findings):
-        found.id = number
-    for outcome in prediction.convolutions:
-        own = outcome.findings
-        own += [f.id for f in prediction.findings if f.node == outcome.name and f.id not in own]
+            prediction.refusals.extend(half_shape1(model, walk.types, walk.states, node))
+        if node.op in WEIGHTED:
+            outcome, refusal = _outcome(model, walk, node, sm)
+            if outcome is not None:
+                prediction.convolutions.append(outcome)
+                prediction.refusals.extend([] if refusal is None else [refusal])
     return prediction
 
 
 def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     """What becomes of the build as a whole."""
-    errors = [f.code for f in prediction.findings if f.severity == Severity.ERROR]
-    if not errors:
+    faults = [r for r in prediction.refusals if ends_build(r)]
+    if not faults:
         return "built"
     # The parser stops at the first fault; a crash needs a model that it took.
-    return "crashed" if all(code == CRASH for code in errors) else "refused"
+    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in faults) else "refused"
 
 
 class _Walk:
@@ -81,7 +74,7 @@ class _Walk:
             self._type(node)
             if qdq.is_dq(node):
                 self.states[node.output] = self._dequantized(node)
-            elif not qdq.is_q(node) and node.op not in OPERATORS and node.op != "Constant":
+            elif not qdq.is_q(node) and node.op not in WEIGHTED and node.op != "Constant":
                 state = self.motion.through(node, [self.state(t) for t in node.inputs])
                 for output in self._carrying(node):
                     self.states[output] = state
@@ -142,16 +135,16 @@ class _Walk:
 
 def _outcome(
     model: Model, walk: _Walk, node: Node, sm: tuple[int, ...]
-) -> tuple[ConvOutcome | None, Finding | None]:
+) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     constants = walk.constants
     constant = constants.is_weight(node.input(1)) or (node.op == "MatMul" and constants.is_weight(node.input(0)))
-    touched = any(isinstance(s, Dequantized) or s.reason for s in (left, right))
+    touched = any(isinstance(s, Dequantized) or s.reason is not None for s in (left, right))
     if node.op == "MatMul" and not constant and not touched:
         return None, None
     verdict = judge(model, node, left, right)
     if verdict.precision == Precision.INT8 and 75 in sm:
-        verdict = Verdict(None, "turing", node)
+        verdict = Verdict(None, IntegersLost(COMPILER, node.name, Why.TURING, None))
     floating = precision_of(walk.types.get(node.input(0), 0))
     if not floating.is_float:
         floating = Precision.FP32
@@ -163,7 +156,7 @@ def _outcome(
         output = Precision.INT8 if _writes_integers(model, walk, node) else output
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
                           [precision], output, evidence=Evidence.SEEN)
-    return outcome, reasons.finding(node, verdict)
+    return outcome, verdict.refusal
 
 
 def _axes(state: State) -> frozenset[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from qdqtool.graph import Node
+from qdqtool.rtx.records import Why
 from qdqtool.types import Precision
 
 WIDTH: dict[int, int] = {
@@ -67,12 +68,12 @@ class Float:
     """A tensor that is just float.
 
     Attributes:
-        reason: A code that :mod:`qdqtool.rtx.reasons` words; empty where no quantizer stands upstream.
+        reason: Where integers were lost; None where no quantizer stands upstream.
         node: The node at which the integers were lost.
         dq: The DQ behind it.
     """
 
-    reason: str = ""
+    reason: Why | None = None
     node: Node | None = None
     dq: Node | None = None
 

@@ -7,8 +7,9 @@ from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.view import View
 from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.records import GpuFact, GpuLacks
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Evidence, Finding, Prediction
+from qdqtool.types import Cause, Evidence, Finding, Prediction, Refusal
 
 _SINCE = ((10.0, (10, 0)), (8.9, (8, 5)), (8.6, (8, 0)))  # compute capability, first target that knows it
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on
@@ -25,63 +26,44 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     int8 = [c.name for c in prediction.convolutions if c.is_int8]
     floats = [c.name for c in prediction.convolutions if not c.is_int8]
     rates = gpu.rates
-    found: list[tuple[FindingCode, str, list[str], Evidence]] = []
+    found: list[tuple[FindingCode, Refusal, list[str], Evidence]] = []
     where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
+
+    def add(code: FindingCode, fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
+        first = named[0] if named else ""
+        found.append((code, GpuLacks("GPU", "", fact, where, len(named), first, values), named, evidence))
+
     if int8 and not gpu.has_int8:
-        found.append(
-            ("GPU-NO-INT8", f"{where} has no INT8: a network with Q/DQ cannot be built for it.", int8, rates.evidence)
-        )
+        add("GPU-NO-INT8", GpuFact.NO_INT8, int8, rates.evidence)
     elif int8 and rates.int8_path == "dp4a":
-        versus = (
-            "FP16 runs on tensor cores there"
-            if gpu.has_tensor_cores
-            else (
-                "FP16 has twice the rate of FP32 there"
-                if rates.fp16 > rates.fp32_pipe
-                else "FP32 is what it replaces there"
-            )
+        fact = GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else (
+            GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
         )
-        found.append(
-            ("GPU-DP4A", f"{where} computes INT8 by dp4a, without tensor cores; {versus}.", int8, rates.evidence)
-        )
+        add("GPU-DP4A", fact, int8, rates.evidence)
     if gpu.has_int8 and rates.int8_path != "tensor":
         pointwise = [c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")]
         if pointwise:
-            message = (f"{where} has no INT8 tensor cores: {len(pointwise)} convolutions with LeakyRelu, SiLU, GELU or "
-                       f"the like behind them ({pointwise[0]} first) may stay apart from it and write float.")
-            found.append(("GPU-FUSION", message, pointwise, Evidence.DOCUMENTED))
+            add("GPU-FUSION", GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
         places = depthwise(model) if model is not None else frozenset()
         deep = [c.name for c in prediction.convolutions if c.is_int8 and c.index in places]
         if deep:
-            message = f"{where}: {len(deep)} depthwise convolutions ({deep[0]} first) may have no INT8 kernel there."
-            found.append(("GPU-KERNELS", message, deep, Evidence.DOCUMENTED))
+            add("GPU-KERNELS", GpuFact.KERNELS, deep, Evidence.DOCUMENTED)
     if int8 and gpu.is_jetson and gpu.has_int8:
-        message = (f"{where}: this is what its GPU does, with the Q/DQ passes of desktop GPUs (all 868 pass and copy "
-                   "lines of one network are the same on AGX Orin and RTX 3080 Ti); its DLA takes no Q/DQ.")
-        found.append(("GPU-JETSON", message, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED))
+        add("GPU-JETSON", GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
     if floats and rates.fp16 < rates.fp32_pipe:
-        found.append(
-            (
-                "GPU-NO-FP16",
-                f"{where} has no fast FP16: {len(floats)} float convolutions run in FP32.",
-                floats,
-                rates.evidence,
-            )
-        )
-    version = _version(prediction.target)
-    told = _unsupported(float(rates.cc), version)
-    if told:
-        found.append(("GPU-VERSION", f"{prediction.target} and {where}: {told}.", [], Evidence.ASSUMED))
+        add("GPU-NO-FP16", GpuFact.NO_FP16, floats, rates.evidence)
+    since, dropped = _unsupported(float(rates.cc), _version(prediction.target))
+    if since or dropped:
+        fact = GpuFact.SINCE if since else GpuFact.DROPPED
+        add("GPU-VERSION", fact, [], Evidence.ASSUMED, prediction.target, since)
     start = max((f.id for f in prediction.findings), default=-1) + 1
-    result = []
-    for number, (code, message, convolutions, evidence) in enumerate(found):
-        entry = codes.get(code)
-        result.append(
-            Finding(
-                code, entry.severity, "", message, entry.fix, evidence, start + number, prediction.target, convolutions
-            )
+    return [
+        Finding(
+            code, codes.get(code).severity, "", (Cause(refusal),), evidence, start + number, prediction.target,
+            convolutions=convolutions,
         )
-    return result
+        for number, (code, refusal, convolutions, evidence) in enumerate(found)
+    ]
 
 
 def depthwise(model: Model) -> frozenset[int]:
@@ -96,12 +78,11 @@ def _version(target: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def _unsupported(cc: float, version: tuple[int, int]) -> str:
+def _unsupported(cc: float, version: tuple[int, int]) -> tuple[str, bool]:
+    """The version from which an architecture is known, where this one is older, and whether it was dropped before."""
     for capability, first in _SINCE:
         if cc >= capability:
             if version < first:
-                return f"that architecture is known from TensorRT {first[0]}.{first[1]} on"
+                return f"{first[0]}.{first[1]}", False
             break
-    if any(cc <= capability and version >= gone for capability, gone in _DROPPED):
-        return "that architecture was dropped before this version"
-    return ""
+    return "", any(cc <= capability and version >= gone for capability, gone in _DROPPED)

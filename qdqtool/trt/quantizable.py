@@ -59,16 +59,18 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     if target.float16_scales and floats[0] != floats[1] and Precision.UNKNOWN not in floats:
         return FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
-        return ActivationPerChannel(by, node, node_name(data), data.quant.scale_shape)
+        scales = data.quant.scales
+        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.told)
     for dq in (data, weights):
         zero = dq.quant.zero_point if dq.quant is not None else None
         if zero is not None and np.any(zero):
-            return NonzeroZeroPoint(by, node, node_name(dq), int(zero[np.argmax(zero != 0)]))
+            return NonzeroZeroPoint(by, node, node_name(dq), (int(zero.min()), int(zero.max())))
     known = layer.weights
     if weights.quant is not None and weights.quant.axis is not None and not known.from_matmul:
         rank = len(known.dims) or 4
         if weights.quant.axis % rank != known.axis:
-            return WeightsAxis(by, node, node_name(weights), weights.quant.axis, known.axis)
+            transposed = layer.kind == LayerKind.DECONVOLUTION
+            return WeightsAxis(by, node, node_name(weights), weights.quant.axis, known.axis, transposed)
     if not known.constant and layer.kind != LayerKind.MATRIX_MULTIPLY and constant_of(weights.data) is None:
         return WeightsNotConstant(by, node, known.name)
     return None

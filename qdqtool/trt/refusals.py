@@ -1,7 +1,7 @@
 """Why a pass did not fire: one frozen class for each reason, with the nodes and values that decided.
 
 The explanations (``qdqtool.explain``) are made from these records and look nothing up again, so that what a user reads
-is what the simulator saw. Each is a frozen dataclass, which :class:`qdqtool.types.Refusal` sees to.
+is what the simulator saw.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Refusal, record
 
 # Inputs ---------------------------------------------------------------------------------------------------------
 
 
+@record
 class InputNotDequantized(Refusal):
     """The data input does not come from a DQ.
 
@@ -36,6 +37,7 @@ class InputNotDequantized(Refusal):
     elements: Size | None = None
 
 
+@record
 class WeightsNotDequantized(Refusal):
     """The weights do not come from a DQ, though the data does."""
     reason: ClassVar[str] = "weights-not-dequantized"
@@ -45,6 +47,7 @@ class WeightsNotDequantized(Refusal):
     elements: Size | None = None
 
 
+@record
 class WeightsNotConstant(Refusal):
     """The weights are computed at run time."""
     reason: ClassVar[str] = "weights-not-constant"
@@ -52,13 +55,16 @@ class WeightsNotConstant(Refusal):
     weight: str
 
 
+@record
 class ScaleComputed(Refusal):
-    """A scale is computed at run time."""
+    """A scale is computed at run time, and written to ``tensor``."""
     reason: ClassVar[str] = "scale-computed"
 
     quantizer: str
+    tensor: str = ""
 
 
+@record
 class TypesDiffer(Refusal):
     """Data and weights are quantized to types that cannot be multiplied."""
     reason: ClassVar[str] = "types"
@@ -68,6 +74,7 @@ class TypesDiffer(Refusal):
     types: tuple[Precision, Precision]
 
 
+@record
 class FloatTypesDiffer(Refusal):
     """Data and weights are dequantized to float types that differ.
 
@@ -81,6 +88,7 @@ class FloatTypesDiffer(Refusal):
     floats: tuple[Precision, Precision]
 
 
+@record
 class Deconvolution3D(Refusal):
     """A ConvTranspose of three spatial dimensions without an activation and a Q behind it."""
     reason: ClassVar[str] = "convtranspose-3d"
@@ -89,31 +97,46 @@ class Deconvolution3D(Refusal):
     elements: Size | None = None
 
 
+@record
 class ActivationPerChannel(Refusal):
     """The data input has one scale per channel."""
     reason: ClassVar[str] = "activation-per-channel"
 
     dq: str
-    scales: tuple[int, ...] | None
+    scales: Scale
 
 
+@record
 class NonzeroZeroPoint(Refusal):
-    """A zero point is not 0."""
+    """A zero point is not 0; ``zero_points`` are the least and the greatest."""
     reason: ClassVar[str] = "zero-point"
 
     dq: str
-    zero_point: int
+    zero_points: tuple[int, int]
+    unsigned: bool = False
 
 
+@record
 class WeightsAxis(Refusal):
-    """The weights are quantized along an axis that is not the outputs'."""
+    """The weights are quantized along an axis that is not the outputs'.
+
+    Attributes:
+        dq: The Q or DQ.
+        transposed: Whether they are those of a ConvTranspose.
+        written: Whether the node has the attribute.
+        shape: Of the weights; empty where it is not known.
+    """
     reason: ClassVar[str] = "weights-axis"
 
     dq: str
     axis: int
     expected: int
+    transposed: bool = False
+    written: bool = True
+    shape: tuple[int, ...] = ()
 
 
+@record
 class WeightsShared(Refusal):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
     reason: ClassVar[str] = "weights-shared"
@@ -125,6 +148,7 @@ class WeightsShared(Refusal):
 # Outputs --------------------------------------------------------------------------------------------------------
 
 
+@record
 class OutputNotQuantized(Refusal):
     """No Q reads the result.
 
@@ -139,6 +163,7 @@ class OutputNotQuantized(Refusal):
     activation: Step | None = None
 
 
+@record
 class OutputDifferentScales(Refusal):
     """Several Qs with different scales read the result, and nothing else."""
     reason: ClassVar[str] = "output-different-scales"
@@ -148,6 +173,7 @@ class OutputDifferentScales(Refusal):
     elements: Size | None = None
 
 
+@record
 class OutputManyConsumers(Refusal):
     """A Q and something that reads float read the result."""
     reason: ClassVar[str] = "output-many-consumers"
@@ -157,6 +183,7 @@ class OutputManyConsumers(Refusal):
     elements: Size | None = None
 
 
+@record
 class OutputScale(Refusal):
     """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
     reason: ClassVar[str] = "output-scale"
@@ -168,6 +195,7 @@ class OutputScale(Refusal):
 # Residual Adds --------------------------------------------------------------------------------------------------
 
 
+@record
 class ResidualFloat(Refusal):
     """The Add's other input is float.
 
@@ -187,6 +215,7 @@ class ResidualFloat(Refusal):
     quantizers: tuple[Reader, ...] = ()
 
 
+@record
 class ResidualBothQuantized(Refusal):
     """A Q stands between the convolution and the Add, whose other input is quantized as well."""
     reason: ClassVar[str] = "residual-both-quantized"
@@ -197,6 +226,7 @@ class ResidualBothQuantized(Refusal):
     elements: Size | None = None
 
 
+@record
 class AddOutputNotQuantized(Refusal):
     """The residual is quantized, what reads the Add is not (or not alone)."""
     reason: ClassVar[str] = "add-output-not-quantized"
@@ -207,6 +237,7 @@ class AddOutputNotQuantized(Refusal):
     elements: Size | None = None
 
 
+@record
 class ActivationBeforeAdd(Refusal):
     """An activation stands between the convolution and the Add.
 
@@ -222,6 +253,7 @@ class ActivationBeforeAdd(Refusal):
     readers: tuple[Reader, ...] = ()
 
 
+@record
 class ActivationJoined(Refusal):
     """What follows the convolution is one pointwise kernel that reads other tensors as well.
 
@@ -239,6 +271,7 @@ class ActivationJoined(Refusal):
 # Folding --------------------------------------------------------------------------------------------------------
 
 
+@record
 class BatchNormNotConstant(Refusal):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
     reason: ClassVar[str] = "batchnorm-not-constant"
@@ -247,6 +280,7 @@ class BatchNormNotConstant(Refusal):
     elements: Size | None = None
 
 
+@record
 class ConvTransposeBatchNorm(Refusal):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
     reason: ClassVar[str] = "convtranspose-batchnorm"
@@ -258,6 +292,7 @@ class ConvTransposeBatchNorm(Refusal):
 # Motion ---------------------------------------------------------------------------------------------------------
 
 
+@record
 class NotCommuting(Refusal):
     """A Q cannot move up past the operator."""
     reason: ClassVar[str] = "not-commuting"
@@ -266,6 +301,7 @@ class NotCommuting(Refusal):
     quantizer: str
 
 
+@record
 class ManyConsumers(Refusal):
     """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
     reason: ClassVar[str] = "many-consumers"
@@ -275,6 +311,7 @@ class ManyConsumers(Refusal):
     readers: tuple[Reader, ...]
 
 
+@record
 class ConcatReadElsewhere(Refusal):
     """The Concat's result is read by something else than the Q."""
     reason: ClassVar[str] = "output-not-only-quantized"
@@ -282,6 +319,7 @@ class ConcatReadElsewhere(Refusal):
     readers: tuple[Reader, ...]
 
 
+@record
 class ConcatScales(Refusal):
     """The parts of a Concat are quantized with other scales than the Concat.
 
@@ -296,6 +334,7 @@ class ConcatScales(Refusal):
     elements: Size | None = None
 
 
+@record
 class ScalesDiffer(Refusal):
     """Quantizers in a row, or on one tensor, have different scales."""
     reason: ClassVar[str] = "scales-differ"
@@ -305,6 +344,7 @@ class ScalesDiffer(Refusal):
     scales: tuple[Scale, ...]
 
 
+@record
 class PoolingOneSide(Refusal):
     """An averaging pooling is quantized on one side only.
 
@@ -319,6 +359,7 @@ class PoolingOneSide(Refusal):
     elements: Size | None = None
 
 
+@record
 class ReduceNotPooling(Refusal):
     """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
 
@@ -333,6 +374,7 @@ class ReduceNotPooling(Refusal):
     elements: Size | None = None
 
 
+@record
 class InMyelin(Refusal):
     """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
 
@@ -348,6 +390,7 @@ class InMyelin(Refusal):
     weights_quantized: bool
 
 
+@record
 class OutsideRules(Refusal):
     """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
     reason: ClassVar[str] = "outside-rules"
@@ -356,6 +399,7 @@ class OutsideRules(Refusal):
     precision: Precision
 
 
+@record
 class Stays(Refusal):
     """Nothing absorbed a Q or DQ: it is a conversion of the engine.
 

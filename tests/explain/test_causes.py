@@ -8,6 +8,7 @@ import pytest
 from qdqtool.explain.report import Report
 from qdqtool.graph import Model
 from qdqtool.prediction import advise, predict
+from qdqtool.trt.refusals import OutputScale
 from qdqtool.types import Severity
 from tests.explain.graphs import concat, float_types, outcome, split, transposed_3d
 from tests.trt.builder import Graph
@@ -293,8 +294,9 @@ def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_ma
     names = [f"conv{i}" for i in range(40_000)]
     begun = time.process_time()
     for name in names:
-        report.add("OUT-FLOAT", "one", "message", convolutions=[name])
-    assert all(report.names("OUT-FLOAT", name) for name in names) and not report.names("W-NO-DQ", names[0])
+        report.add("OUT-FLOAT", OutputScale("Pass", "one", "q", False), convolutions=[name])
+    assert all(report.place("OUT-FLOAT", name) == "one" for name in names)
+    assert report.place("W-NO-DQ", names[0]) is None
     assert time.process_time() - begun < 10  # looking each up among the others takes minutes
     (finding,) = report.findings
     assert finding.convolutions == names

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.explain.lines import explain_line
-from qdqtool.explain.meanings import MEANINGS
+from qdqtool.explain.lines import MEANINGS, explain_line
 from qdqtool.trt.rules import passes
 from qdqtool.types import Evidence
 

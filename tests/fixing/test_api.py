@@ -10,10 +10,9 @@ from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import target_named
 from tests.explain.test_causes import concat, residual, split
+from tests.fixing.steps import sites
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
@@ -257,7 +256,7 @@ def test_pair_moves_in_front_of_pad():
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
-    (site,) = pairs.behind_pads(View(model), target_named("trt8.5"))
+    (site,) = sites(pairs.behind_pads, model)
     editor = Editor(model.copy())
     site.apply(editor)
     changed = editor.finish().proto

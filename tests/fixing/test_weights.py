@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from qdqtool.fixing import weights
-from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import read_params
-from qdqtool.trt.targets import TARGETS, target_named
+from qdqtool.trt.targets import target_named
+from tests.fixing.steps import sites
 from tests.insertion.nets import run
 from tests.trt.builder import Graph
 
@@ -30,7 +30,7 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
 
 
 def fixed(model: Model) -> Model:
-    (site,) = weights.transposed(View(model), TRT85)
+    (site,) = sites(weights.transposed, model)
     assert (site.code, site.node) == ("CT-AXIS", "up")
     editor = Editor(model.copy())
     site.apply(editor)
@@ -64,18 +64,8 @@ def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> 
 
 
 def test_per_tensor_weights_and_proven_targets_are_left_alone() -> None:
-    assert weights.transposed(View(network(None)), TRT85) == []
+    assert sites(weights.transposed, network(None)) == []
+    assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
     proven = replace(TRT85, transposed_per_channel=True)
-    assert weights.transposed(View(network(1)), proven) == []
-    assert [s.code for s in weights.transposed(View(network(0)), proven)] == ["CT-AXIS"]
-
-
-def test_no_target_is_proven_so_far() -> None:
-    assert not any(t.transposed_per_channel for t in TARGETS.values())
-
-
-def test_fix_makes_a_wrong_axis_one_scale() -> None:
-    result = fix(network(0).proto, "trt8.5")
-    assert "CT-AXIS" in [c.code for c in result.applied]
-    (found,) = result.after.convolutions
-    assert str(found.precision) == "INT8"
+    assert sites(weights.transposed, network(1), proven) == []
+    assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]

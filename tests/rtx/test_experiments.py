@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from qdqtool.modelfile import load
-from qdqtool.rtx.predict import predict_rtx, status_of
+from qdqtool.prediction import predict
+from qdqtool.rtx.predict import status_of
 from qdqtool.types import Severity
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
@@ -30,8 +30,8 @@ def all_models() -> dict[str, onnx.ModelProto]:
 
 
 def check(model: onnx.ModelProto, was: dict[str, Any]) -> None:
-    prediction = predict_rtx(load(model))
-    assert status_of(prediction) == was["status"], [f.message for f in prediction.findings]
+    prediction = predict(model, "rtx1.7")
+    assert status_of(prediction) == was["status"], prediction.refusals
     if was["status"] != "built":
         return
     types = was.get("types", {})
@@ -63,7 +63,7 @@ def test_network(seed: int) -> None:
 def test_refusals_say_what_the_compiler_says() -> None:
     for question, was in table()["experiments"].items():
         if was["status"] != "built":
-            errors = [f for f in predict_rtx(load(all_models()[question])).findings if f.severity == Severity.ERROR]
+            errors = [f for f in predict(all_models()[question], "rtx1.7").findings if f.severity == Severity.ERROR]
             assert errors and all(f.node and f.fix for f in errors), question
 
 

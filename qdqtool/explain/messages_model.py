@@ -1,0 +1,217 @@
+"""What findings say that come from the checks of the model."""
+
+from __future__ import annotations
+
+from qdqtool.explain.messages import Words, words
+from qdqtool.explain.words import names, number, scale_words
+from qdqtool.lint import records as lint
+from qdqtool.types import Cause, Finding
+
+# Quantizers -----------------------------------------------------------------------------------------------------
+
+
+@words(lint.TypeUnknown)
+def _type(finding: Finding, cause: Cause, r: lint.TypeUnknown) -> str:
+    return f"{r.node} quantizes to {r.kind}, which TensorRT does not have."
+
+
+@words(lint.UnsignedZeroPoint)
+def _unsigned(finding: Finding, cause: Cause, r: lint.UnsignedZeroPoint) -> str:
+    missing = "" if r.given else " (it has no zero point, which means uint8 in ONNX)"
+    return (
+        f"{r.node} quantizes to uint8{missing}: TensorRT reads int8 and cuts off everything above "
+        f"127 x {scale_words(r.scale)}."
+    )
+
+
+@words(lint.ZeroPointMissing)
+def _zero_point_missing(finding: Finding, cause: Cause, r: lint.ZeroPointMissing) -> str:
+    return f"{r.node} ({r.op}) has no zero-point input."
+
+
+@words(lint.ZeroPointCount)
+def _zero_points(finding: Finding, cause: Cause, r: lint.ZeroPointCount) -> str:
+    return f"{r.node} has {r.scales} scales and {r.zero_points} zero points."
+
+
+@words(lint.ScaleHalf)
+def _half(finding: Finding, cause: Cause, r: lint.ScaleHalf) -> str:
+    return f"{r.node} has float16 scales ({scale_words(r.scale)}), all read as float32."
+
+
+@words(lint.ScaleNotPositive)
+def _not_positive(finding: Finding, cause: Cause, r: lint.ScaleNotPositive) -> str:
+    where = ""
+    if r.count > 1:
+        channels = ", ".join(map(str, r.channels)) + (" ..." if r.bad > len(r.channels) else "")
+        where = f" in {r.bad} of {r.count} channels ({channels})"
+    return f"{r.node} has scale {number(r.value)}{where}."
+
+
+@words(lint.ScaleRank)
+def _rank(finding: Finding, cause: Cause, r: lint.ScaleRank) -> str:
+    blocked = "blocked " if r.blocked else ""
+    return f"{r.node} has {blocked}scales of shape {list(r.shape)}; a scalar or a vector is wanted."
+
+
+@words(lint.ScaleShape1)
+def _shape_1(finding: Finding, cause: Cause, r: lint.ScaleShape1) -> str:
+    return f"{r.node} has a scale of shape [1]: taken as per-channel, what reads it stays float."
+
+
+@words(lint.ScaleCount)
+def _count(finding: Finding, cause: Cause, r: lint.ScaleCount) -> str:
+    length = f", which is {r.shape[r.axis]} long" if -len(r.shape) <= r.axis < len(r.shape) else ""
+    return f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}{length}."
+
+
+@words(lint.AxisOpset)
+def _opset(finding: Finding, cause: Cause, r: lint.AxisOpset) -> str:
+    axis = "with an attribute axis that this opset does not have" if r.given else "without an axis"
+    return f"{r.node} is per-channel in opset {r.opset}, {axis}."
+
+
+# Weights and biases ---------------------------------------------------------------------------------------------
+
+
+@words(lint.WeightsBehind)
+def _behind(finding: Finding, cause: Cause, r: lint.WeightsBehind) -> str:
+    stand = "stands" if len(r.steps) == 1 else "stand"
+    via = names(f"{s.node} ({s.op})" for s in r.steps)
+    return f"{r.node}: {via} {stand} between the weights and {r.quantizer}."
+
+
+@words(lint.StoredReadElsewhere)
+def _read_elsewhere(finding: Finding, cause: Cause, r: lint.StoredReadElsewhere) -> str:
+    return f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'."
+
+
+@words(lint.WeightsStored)
+def _stored(finding: Finding, cause: Cause, r: lint.WeightsStored) -> str:
+    return f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone."
+
+
+@words(lint.WeightsOutput)
+def _output(finding: Finding, cause: Cause, r: lint.WeightsOutput) -> str:
+    return f"{r.node}: the quantized weights of {r.convolution} are a network output."
+
+
+@words(lint.BiasQuantized)
+def _bias(finding: Finding, cause: Cause, r: lint.BiasQuantized) -> str:
+    whose = f"{r.convolution}: its bias" if r.convolution else "a bias"
+    return f"{whose} is {str(r.precision).lower()} behind {r.node}."
+
+
+@words(lint.ProductOfActivations)
+def _product(finding: Finding, cause: Cause, r: lint.ProductOfActivations) -> str:
+    return f"{r.node} multiplies two quantized activations."
+
+
+@words(lint.DeconvolutionFloat)
+def _deconvolution(finding: Finding, cause: Cause, r: lint.DeconvolutionFloat) -> str:
+    return f"{r.node} has Q/DQ, but this target computes ConvTranspose in float."
+
+
+# Placement ------------------------------------------------------------------------------------------------------
+
+
+@words(lint.InsideActivation)
+def _inside(finding: Finding, cause: Cause, r: lint.InsideActivation) -> str:
+    if r.gate:
+        return f"{r.node} stands between {r.activation} and the Mul of {r.convolution}'s SiLU."
+    return f"{r.node} stands between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."
+
+
+@words(lint.BehindPad)
+def _pad(finding: Finding, cause: Cause, r: lint.BehindPad) -> str:
+    return f"{r.quantizer} stands between {r.pad} and {r.node}."
+
+
+@words(lint.JoinedBehindHead)
+def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
+    return f"{r.node} gives everything that {r.concat} joins behind the head one scale."
+
+
+@words(lint.HeadQuantized)
+def _head(finding: Finding, cause: Cause, r: lint.HeadQuantized) -> str:
+    what = "the DFL (the mean over a box side's bins)" if r.branch == "dfl" else (
+        f"the last convolution of a {r.branch} branch"
+    )
+    return f"{r.node} is {what} and is quantized."
+
+
+# Operators and shapes -------------------------------------------------------------------------------------------
+
+
+@words(lint.IntegerOperator)
+def _integer(finding: Finding, cause: Cause, r: lint.IntegerOperator) -> str:
+    return f"{r.node} is a {r.op}: TensorRT cannot import it."
+
+
+@words(lint.UnknownOperator)
+def _unknown(finding: Finding, cause: Cause, r: lint.UnknownOperator) -> str:
+    more = f" (and {r.more} more)" if r.more else ""
+    return f"{r.node}{more} is a plugin or unknown operator, {r.op}: no Q or DQ moves past it or is taken into it."
+
+
+@words(lint.OtherTypes)
+def _other_types(finding: Finding, cause: Cause, r: lint.OtherTypes) -> str:
+    kinds = " and ".join(f"{count} Q/DQ nodes of {kind}" for kind, count in r.kinds)
+    return (
+        f"{kinds} ({r.node} first) are outside the rules of this prediction, which are those of INT8: what becomes of "
+        "them is not known here."
+    )
+
+
+@words(lint.NormalizationFloat)
+def _normalization(finding: Finding, cause: Cause, r: lint.NormalizationFloat) -> str:
+    return f"{r.node} ({r.op}) reads a dequantized tensor and is computed in float."
+
+
+@words(lint.Convolution3D)
+def _three_dimensions(finding: Finding, cause: Cause, r: lint.Convolution3D) -> str:
+    return f"{r.node} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."
+
+
+@words(lint.LargeKernel)
+def _kernel(finding: Finding, cause: Cause, r: lint.LargeKernel) -> str:
+    kernel = "x".join(map(str, r.kernel))
+    return f"{r.node} has a kernel of {kernel}: builds with one of 32x32 failed on 8.6."
+
+
+@words(lint.Grouped)
+def _grouped(finding: Finding, cause: Cause, r: lint.Grouped) -> str:
+    return f"{r.node} has {r.groups} groups of {r.channels} channels."
+
+
+@words(lint.Channels)
+def _channels(finding: Finding, cause: Cause, r: lint.Channels) -> str:
+    text = f"{r.node} has {r.inputs} input and {r.outputs} output channels"
+    if finding.code == "CH-SMALL":
+        return f"{text}."
+    return f"{text}; {names(map(str, r.odd))} {'is' if len(set(r.odd)) == 1 else 'are'} not a multiple of 16."
+
+
+@words(lint.DepthwiseSilu)
+def _silu(finding: Finding, cause: Cause, r: lint.DepthwiseSilu) -> str:
+    return f"{r.node} is a depthwise convolution with SiLU{' at the end of the network' if r.last else ''}."
+
+
+@words(lint.DepthwiseAdd)
+def _add(finding: Finding, cause: Cause, r: lint.DepthwiseAdd) -> str:
+    return f"{r.node} is a depthwise convolution whose result goes into {r.add}."
+
+
+@words(lint.FloatFlag)
+def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
+    from qdqtool.explain.ways import fp16_words
+
+    return fp16_words(finding.way)
+
+
+@words(lint.FloatStays)
+def _float_stays(finding: Finding, cause: Cause, r: lint.FloatStays) -> str:
+    return (
+        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of {r.total} convolutions read or write "
+        f"it and could be FP16, {r.first} first)."
+    )

@@ -1,0 +1,117 @@
+"""What findings say that come from TensorRT-RTX; quotations are its own words."""
+
+from __future__ import annotations
+
+from qdqtool.explain.messages import Words, words
+from qdqtool.rtx.records import CompilerFault, Fault, IntegersLost, Why
+from qdqtool.types import Cause, Finding
+
+# {conv}, {node}, {op} and {dq} are filled in.
+_LOST: dict[Why, Words] = {
+    Why.OPERATOR: (
+        "{conv}: {node} ({op}) stands between {dq} and it, and TensorRT-RTX computes {op} in float.",
+        "Put Q/DQ behind {node}, directly in front of {conv}."),
+    Why.SHARED: (
+        "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because other nodes read the same tensor.",
+        "Put Q/DQ behind {node}, directly in front of {conv}."),
+    Why.POOL: (
+        "{conv}: {node} ({op}) stands between {dq} and a Q, which makes an INT8 pool of it with the Q's scale; {conv} "
+        "reads a second, float one.",
+        "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q."),
+    Why.JOIN_FLOAT: (
+        "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
+        "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale."),
+    Why.JOIN_SCALE: (
+        "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
+        "Give all inputs of {node} one scale, or put Q/DQ directly in front of {conv}."),
+    Why.PAD: (
+        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width joins a convolution, "
+        "when it is directly in front of it and nothing else reads it.",
+        "Put Q/DQ between {node} and {conv}, or write the padding into the convolution's pads."),
+    Why.AXIS: (
+        "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
+        "Use one scale for the whole tensor."),
+    Why.INPUT_AXIS: (
+        "{conv}: the scale of its input ({dq}) varies along an axis; TensorRT-RTX takes one scale for a whole tensor.",
+        "Quantize the input with one scalar scale."),
+    Why.INPUT_SHAPE1: (
+        "{conv}: the scale of {dq} has shape [1], which TensorRT-RTX takes for per-channel; the convolution runs in "
+        "float.", "Give {dq} a scalar scale (shape [])."),
+    Why.WEIGHTS_AXIS: (
+        "{conv}: the scales of its weights ({dq}) vary along another axis than the output channels (0).",
+        "Quantize the weights along axis 0."),
+    Why.SUM_AXIS: (
+        "{conv}: the scales of {dq} vary along the axis that is summed up, or by batch.",
+        "Quantize along the output columns, or with one scale."),
+    Why.CAST: (
+        "{conv}: a Cast to a wider float stands between {dq} and it.",
+        "Let the DQ make the wider type: give it scales of that type."),
+    Why.TYPES: (
+        "{conv}: its inputs are quantized to types that do not multiply with each other.",
+        "Quantize both sides to int8."),
+    Why.TURING: (
+        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets takes it from all.",
+        "Build for SM80 and later only."),
+}
+
+# {node} is filled in, and {0}, {1} ... are the values.
+_FAULTS: dict[Fault, Words] = {
+    Fault.CONSTANT_TYPE: (
+        '{node}: TensorRT-RTX refuses a constant of type {0}: "Failed to import initializer: {node}".',
+        "Quantize to int8."),
+    Fault.OPERATOR: (
+        '{node}: TensorRT-RTX has no {0}; the parser stops with "In function check{0}: [8] false".',
+        "Replace the operator by ones that TensorRT has, or cut it off the model."),
+    Fault.NMS: (
+        '{node}: "NonMaxSuppression has no runners that implement the layer".',
+        "Cut the NonMaxSuppression off the model and run it outside."),
+    Fault.ONE_VALUE: (
+        '{node}: normalizes a single value; "Error during shape inference of ... inorm".',
+        "Remove the InstanceNormalization: its result is its bias."),
+    Fault.UINT8_INPUT: (
+        '{node}: reads a uint8 network input; "Found unsupported input type of UINT8".',
+        "Make the network input int8, with zero point 0."),
+    Fault.WEIGHTS_SCALE: (
+        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with \"MyelinCheckException: operand.h: "
+        'CHECK(is_constant())".',
+        "Write the scale as a constant; TensorRT has no dynamic quantization."),
+    Fault.SCALE: (
+        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX crashes (signal 11) while building.",
+        "Write the scale as a constant; TensorRT has no dynamic quantization."),
+    Fault.BLOCKS: (
+        '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to last dimension".',
+        "Use one scale for each output channel."),
+    Fault.ZERO_POINT: (
+        "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an initializer\".",
+        "Write the zero point as a constant 0."),
+    Fault.FLOAT_TYPES: (
+        '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` is of type {2}."',
+        "Give input and weights the same float type (a DQ makes the type of its scale)."),
+    Fault.INTEGERS: (
+        "{node}: computes on {0}; a convolution takes float inputs.", "Put a DequantizeLinear in front of it."),
+    Fault.INT4_WEIGHTS: (
+        '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".', "Quantize the weights to int8."),
+    Fault.HALF_SHAPE1: (
+        '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: const_ppg.cpp: '
+        'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
+        "Give the weights a scalar scale (shape []), or one for each output channel."),
+    Fault.HARDWARE_TYPE: (
+        '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific datatypes: {0}".',
+        "Quantize to int8, or build for SM{2} or later only."),
+}
+
+
+@words(IntegersLost)
+def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
+    message, fix = _LOST[Why.WEIGHTS_AXIS if r.weights and r.why == Why.AXIS else r.why]
+    filled = {
+        "conv": r.node, "node": r.at.node if r.at else r.node, "op": r.at.op if r.at else "", "dq": r.dq or "the DQ",
+    }
+    where = "on the way of the weights: " if r.weights and r.why != Why.AXIS else ""
+    return where + message.format(**filled), fix.format(**filled)
+
+
+@words(CompilerFault)
+def _fault(finding: Finding, cause: Cause, r: CompilerFault) -> Words:
+    message, fix = _FAULTS[r.fault]
+    return message.format(*r.values, node=r.node), fix.format(*r.values, node=r.node)

@@ -1,0 +1,281 @@
+"""What the checks of a model find, without simulation: one frozen class for each kind, as the passes' refusals are.
+
+A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
+"""
+
+from __future__ import annotations
+
+from qdqtool.trt.provenance import Scale, Step
+from qdqtool.types import Precision, Refusal, record
+
+CHECK = "model"  # who looked: no pass
+
+# Quantizers -----------------------------------------------------------------------------------------------------
+
+
+@record
+class TypeUnknown(Refusal):
+    """A quantizer of a type that TensorRT does not have; ``kind`` names it."""
+
+    kind: str
+
+
+@record
+class UnsignedZeroPoint(Refusal):
+    """uint8 with zero point 0. ``given`` is False where the zero point is missing, which means uint8 in ONNX."""
+
+    given: bool
+    scale: Scale
+
+
+@record
+class ZeroPointMissing(Refusal):
+    """A quantizer without its third input."""
+
+    op: str
+
+
+@record
+class ZeroPointCount(Refusal):
+    """Other numbers of scales and zero points."""
+
+    scales: int
+    zero_points: int
+
+
+@record
+class ScaleHalf(Refusal):
+    """float16 scales, all read as float32."""
+
+    scale: Scale
+
+
+@record
+class ScaleNotPositive(Refusal):
+    """A scale that is zero, negative or no number.
+
+    Attributes:
+        value: The first such scale.
+        bad: How many there are.
+        count: How many scales there are.
+        channels: The first channels with one.
+    """
+
+    value: float
+    bad: int
+    count: int
+    channels: tuple[int, ...]
+
+
+@record
+class ScaleRank(Refusal):
+    """A scale of several dimensions; ``blocked`` where that means blocks."""
+
+    shape: tuple[int, ...]
+    blocked: bool
+
+
+@record
+class ScaleShape1(Refusal):
+    """A scale of shape [1], taken for one for each channel."""
+
+
+@record
+class ScaleCount(Refusal):
+    """Another number of scales than the axis of the tensor is long."""
+
+    count: int
+    axis: int
+    shape: tuple[int | None, ...]
+
+
+@record
+class AxisOpset(Refusal):
+    """Scales for each channel in an opset without an axis; ``given`` where one is written all the same."""
+
+    opset: int
+    given: bool
+
+
+# Weights and biases ---------------------------------------------------------------------------------------------
+
+
+@record
+class WeightsBehind(Refusal):
+    """Operators between the constant and its first quantizer; ``stored`` where that is a DQ, of stored integers."""
+
+    steps: tuple[Step, ...]
+    quantizer: str
+    stored: bool
+
+
+@record
+class StoredReadElsewhere(Refusal):
+    """Something else than a DQ reads stored integers."""
+
+    op: str
+    tensor: str
+
+
+@record
+class WeightsStored(Refusal):
+    """Weights stored as integers, with a DQ alone."""
+
+    convolution: str
+    weight: str
+
+
+@record
+class WeightsOutput(Refusal):
+    """Quantized weights that are an output of the network."""
+
+    convolution: str
+
+
+@record
+class BiasQuantized(Refusal):
+    """A bias behind a DQ."""
+
+    convolution: str
+    precision: Precision
+
+
+@record
+class ProductOfActivations(Refusal):
+    """A product of two quantized tensors that are computed at run time."""
+
+
+@record
+class DeconvolutionFloat(Refusal):
+    """A quantized ConvTranspose on a target that computes it in float."""
+
+
+# Placement ------------------------------------------------------------------------------------------------------
+
+
+@record
+class InsideActivation(Refusal):
+    """A pair between a convolution and its activation, or between a SiLU's gate and its Mul.
+
+    Attributes:
+        convolution: The convolution.
+        activation: The activation behind, for a gate the Sigmoid.
+        silu: Whether it is SiLU.
+        gate: Whether the pair is behind the Sigmoid.
+    """
+
+    convolution: str
+    activation: str
+    silu: bool
+    gate: bool = False
+
+
+@record
+class BehindPad(Refusal):
+    """A pair between a Pad and its convolution."""
+
+    quantizer: str
+    pad: str
+
+
+@record
+class JoinedBehindHead(Refusal):
+    """One scale for everything that a Concat behind the head joins."""
+
+    concat: str
+
+
+@record
+class HeadQuantized(Refusal):
+    """A quantized convolution at the end of a head; ``branch`` is ``dfl``, ``box``, ``class`` or ``head``."""
+
+    branch: str
+
+
+# Operators and shapes -------------------------------------------------------------------------------------------
+
+
+@record
+class IntegerOperator(Refusal):
+    """An operator of onnxruntime's integer formats."""
+
+    op: str
+
+
+@record
+class UnknownOperator(Refusal):
+    """A plugin or unknown operator; ``more`` others have it too."""
+
+    op: str
+    more: int
+
+
+@record
+class OtherTypes(Refusal):
+    """Quantizers of other types than 8-bit integers; ``kinds`` are the types and how many nodes have them."""
+
+    kinds: tuple[tuple[str, int], ...]
+
+
+@record
+class NormalizationFloat(Refusal):
+    """A normalization or Softmax behind a DQ."""
+
+    op: str
+
+
+@record
+class Convolution3D(Refusal):
+    """A quantized convolution of three spatial dimensions."""
+
+
+@record
+class LargeKernel(Refusal):
+    """A quantized convolution with a kernel that builds failed on."""
+
+    kernel: tuple[int, ...]
+
+
+@record
+class Grouped(Refusal):
+    """A grouped convolution that is not depthwise."""
+
+    groups: int
+    channels: int
+
+
+@record
+class Channels(Refusal):
+    """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16."""
+
+    inputs: int
+    outputs: int
+    odd: tuple[int, ...]
+
+
+@record
+class DepthwiseSilu(Refusal):
+    """A depthwise convolution with SiLU; ``last`` where no convolution lies behind it."""
+
+    last: bool
+
+
+@record
+class DepthwiseAdd(Refusal):
+    """A depthwise convolution in front of an Add."""
+
+    add: str
+
+
+@record
+class FloatFlag(Refusal):
+    """What is not quantized needs the builder's permission to run in FP16."""
+
+
+@record
+class FloatStays(Refusal):
+    """Convolutions read or write FP32, which a strongly typed network keeps."""
+
+    convolutions: int
+    total: int
+    first: str

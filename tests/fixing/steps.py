@@ -1,0 +1,23 @@
+"""The places that one step of ``fix`` finds in a model, from what its prediction reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qdqtool.fixing.api import STEPS
+from qdqtool.fixing.site import Site
+from qdqtool.graph import Model
+from qdqtool.onnxgraph.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import Target, target_named
+from qdqtool.types import Refusal
+
+Find = Callable[[View, Target, Sequence[Refusal]], list[Site]]
+
+
+def sites(find: Find, model: Model, target: Target | None = None) -> list[Site]:
+    """What the step with that function finds; ``target`` is TensorRT 8.5 by default."""
+    chosen = target or target_named("trt8.5")
+    step = next(s for s in STEPS if s.find is find)
+    view = View(model, chosen.residual_through_activation)
+    return step.sites(view, chosen, predict(model, chosen), step.codes)
