@@ -132,7 +132,7 @@ class _Inference:
     def _run(self, follow: bool) -> Types | None:
         graph = self._proto.graph
         places = [n for n in self._nodes if id(n) in self.hidden or (follow and id(n) in self.unfollowed)]
-        domains = [n.domain for n in places]
+        domains = [n.domain if n.HasField("domain") else None for n in places]
         count = len(graph.value_info)
         graph.value_info.extend(
             onnx.ValueInfoProto(name=name, type=kind) for name, kind in self._known.items() if name not in self._stated
@@ -149,7 +149,10 @@ class _Inference:
             return None
         finally:
             for node, domain in zip(places, domains, strict=True):
-                node.domain = domain
+                if domain is None:
+                    node.ClearField("domain")
+                else:
+                    node.domain = domain
             del graph.value_info[count:]
             for imported in opsets:
                 del imported[-1]
@@ -238,7 +241,7 @@ def _knowledge(kind: onnx.TypeProto | None) -> int:
     """How much a type says: more with each dimension that it gives."""
     if kind is None or not _ranked(kind):
         return 0 if kind is None else 1
-    return 2 + sum(bool(d.HasField("dim_value") or d.HasField("dim_param")) for d in kind.tensor_type.shape.dim)
+    return 2 + sum(2 * d.HasField("dim_value") + d.HasField("dim_param") for d in kind.tensor_type.shape.dim)
 
 
 def _of_type(kind: onnx.TypeProto) -> Extent:

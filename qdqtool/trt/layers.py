@@ -10,11 +10,12 @@ from typing import NamedTuple
 from qdqtool.evidence import Case
 from qdqtool.operator_facts import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
-from qdqtool.trt.provenance import Scale, Step
+from qdqtool.trt.provenance import NOWHERE, Scale, Step, Way
 from qdqtool.types import Evidence, Precision, Refusal
 
 Dims = tuple[int | None, ...]
 
+MERGED = 64
 WEIGHTED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY)
 
 
@@ -215,7 +216,8 @@ class Layer:
         clone: A Q that is a copy in front of a Concat.
         pair: The Q in front of a DQ.
         passed: What a Q moved up past, or a DQ down, in the order of its moves.
-        merged: Qs that this one stands for as well, each with what it moved up past.
+        merged: Qs that this one stands for as well, each with what it moved up past; the first :data:`MERGED`, as a Q
+            that comes to a tensor by several ways is there once for each of them.
         blocked: What kept a Q from moving on, where it last stood.
         acts_as: Of a POINTWISE made of several ``SiLU``, or else the operator of its last node.
         joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
@@ -247,8 +249,8 @@ class Layer:
     computed_scale: bool = False
     clone: bool = False
     pair: str = ""
-    passed: tuple[Step, ...] = ()
-    merged: tuple[tuple[str, tuple[Step, ...]], ...] = ()
+    passed: Way = NOWHERE
+    merged: tuple[tuple[str, Way], ...] = ()
     blocked: Refusal | None = None
     acts_as: str = ""
     joined: tuple[str, str] | None = None
@@ -312,8 +314,13 @@ class Layer:
 
     def moved_past(self, step: Step) -> None:
         """Notes that a Q, with those that it stands for, moved past an operator."""
-        self.passed = (*self.passed, step)
-        self.merged = tuple((name, (*way, step)) for name, way in self.merged)
+        self.passed = self.passed.then(step)
+        self.merged = tuple((name, way.then(step)) for name, way in self.merged)
+
+    def stand_for(self, name: str, other: Layer) -> None:
+        """Notes that a Q stands for another one, and for those that this stood for."""
+        if len(self.merged) < MERGED:
+            self.merged = (*self.merged, (name, other.passed), *other.merged)[:MERGED]
 
     def rest_on(self, *cases: Case) -> None:
         """Notes that the layer's state rests on cases."""

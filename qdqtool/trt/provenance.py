@@ -10,6 +10,8 @@ from qdqtool.qdq import PerChannel
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""
 
+STEPS = 100  # of a way that are told; networks have a dozen
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -37,6 +39,42 @@ class Step:
     node: str
     op: str
     part: int = -1
+
+
+class Way:
+    """What a Q moved up past, or a DQ down: a list that grows at its end, and that copies of the layer share.
+
+    Attributes:
+        ops: The operators in it, each once.
+    """
+
+    __slots__ = ("_before", "_step", "ops")
+
+    def __init__(self, step: Step | None = None, before: Way | None = None) -> None:
+        self._step = step
+        self._before = before
+        ops: frozenset[str] = before.ops if before is not None else frozenset()
+        self.ops = ops if step is None or step.op in ops else ops | {step.op}
+
+    def then(self, step: Step) -> Way:
+        """The way with one more step at its end."""
+        return Way(step, self)
+
+    def last(self) -> tuple[Step, ...]:
+        """The latest steps first, :data:`STEPS` of them at most."""
+        found: list[Step] = []
+        way: Way | None = self
+        while way is not None and way._step is not None and len(found) < STEPS:
+            found.append(way._step)
+            way = way._before
+        return tuple(found)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in order; of a longer way the last :data:`STEPS`."""
+        return self.last()[::-1]
+
+
+NOWHERE = Way()
 
 
 class ReaderKind(StrEnum):

@@ -112,7 +112,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
 
 def _float(dq: Layer) -> Precision:
     """The float type that a DQ gives its reader: that of its scale, or of the Cast that it moved down past."""
-    known = (OPERATORS.get(step.op) for step in dq.passed)
+    known = (OPERATORS.get(op) for op in dq.passed.ops)
     if dq.quant is None or any(op is not None and op.kind == LayerKind.IDENTITY for op in known):
         return precision_of(dq.out.elem_type)
     return precision_of(dq.quant.scale_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 
 _LIMIT = 400  # tensors looked at from one
+_READERS = 200  # of one tensor that are told; a network has a dozen
 
 
 def scale_of(layer: Layer | None) -> Scale:
@@ -45,13 +47,15 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
     for current, path in queue:
+        if len(found) >= _READERS:
+            break
         if current.is_output:
             found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
-        for layer in current.consumers:
+        for layer in itertools.islice(current.consumers, _READERS):
             if layer.kind == LayerKind.QUANTIZE and layer.data is current:
                 scale = scale_of(layer)
                 for name, passed in ((node_name(layer), layer.passed), *layer.merged):
-                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *reversed(passed)), scale))
+                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *passed.last()), scale))
             elif through and layer.passage is not None and len(visited) <= _LIMIT and _data_of(layer, current):
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
@@ -60,7 +64,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         queue.append((output, (*path, step_of(layer, part))))
             else:
                 found.append(_reader(layer, current, path))
-    return tuple(found)
+    return tuple(found[:_READERS])
 
 
 def _data_of(layer: Layer, tensor: Tensor) -> bool:

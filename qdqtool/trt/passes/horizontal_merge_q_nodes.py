@@ -78,7 +78,7 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.nodes.extend(q.nodes)
-            survivor.merged = (*survivor.merged, (node_name(q), q.passed), *q.merged)
+            survivor.stand_for(node_name(q), q)
             network.retarget(q.out, survivor.out)
             network.remove(q)
         survivor.nodes = list(dict.fromkeys(survivor.nodes))  # copies of one Q name the same nodes

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from qdqtool.evidence import assumed, seen
 from qdqtool.operator_facts import LayerKind
-from qdqtool.trt.layers import Layer
+from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.provenance import Reader
 from qdqtool.trt.refusals import Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
@@ -36,8 +40,9 @@ class QDQToCopy(Pass):
 
     def apply(self, network: Network) -> None:
         left = network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+        readers = functools.cache(readers_of)  # many Qs may read one tensor
         for layer in left:
-            self.refuse(self._stays(layer))
+            self.refuse(self._stays(layer, readers))
         for layer in left:
             quantize = layer.kind == LayerKind.QUANTIZE
             case = ATTENTION if _in_attention(layer) else QUANTIZE if quantize else DEQUANTIZE
@@ -45,11 +50,11 @@ class QDQToCopy(Pass):
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
 
-    def _stays(self, layer: Layer) -> Stays:
+    def _stays(self, layer: Layer, readers: Callable[[Tensor], tuple[Reader, ...]]) -> Stays:
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
         return Stays(
             self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
-            scale_of(layer), origin_of(layer.data), readers_of(layer.data), readers_of(layer.out), layer.passed,
+            scale_of(layer), origin_of(layer.data), readers(layer.data), readers(layer.out), layer.passed.steps(),
             layer.blocked,
             elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
             _precision(layer), _in_attention(layer),

@@ -46,7 +46,8 @@ class RequantizeFusion(Pass):
             network.set_input(q, 0, source)
             q.requantizes = True
             q.pair, q.first_scale = dq.pair or node_name(dq), scale_of(dq)
-            q.passed = (*q.passed, *reversed(dq.passed))
+            for step in dq.passed.last():
+                q.passed = q.passed.then(step)
             q.rest_on(CONVERSION)
             if not dq.out.consumers and not dq.out.is_output:
                 network.remove(dq)

@@ -43,7 +43,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             if not can_absorb(q):
                 continue
             network.q_copies += len(concat.inputs)
-            limit = max(budgets.Q_COPIES, network.counts["Original"])  # an ordinary large network makes many
+            limit = max(budgets.Q_COPIES, 4 * network.counts["Original"])  # an ordinary large network makes many
             if network.q_copies > limit:
                 raise ModelError(f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
                                  f"{limit} tensors, the limit; a Concat of one tensor twice doubles them")

@@ -67,7 +67,7 @@ def test_linear_resize() -> None:
     out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
     found = step(g.model(out), VanillaSwapWithFollowingQ)
     assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    assert [s.op for s in found.layer("p.Q").passed] == ["Resize"]
+    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
 
 
 def test_pad_with_another_value_is_refused() -> None:

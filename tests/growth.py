@@ -1,0 +1,214 @@
+"""Families of graphs by size, for tests and benchmarks of how cost grows with the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Net:
+    """A network under construction: INT8 pairs and convolutions of eight channels."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, onnx.TensorProto] = {}
+        self._constant("zero", np.int8(0))
+        self._constant("w", np.ones((8, 8, 1, 1), np.float32))
+
+    def _constant(self, name: str, value: object) -> str:
+        if name not in self.weights:
+            self.weights[name] = numpy_helper.from_array(np.asarray(value), name)
+        return name
+
+    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        name = f"n{len(self.nodes)}"
+        made = [name, *(f"{name}.{i}" for i in range(1, outputs))]
+        self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
+        return name
+
+    def pair(self, x: str, scale: float = 0.5) -> str:
+        number = self._constant(f"s{scale}", np.float32(scale))
+        return self.add("DequantizeLinear", self.add("QuantizeLinear", x, number, "zero"), number, "zero")
+
+    def conv(self, x: str, scale: float = 0.5) -> str:
+        return self.add("Conv", self.pair(x, scale), self.pair("w"))
+
+    def done(self, *outputs: str) -> onnx.ModelProto:
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 4, 4])]
+        values = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
+        graph = helper.make_graph(self.nodes, "g", inputs, values, list(self.weights.values()))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def chain(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+    """A convolution, the operator again and again, and a convolution behind a pair."""
+
+    def make(size: int) -> onnx.ModelProto:
+        net = Net()
+        last = net.conv("x")
+        for _ in range(size):
+            last = net.add(op, last, *(["w1"] if op in ("Add", "Mul") else []), **attributes)
+        net._constant("w1", np.ones((1, 8, 1, 1), np.float32))
+        return net.done(net.conv(last))
+
+    return make
+
+
+def pairs(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = "x"
+    for i in range(size // 2):
+        last = net.pair(last, 0.5 + i % 7)
+    return net.done(net.conv(last))
+
+
+def convolutions(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = "x"
+    for _ in range(size // 6):
+        last = net.add("Relu", net.conv(last))
+    return net.done(last)
+
+
+def partly_quantized(size: int) -> onnx.ModelProto:
+    """Every second convolution without a pair: one finding for each."""
+    net = Net()
+    last = "x"
+    for i in range(size // 4):
+        last = net.add("Relu", net.conv(last) if i % 2 else net.add("Conv", last, "w"))
+    return net.done(last)
+
+
+def silu(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = "x"
+    for _ in range(size // 7):
+        made = net.conv(last)
+        last = net.add("Mul", made, net.add("Sigmoid", made))
+    return net.done(last)
+
+
+def residual(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = net.conv("x")
+    for _ in range(size // 6):
+        last = net.add("Add", last, net.conv(last))
+    return net.done(last)
+
+
+def split_concat(size: int) -> onnx.ModelProto:
+    """As in ShuffleNet: halves that are put together again, with a pair at the end."""
+    net = Net()
+    last = net.conv("x")
+    for _ in range(size // 2):
+        half = net.add("Split", last, outputs=2, axis=1)
+        last = net.add("Concat", half, f"{half}.1", axis=1)
+    return net.done(net.conv(last))
+
+
+def c2f(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = net.conv("x")
+    net._constant("w4", np.ones((4, 4, 1, 1), np.float32))
+    net._constant("w12", np.ones((8, 12, 1, 1), np.float32))
+    for _ in range(size // 14):
+        half = net.add("Split", net.conv(last), outputs=2, axis=1)
+        inner = net.add("Conv", net.pair(f"{half}.1"), net.pair("w4"))
+        last = net.add("Conv", net.pair(net.add("Concat", half, f"{half}.1", inner, axis=1)), net.pair("w12"))
+    return net.done(last)
+
+
+def lattice(size: int) -> onnx.ModelProto:
+    """Each Concat joins the two before it."""
+    net = Net()
+    before, last = net.conv("x"), net.conv("x")
+    for _ in range(size):
+        before, last = last, net.add("Concat", before, last, axis=3)
+    return net.done(net.pair(last))
+
+
+def diamonds(size: int) -> onnx.ModelProto:
+    """A Concat of a tensor with itself, cut back to its size."""
+    net = Net()
+    last = net.conv("x")
+    for _ in range(size // 2):
+        half = net.add("Split", net.add("Concat", last, last, axis=1), outputs=2, axis=1)
+        last = half
+    return net.done(net.conv(last))
+
+
+def doubled(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = net.conv("x")
+    for _ in range(size):
+        last = net.add("Concat", last, last, axis=3)
+    return net.done(net.pair(last))
+
+
+def with_root(size: int) -> onnx.ModelProto:
+    net = Net()
+    root = last = net.conv("x")
+    for _ in range(size):
+        last = net.add("Concat", last, root, axis=3)
+    return net.done(net.pair(last))
+
+
+def conv_concat(size: int) -> onnx.ModelProto:
+    """As in DenseNet: each convolution reads what all before it made."""
+    net = Net()
+    last = net.conv("x")
+    for i in range(size // 6):
+        width = 8 * (i + 1)
+        net._constant(f"w{width}", np.ones((8, width, 1, 1), np.int8))
+        number = net._constant("s0.5", np.float32(0.5))
+        made = net.add("Conv", net.pair(last), net.add("DequantizeLinear", f"w{width}", number, "zero"))
+        last = net.add("Concat", last, made, axis=1)
+    return net.done(net.pair(last))
+
+
+def fan_out(size: int, same: bool = False) -> onnx.ModelProto:
+    """One tensor, read by convolutions with scales of their own."""
+    net = Net()
+    last = net.conv("x")
+    ends = [net.conv(last, 0.5 if same else 0.5 + i / 1000) for i in range(size // 5)]
+    return net.done(*ends)
+
+
+def wide_concat(size: int) -> onnx.ModelProto:
+    net = Net()
+    first = net.conv("x")
+    parts = [net.add("Relu", first) for _ in range(size)]
+    return net.done(net.pair(net.add("Concat", *parts, axis=3)))
+
+
+def wide_split(size: int) -> onnx.ModelProto:
+    net = Net()
+    first = net.add("Concat", *[net.conv("x")] * size, axis=1)
+    parts = net.add("Split", first, outputs=size, axis=1)
+    ends = [net.pair(parts if i == 0 else f"{parts}.{i}", 0.5 + i % 5) for i in range(size)]
+    return net.done(*ends)
+
+
+def branches(size: int) -> onnx.ModelProto:
+    net = Net()
+    last = net.conv("x")
+    net.weights["c"] = numpy_helper.from_array(np.asarray(True), "c")
+    for _ in range(size // 3):
+        result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+        inner = [helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [result]) for op in ("Relu", "Neg")]
+        last = net.pair(net.add("If", "c", then_branch=inner[0], else_branch=inner[1]))
+    return net.done(net.conv(last))
+
+
+FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
+    "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"), "Add": chain("Add"), "Mul": chain("Mul"),
+    "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
+    "Softmax": chain("Softmax"), "pairs": pairs, "convolutions": convolutions, "partly quantized": partly_quantized,
+    "SiLU": silu, "residual": residual, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice,
+    "diamonds": diamonds, "Concat of itself": doubled, "Concat with the root": with_root, "DenseNet": conv_concat,
+    "fan-out": fan_out, "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
+    "wide Split": wide_split, "If": branches,
+}
