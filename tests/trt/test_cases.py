@@ -262,6 +262,12 @@ GRAPHS: dict[str, tuple[Build, str]] = {
     "QuantizeDoubleInputNodes/int8-matmul": (_attention, "trt8.5"),
     "QuantizeDoubleInputNodes/mixed-floats": (_mixed_floats, "trt11"),
     "QuantizeDoubleInputNodes/pointwise": (lambda g: _pointwise(g, "Max"), "trt8.5"),
+    "QuantizeDoubleInputNodes/pointwise-to-float": (
+        lambda g: [g.op("Softmax", g.relu(g.pair(_image(g), "a"), "r"), "s")], "trt8.5"
+    ),
+    "QuantizeDoubleInputNodes/sum-to-float": (
+        lambda g: [g.add(g.pair(x := _image(g), "a"), g.pair(g.relu(x, "r"), "b"), "sum")], "trt8.5"
+    ),
     "QuantizeDoubleInputNodes/prelu": (
         lambda g: [g.op("PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p")], "trt8.5"
     ),
