@@ -11,6 +11,8 @@ MEANINGS: dict[str, str] = {
     "ConstQDQInitializersFusion": "Every Q and DQ of the model is named once: count these lines to see whether all "
     "pairs arrived.",
     "MyelinOptimization": "Post-processing goes to another compiler, as one {ForeignNode[...]}.",
+    "MyelinRegions": "Matrix products, Softmax and normalizations run in Myelin, which takes in the Q and DQ around; "
+    "no line of a log says so.",
     "EltReluFusion": "A residual Add and its Relu are one layer from here on.",
     "ScaleActivationFusion": "A BatchNormalization and its Relu will go into the convolution together.",
     "ReduceToPoolingFusion": "A global pooling can run in INT8, if it has a DQ in front and a Q behind.",

@@ -42,6 +42,7 @@ class Target:
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
+        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, which takes in the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -71,6 +72,7 @@ class Target:
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
     copies_dq: bool = False
+    products_in_myelin: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -125,6 +127,7 @@ TARGETS: dict[str, Target] = {
             blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
+            products_in_myelin=True,
         ),
         Target(
             "trt11",
@@ -141,6 +144,7 @@ TARGETS: dict[str, Target] = {
             residual_through_activation=True,
             residual_proof=_FUSED_11,
             copies_dq=True,
+            products_in_myelin=True,
         ),
         Target(
             "rtx1.7",

@@ -35,7 +35,12 @@ class QDQToCopy(Pass):
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
 
     def apply(self, network: Network) -> None:
-        left = network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+        left = []
+        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
+            if layer.region is None:
+                left.append(layer)
+            else:  # a kernel of Myelin, or a part of one
+                network.set_kind(layer, LayerKind.COPY)
         for layer in left:
             self.refuse(self._stays(layer))
         for layer in left:
