@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqtool.trt.targets import STRONGLY_TYPED
 from qdqtool.types import Evidence, Severity
 
 ALL_TARGETS = ("trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7")
 TRT8 = ("trt8.0", "trt8.4", "trt8.5", "trt8.6")
 CLASSIC = (*TRT8, "trt10", "trt11")
-STRONG = ("trt11", "rtx1.7")
+WEAK_ONLY = ("FLAG-FP16",)
 RTX = ("rtx1.7",)
 
 
@@ -60,7 +61,9 @@ class Code:
 
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply."""
-        return next((h for h in self.holds if target in h.targets), None)
+        base = target.removesuffix(STRONGLY_TYPED)
+        names = (target,) if base == target else (target, *(() if self.code in WEAK_ONLY else (base,)))
+        return next((h for h in self.holds if any(n in h.targets for n in names)), None)
 
     def severity_on(self, target: str) -> Severity:
         held = self.on(target)

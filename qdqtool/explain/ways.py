@@ -5,10 +5,11 @@ Findings, ``explain``, ``predict --for`` and the README read this table; nothing
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.knowledge import STRONG
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json
 
 
@@ -24,6 +25,7 @@ class Way:
         log: How to get a verbose log, for ``qdqtool verify``.
         care: What else to know with a Q/DQ model.
         source: Where that is from.
+        typed: What makes a network of TensorRT 10 strongly typed; empty where ``strong`` holds.
     """
 
     name: str
@@ -33,10 +35,14 @@ class Way:
     log: str
     care: str
     source: str
+    typed: str = ""
 
     def flags(self, target: str) -> str:
         """What to give the builder for a target."""
-        return self.strong if target in STRONG else self.weak
+        chosen = target_named(target)
+        if not chosen.strongly_typed:
+            return self.weak
+        return self.strong if chosen.version >= (11, 0) or chosen.is_rtx or not self.typed else self.typed
 
     def as_json(self, target: str) -> Json:
         return {"way": self.name, "flags": self.flags(target), "log": self.log, "care": self.care,
@@ -53,6 +59,7 @@ WAYS: dict[str, Way] = {
             "add --verbose --profilingVerbosity=detailed > build.log 2>&1",
             "--fp16 without --int8 does not build a Q/DQ model; --calib has no effect on one",
             "trtexec's option parser, 8.0 to 11; NVIDIA/TensorRT issues 550, 3762, 4021",
+            "trtexec --onnx=model.onnx --stronglyTyped, without --int8 and --fp16",
         ),
         Way(
             "python", "the TensorRT Python API",
@@ -63,6 +70,7 @@ WAYS: dict[str, Way] = {
             "set no int8_calibrator and no dynamic ranges: with Q/DQ in the network the scales are in the model "
             "(\"Calibrator won't be used in explicit precision mode\")",
             "TensorRT's Python API; NVIDIA/TensorRT issues 550, 1837; release notes of 11.0",
+            "builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)), no builder flags",
         ),
         Way(
             "onnxruntime", "onnxruntime's TensorRT provider",
@@ -120,6 +128,24 @@ def way_named(name: str) -> Way:
         hint = f"did you mean {near[0]}? " if near else ""
         raise QdqtoolError(f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}")
     return found
+
+
+def trtexec_command(target: Target, model: str) -> str:
+    """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
+
+    From 11 on there are no precision flags, and none are allowed in a strongly typed network; weakly typed ones of 8 to
+    10 need ``--int8``, and ``--fp16`` for what is not quantized (10.15 runs Q/DQ in INT8 without, and warns of both
+    from 10.12 on). The listing is asked for from 8.2 on.
+    """
+    words = ["trtexec", f"--onnx={shlex.quote(model)}"]
+    if not target.strongly_typed:
+        words += ["--int8", "--fp16"]
+    elif target.version < (11, 0):
+        words.append("--stronglyTyped")
+    words.append("--verbose")
+    if target.version >= (8, 2):
+        words.append("--profilingVerbosity=detailed")
+    return " ".join([*words, "> build.log 2>&1"])
 
 
 def fp16_words(way: str | None) -> tuple[str, str]:

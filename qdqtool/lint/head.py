@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx
 
 from qdqtool import qdq
-from qdqtool.explain.knowledge import STRONG
 from qdqtool.explain.report import Report, names
 from qdqtool.explain.ways import fp16_words
 from qdqtool.graph import Node
@@ -15,6 +14,7 @@ from qdqtool.onnxgraph.half import half_nodes
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import CONVOLUTIONS, of
+from qdqtool.trt.targets import target_named
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
@@ -120,7 +120,7 @@ def _depthwise(view: View, report: Report, conv: Node) -> None:
 
 
 def _float_types(view: View, report: Report) -> None:
-    if report.target not in STRONG:
+    if not target_named(report.target).strongly_typed:
         report.add("FLAG-FP16", "", *fp16_words(report.way))
         return
     types = {n.index: _computes_in(view, n) for n in view.weighted}
