@@ -241,7 +241,8 @@ def _knowledge(kind: onnx.TypeProto | None) -> int:
     """How much a type says: more with each dimension that it gives."""
     if kind is None or not _ranked(kind):
         return 0 if kind is None else 1
-    return 2 + sum(2 * d.HasField("dim_value") + d.HasField("dim_param") for d in kind.tensor_type.shape.dim)
+    dims = kind.tensor_type.shape.dim
+    return 2 + sum(2 * bool(d.HasField("dim_value")) + bool(d.HasField("dim_param")) for d in dims)
 
 
 def _of_type(kind: onnx.TypeProto) -> Extent:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
 from qdqtool.assumption import Assumption
+from qdqtool.regions import MyelinRegion
 
 TOOL_VERSION = "0.1.0"
 
@@ -352,6 +353,7 @@ class Prediction:
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
+    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions.
     """
 
     model: ModelInfo
@@ -367,6 +369,7 @@ class Prediction:
     time: Json | None = None
     counts: dict[str, int] = field(default_factory=dict)
     assumptions: list[Assumption] = field(default_factory=list)
+    regions: list[MyelinRegion] = field(default_factory=list)
 
     def __repr__(self) -> str:
         s = self.summary()
@@ -409,6 +412,7 @@ class Prediction:
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
+            "regions": [r.as_json() for r in self.regions],
             **({"time": self.time} if self.time is not None else {}),
         }
 

@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("arrayfiles", "external", "files", "filetypes", "functions", "inference", "message", "modelnames", "outputs",
      "packed", "process", "runtime", "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
-     "text", "types"),
+     "regions", "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

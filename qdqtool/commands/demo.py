@@ -13,7 +13,7 @@ import click
 @click.option("--size", type=int, default=320, show_default=True, help="Side of the network's input in pixels.")
 @click.option("--images", type=click.IntRange(1), default=100, show_default=True, help="Images to calibrate with.")
 @click.option("--activation", type=click.Choice(["silu", "relu"]), default="silu", show_default=True)
-@click.option("--target", default=None, help="TensorRT to place and predict for. [default: trt8.5]")
+@click.option("--target", default=None, help="TensorRT to place and predict for. [default: trt10]")
 def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:
     """Run the whole loop on an embedded model: nothing is downloaded, no GPU and no TensorRT are needed.
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.commands import inputs as options
+
 
 @click.command("fix")
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the fixed model.")
-@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--target", default=None, help=f"{options.TARGETS}. [default: trt10]")
+@options.strongly_typed
 @click.option("--only", multiple=True, metavar="CODE", help="Fix these findings only (HEAD-QUANT has to be asked for).")
 @click.option("--inputs", type=click.Path(), default=None, help="npz with an array for each input; random without it.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
-    model: str, output: str, target: str | None, only: tuple[str, ...], inputs: str | None, form: str
+    model: str, output: str, target: str | None, strongly_typed: bool, only: tuple[str, ...], inputs: str | None,
+    form: str,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
@@ -28,10 +32,9 @@ def command(
     from qdqtool.modelfile import save
     from qdqtool.render.fix_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.trt.targets import DEFAULT_TARGET
 
     claim(output, "-o")
-    fixed = fix(model, target or DEFAULT_TARGET, only, read_arrays(inputs) if inputs else None)
+    fixed = fix(model, options.target_of(target, strongly_typed), only, read_arrays(inputs) if inputs else None)
     save(fixed.proto, output, source=model)
     if form == "json":
         emit(to_json({**fixed.as_json(), "output": output}), None)

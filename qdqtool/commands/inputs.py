@@ -10,8 +10,13 @@ import click
 
 if TYPE_CHECKING:
     from calibration.images import Preprocess
+    from qdqtool.trt.targets import Target
 
-TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7"
+TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11, rtx1.7, or a TensorRT version such as 10.3"
+strongly_typed = click.option(
+    "--strongly-typed", is_flag=True, help="For a strongly typed network of TensorRT 10 (trtexec --stronglyTyped), as "
+                                           "all are from 11 on."
+)
 _PREPROCESSING = (
     click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True),
     click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open."),
@@ -113,3 +118,15 @@ def _channels(text: str | None, option: str) -> tuple[float, float, float] | Non
     if len(values) not in (1, 3):
         raise click.BadParameter(f"'{text}' is neither a number nor three with commas between", param_hint=option)
     return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])
+
+
+def target_of(target: str | None, strongly: bool) -> Target:
+    """The target that was named, or the default one, strongly typed where that was asked for.
+
+    Raises:
+        QdqtoolError: There is none of that name, or it has no strongly typed networks.
+    """
+    from qdqtool.trt import targets
+
+    chosen = targets.target_named(target or targets.DEFAULT_TARGET)
+    return targets.strongly_typed(chosen) if strongly else chosen

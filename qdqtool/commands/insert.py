@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qdqtool.commands import inputs
+
+if TYPE_CHECKING:
+    from qdqtool.trt.targets import Target
 
 
 @click.command("insert")
@@ -14,7 +17,8 @@ from qdqtool.commands import inputs
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
-@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt8.5]")
+@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
+@inputs.strongly_typed
 @inputs.method
 @inputs.preprocessing
 @click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
@@ -38,7 +42,8 @@ from qdqtool.commands import inputs
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
-    model: str, calib: str | None, output: str | None, target: str | None, method: str, method_for: tuple[str, ...],
+    model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool, method: str,
+    method_for: tuple[str, ...],
     percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
     mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, cluster: str | None,
     mixed_cpus: bool, calib_table: str | None, write_table: str | None, head: str, residual: str, no_unify: bool,
@@ -69,8 +74,7 @@ def command(
     from qdqtool.insertion.calibrate import write_table as save_table
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.trt.targets import DEFAULT_TARGET
-
+    chosen = inputs.target_of(target, strongly_typed)
     result = insert(
         model,
         calib,
@@ -83,7 +87,7 @@ def command(
         calib_cache=calib_cache,
         overwrite_cache=overwrite_cache,
         calib_table=calib_table,
-        target=target or DEFAULT_TARGET,
+        target=chosen,
         head=head,
         residual=residual,
         unify=not no_unify,
@@ -106,8 +110,16 @@ def command(
         emit(to_json(_worded(result.as_json())), None)
         return 0
     text = render(result, terminal_width(), everything=everything)
-    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}", None)
+    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}{_build(chosen, path)}", None)
     return 0
+
+
+def _build(target: Target, path: str) -> str:
+    if target.is_rtx:
+        return ""
+    from qdqtool.explain.ways import trtexec_command
+
+    return f"\nbuild: {trtexec_command(target, path)}"
 
 
 def _worded(answer: dict[str, Any]) -> dict[str, Any]:

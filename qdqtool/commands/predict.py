@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
 from qdqtool.text import as_line
 from qdqtool.types import Prediction
@@ -22,7 +23,8 @@ _SEVERITIES = ("error", "warning")
 
 @click.command("predict")
 @click.argument("model", type=click.Path())
-@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
+@inputs.strongly_typed
 @click.option("--all", "everything", is_flag=True, help="Tell every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
@@ -44,8 +46,8 @@ _SEVERITIES = ("error", "warning")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
-    model: str, target: str | None, everything: bool, trace: bool, layers: bool, gpu: str | None, sm: str | None,
-    clock: float | None, power: str | None, batch: int | None, no_fp16: bool, calibrate: str | None,
+    model: str, target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
+    gpu: str | None, sm: str | None, clock: float | None, power: str | None, batch: int | None, no_fp16: bool, calibrate: str | None,
     save_calibration: str | None, assume: tuple[str, ...], way: str | None,
     required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
 ) -> int:
@@ -57,13 +59,12 @@ def command(
     """
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
-    from qdqtool.explain.ways import way_named
+    from qdqtool.explain.ways import trtexec_command, way_named
     from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.predict_text import render
-    from qdqtool.trt.targets import DEFAULT_TARGET
-
+    chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
     claim(output, "-o")
@@ -74,12 +75,12 @@ def command(
     choices = assumptions_of(assume)
     building = way_named(way) if way is not None else None
     if gpu is None and sm is None:
-        prediction = predict(model, target or DEFAULT_TARGET, assume=choices, way=way)
+        prediction = predict(model, chosen, assume=choices, way=way)
     else:
         from qdqtool.timing import ask
 
         request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
-        prediction, time = ask.predict_on(model, target or DEFAULT_TARGET, request, assume=choices, way=way,
+        prediction, time = ask.predict_on(model, chosen, request, assume=choices, way=way,
                                           also=_add_fixes)
     if choices and not prediction.assumptions:
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
@@ -91,8 +92,10 @@ def command(
         emit(to_json(told), output)
     else:
         width = 100 if output else terminal_width()
-        emit(render(prediction, width, everything=everything, layers=layers, trace=trace, time=time,
-                    way=building), output)
+        text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
+        if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
+            text += f"\n\nbuild: {trtexec_command(chosen, model)}"
+        emit(text, output)
     for line in unmet:
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)
     return 1 if unmet else 0

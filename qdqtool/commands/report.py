@@ -15,7 +15,7 @@ _MODELS = (".onnx", ".onnx.gz")
 @click.option("--float", "before", type=click.Path(), metavar="MODEL", help="The model without Q/DQ: before and after.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), default=None, metavar="HTML",
               help="The page.  [default: <MODEL>_report.html, here]")
-@click.option("--target", default=None, help="TensorRT to predict for: trt8.5 (or the build's own), trt8.6, trt10 ...")
+@click.option("--target", default=None, help="TensorRT to predict for: trt10 (or the build's own), 10.3, trt11 ...")
 @click.option("--gpu", metavar="NAME", help="Estimate times on a GPU, such as 'RTX 3060' (see qdqtool gpus).")
 @click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
 @click.option("--calib-cache", type=click.Path(), metavar="FILE", help="Cache of insert --calib-cache: histograms.")

@@ -48,7 +48,7 @@ from qdqtool.commands import inputs
 @click.option("--cluster", default=None, metavar="ADDRESS",
               help="Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.")
 @click.option("--mixed-cpus", is_flag=True, help="Permit workers whose processors compute other last bits.")
-@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt8.5]")
+@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @inputs.method
 @inputs.preprocessing
 @inputs.placement

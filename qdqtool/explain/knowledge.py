@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS
 from qdqtool.types import Evidence, Severity
 
 ALL_TARGETS = tuple(TARGETS)
@@ -67,7 +67,8 @@ class Code:
 
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply."""
-        return next((h for h in self.holds if target in h.targets), None)
+        names = {target, target.removesuffix(STRONGLY_TYPED)}
+        return next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
 
     def severity_on(self, target: str) -> Severity:
         held = self.on(target)

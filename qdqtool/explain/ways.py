@@ -6,11 +6,12 @@ else names the flags of another tool.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge import entry, table
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json
 
 
@@ -27,6 +28,7 @@ class Way:
         care: What else to know with a Q/DQ model.
         source: Where that is from.
         also: Other names that ``--for`` takes.
+        typed: What makes a network of TensorRT 10 strongly typed; empty where ``strong`` holds.
     """
 
     name: str
@@ -37,10 +39,14 @@ class Way:
     care: str
     source: str
     also: tuple[str, ...] = ()
+    typed: str = ""
 
     def flags(self, target: str) -> str:
         """What to give the builder for a target."""
-        return self.strong if target_named(target).strongly_typed else self.weak
+        chosen = target_named(target)
+        if not chosen.strongly_typed:
+            return self.weak
+        return self.strong if chosen.version >= (11, 0) or chosen.is_rtx or not self.typed else self.typed
 
     def as_json(self, target: str) -> Json:
         return {"way": self.name, "flags": self.flags(target), "log": self.log, "care": self.care,
@@ -67,6 +73,24 @@ def way_named(name: str) -> Way:
         hint = f"did you mean {near[0]}? " if near else ""
         raise QdqtoolError(f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}")
     return found
+
+
+def trtexec_command(target: Target, model: str) -> str:
+    """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
+
+    From 11 on there are no precision flags, and none are allowed in a strongly typed network; weakly typed ones of 8 to
+    10 need ``--int8``, and ``--fp16`` for what is not quantized (10.15 runs Q/DQ in INT8 without, and warns of both
+    from 10.12 on). The listing is asked for from 8.2 on.
+    """
+    words = ["trtexec", f"--onnx={shlex.quote(model)}"]
+    if not target.strongly_typed:
+        words += ["--int8", "--fp16"]
+    elif target.version < (11, 0):
+        words.append("--stronglyTyped")
+    words.append("--verbose")
+    if target.version >= (8, 2):
+        words.append("--profilingVerbosity=detailed")
+    return " ".join([*words, "> build.log 2>&1"])
 
 
 def fp16_words(way: str | None) -> tuple[str, str]:

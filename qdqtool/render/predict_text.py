@@ -32,7 +32,10 @@ def verdict(prediction: Prediction) -> str:
     if s["conversions"] is None:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
-    open_choice = ", depending on Conv + activation + Add" if _open(prediction) else ""
+    causes = ["Conv + activation + Add"] if _open(prediction) else []
+    if any(r.uncertain for r in prediction.regions):
+        causes.append("how much Myelin takes in")
+    open_choice = f", depending on {' and '.join(causes)}" if causes else ""
     return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}{open_choice}"
 
 
@@ -54,6 +57,8 @@ def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
             })
     for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
         values = {case[key] for case in cases}
+        if key == "conversions" and None not in values:
+            values.add(max(values) + sum(r.uncertain for r in prediction.regions))
         if len(values) > 1 and None not in values:
             told[key] = f"{min(values)} to {max(values)}"
     return told

@@ -46,7 +46,7 @@ class Request:
 
 def predict_on(
     model: ModelSource | Model,
-    target: str,
+    target: str | Target,
     request: Request,
     *,
     assume: Mapping[str, str] | None = None,

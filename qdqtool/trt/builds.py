@@ -90,5 +90,22 @@ BUILDS: dict[str, Build] = {
             "bev-blackwell-trt10", "10 or later", "Blackwell", "int8", "quantized ResNet-34, inside Myelin",
             "lix19937/tensorrt-engine-analysis", "engine listing", graph=False,
         ),
+        Build(
+            "yolov8n-modelopt-rtx2060-trt1014", "10.14.1 and 8.6.1", "RTX 2060", "strongly typed (10), fp16 int8 (8)",
+            "YOLOv8n with SiLU, ModelOpt's placement", "Parker-Lyu/Learn-TensorRT, commit dbfdc408",
+            "counts of layers, conversions and reformats", graph=False,
+        ),
+        Build(
+            "small-graphs-orinnano-trt103", "10.3.0", "Orin Nano", "int8", "four small graphs, among them a sum of two "
+            "dequantized tensors", "onnxsim/onnxsim, commits 5208cea8, 7d923919", "in words", graph=False,
+        ),
+        Build(
+            "gemm-mlp-trt10", "10", "RTX 30 class", "int8", "three quantized Gemms; two around a Softmax in pieces",
+            "Eternal-Raiden-Ying/i-vit-srtp, commit 4730c2e5", "engine listing", graph=False,
+        ),
+        Build(
+            "linear-orinnano-trt103", "10.3", "Orin Nano Super", "fp16 int8", "one MatMul, W8A8 and W8",
+            "FlankKaicoder/jetson-qwen-inference-lab, commits 9a577fe1 and later", "engine listing", graph=False,
+        ),
     )
 }

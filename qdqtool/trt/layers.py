@@ -10,6 +10,7 @@ from typing import NamedTuple
 from qdqtool.evidence import Case
 from qdqtool.operator_facts import LayerKind, QPassage
 from qdqtool.qdq import QuantParams, precision_of
+from qdqtool.regions import MyelinRegion
 from qdqtool.trt.provenance import NOWHERE, Scale, Step, Way
 from qdqtool.types import Evidence, Precision, Refusal
 
@@ -229,6 +230,7 @@ class Layer:
         quantized_as: The type that ``int8`` stands for.
         residual: The residual input of a convolution that took an Add.
         in_myelin: It was handed to Myelin.
+        region: The region of Myelin that it runs in, on targets where such regions take in Q and DQ.
         copied: A Slice that is a copy in the engine.
         eliminated: A Slice or Concat whose tensors share memory.
         copies: Names and tensors of the copies that an eliminated Concat needs.
@@ -262,6 +264,7 @@ class Layer:
     quantized_as: Precision = Precision.INT8
     residual: Tensor | None = None
     in_myelin: bool = False
+    region: MyelinRegion | None = None
     copied: bool = False
     eliminated: bool = False
     copies: tuple[tuple[str, Tensor], ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from qdqtool.operator_facts import LayerKind
+from qdqtool.regions import MyelinRegion
 from qdqtool.trt.layers import Layer, Rank, Tensor
 
 
@@ -19,6 +20,7 @@ class Network:
         counts: Number of layers behind the stages for which TensorRT logs it (``Original``, ``After ...``).
         residuals_behind_activation: Adds, as ONNX nodes, whose fusion the target's ``residual_through_activation``
             decided.
+        regions: What Myelin takes, on targets where that decides about Q and DQ.
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
         touched: Tensors whose producer or readers were edited in this round.
         q_copies: Quantizers that were copied to the inputs of a layer so far; bounded in SplitQAcrossPrecedingFanIn.
@@ -32,6 +34,7 @@ class Network:
         self.q_copies = 0
         self.counts: dict[str, int] = {}
         self.residuals_behind_activation: dict[str, None] = {}
+        self.regions: list[MyelinRegion] = []
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: dict[LayerKind, dict[int, Layer]] = {}

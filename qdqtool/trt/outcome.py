@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdqtool import operators
 from qdqtool.graph import Model, Node
 from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
+from qdqtool.regions import MyelinRegion
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision
 from qdqtool.trt.network import Network
@@ -118,6 +121,8 @@ class Outcome:
             if layer.kind == LayerKind.CONSTANT or layer.in_myelin:
                 continue
             if layer.kind == LayerKind.COPY:
+                if layer.region is not None:
+                    continue
                 self.conversion_nodes.append(layer.name)
             for name, tensor in layer.copies:
                 written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
@@ -140,6 +145,16 @@ class Outcome:
 
     def _edge(self, tensor: Tensor) -> TensorPrecision:
         return TensorPrecision(tensor.memory.name, self.precision(tensor))
+
+    def regions(self) -> list[MyelinRegion]:
+        """What Myelin takes, with the Q and DQ that its layers absorbed beside those that it took."""
+        found = []
+        for region in self._network.regions:
+            inside = {n: is_qdq(self._node(n)) for n in region.nodes}
+            nodes, taken = ([n for n, quantizes in inside.items() if quantizes is wanted] for wanted in (False, True))
+            fused = list(dict.fromkeys([*region.fused, *taken]))
+            found.append(replace(region, nodes=nodes, fused=fused))
+        return found
 
     # Convolutions ---------------------------------------------------------------------------------------------
 
@@ -165,7 +180,7 @@ class Outcome:
             precision=compute,
             inputs=inputs,
             output=self.precision(layer.out),
-            layer=layer.fusion.merged or layer.name,
+            layer=layer.fusion.merged or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
             evidence=self._evidence(layer),
             cases=[id_of(case) for case in layer.cases],

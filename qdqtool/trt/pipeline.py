@@ -29,6 +29,7 @@ from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from qdqtool.trt.passes.merge_layers import MergeLayers
 from qdqtool.trt.passes.myelin import MyelinOptimization
+from qdqtool.trt.passes.myelin_regions import MyelinRegions
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
@@ -109,7 +110,7 @@ QUANTIZATION: tuple[Stage, ...] = (
     ConvEltwiseSumFusion,
     ConvActPoolFusion,
 )
-EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
+EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, MyelinRegions, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
 PIPELINE: tuple[Stage, ...] = (*GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING)
 

@@ -54,7 +54,7 @@ class Way:
         self._step = step
         self._before = before
         ops: frozenset[str] = before.ops if before is not None else frozenset()
-        self.ops = ops if step is None or step.op in ops else ops | {step.op}
+        self.ops: frozenset[str] = ops if step is None or step.op in ops else ops | {step.op}
 
     def then(self, step: Step) -> Way:
         """The way with one more step at its end."""

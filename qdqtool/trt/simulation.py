@@ -92,6 +92,7 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
         conversion_nodes=outcome.conversion_nodes,
         target_evidence=f"{target.evidence}: {target.proof}",
         counts=dict(network.counts),
+        regions=outcome.regions(),
     )
     return prediction, tuple(network.residuals_behind_activation)
 

@@ -5,7 +5,8 @@ No pass asks for a version; it reads the properties of its :class:`Target`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
@@ -42,6 +43,8 @@ class Target:
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
+        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, which takes in the Q and DQ
+            around them.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -71,6 +74,7 @@ class Target:
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
     copies_dq: bool = False
+    products_in_myelin: bool = False
 
     @property
     def is_rtx(self) -> bool:
@@ -125,6 +129,7 @@ TARGETS: dict[str, Target] = {
             blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
+            products_in_myelin=True,
         ),
         Target(
             "trt11",
@@ -141,6 +146,7 @@ TARGETS: dict[str, Target] = {
             residual_through_activation=True,
             residual_proof=_FUSED_11,
             copies_dq=True,
+            products_in_myelin=True,
         ),
         Target(
             "rtx1.7",
@@ -156,21 +162,56 @@ TARGETS: dict[str, Target] = {
     )
 }
 
-DEFAULT_TARGET = "trt8.5"  # seen in the most complete logs
+DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
+
+
+_LAST = 19  # a major version that may come; what is larger is a typing error (85)
+STRONGLY_TYPED = "-strongly-typed"  # behind a target's name, where it is a choice (TensorRT 10)
+_VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
 
 def target_named(name: str | Target) -> Target:
-    """The target of that name.
+    """The target of that name, or for a TensorRT version (``10.3``, ``8.5.2``) the one with the nearest rules.
 
     Raises:
         QdqtoolError: There is none.
     """
     if isinstance(name, Target):
         return name
-    found = TARGETS.get(name.lower())
+    text = name.lower().strip()
+    base = text.removesuffix(STRONGLY_TYPED)
+    found = TARGETS.get(base) or _of_version(base)
     if found is None:
-        raise QdqtoolError(f"unknown target '{name}'; choose one of {', '.join(TARGETS)}")
-    return found
+        raise QdqtoolError(
+            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, or a TensorRT version such as 10.3"
+        )
+    return found if base == text else strongly_typed(found)
+
+
+def _of_version(text: str) -> Target | None:
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        return None
+    try:
+        found = target_of_version(match[1])
+    except VersionError:
+        return None
+    if int(match[1].partition(".")[0]) > _LAST:
+        return None
+    return replace(found, proof=f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}")
+
+
+def strongly_typed(target: Target) -> Target:
+    """The target with a strongly typed network: floats have the types of the file (``--stronglyTyped``).
+
+    Raises:
+        QdqtoolError: The version has no such networks.
+    """
+    if target.strongly_typed:
+        return target
+    if target.version < (10, 0):
+        raise QdqtoolError(f"{target.name} has no strongly typed networks; TensorRT 10 was the first")
+    return replace(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
 @dataclass(frozen=True)

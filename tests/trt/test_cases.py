@@ -48,6 +48,11 @@ def _behind(op: str, *constants: tuple[str, list[int]], **attributes: object) ->
     return build
 
 
+def _product(g: Graph) -> list[str]:
+    x = g.pair(g.input(1, 8), "in")
+    return [g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 4), np.float32)), "wq", 0.01)], "fc")]
+
+
 def _silu_add(g: Graph) -> list[str]:
     x = _image(g, 8)
     return [g.op("Softmax", g.add(g.silu(g.conv(x, "c"), "act"), g.pair(x, "skip"), "Add"), "end")]
@@ -262,6 +267,16 @@ GRAPHS: dict[str, tuple[Build, str]] = {
     "QuantizeDoubleInputNodes/int8-matmul": (_attention, "trt8.5"),
     "QuantizeDoubleInputNodes/mixed-floats": (_mixed_floats, "trt11"),
     "QuantizeDoubleInputNodes/pointwise": (lambda g: _pointwise(g, "Max"), "trt8.5"),
+    "MyelinRegions/edge": (_product, "trt10"),
+    "MyelinRegions/inside": (lambda g: [g.conv(_image(g), "c")], "trt10"),
+    "MyelinRegions/pointwise": (lambda g: [g.conv(g.op("Tanh", _image(g), "t"), "c")], "trt10"),
+    "MyelinRegions/product": (_product, "trt10"),
+    "QuantizeDoubleInputNodes/pointwise-to-float": (
+        lambda g: [g.op("Softmax", g.relu(g.pair(_image(g), "a"), "r"), "s")], "trt8.5"
+    ),
+    "QuantizeDoubleInputNodes/sum-to-float": (
+        lambda g: [g.add(g.pair(x := _image(g), "a"), g.pair(g.relu(x, "r"), "b"), "sum")], "trt8.5"
+    ),
     "QuantizeDoubleInputNodes/prelu": (
         lambda g: [g.op("PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p")], "trt8.5"
     ),

@@ -39,7 +39,12 @@ class QDQToCopy(Pass):
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
 
     def apply(self, network: Network) -> None:
-        left = network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+        left = []
+        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
+            if layer.region is None:
+                left.append(layer)
+            else:  # a kernel of Myelin, or a part of one
+                network.set_kind(layer, LayerKind.COPY)
         readers = functools.cache(readers_of)  # many Qs may read one tensor
         for layer in left:
             self.refuse(self._stays(layer, readers))

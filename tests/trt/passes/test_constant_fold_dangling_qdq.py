@@ -38,5 +38,5 @@ def test_two_readers_of_one_quantized_constant() -> None:
 def test_activation_pairs_are_left() -> None:
     g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
-    found = step(g.model(g.op("Tanh", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
+    found = step(g.model(g.op("Softmax", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
     assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)] == ["p.Q", "p.DQ"]

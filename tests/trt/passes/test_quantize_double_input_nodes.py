@@ -260,11 +260,48 @@ def test_add_between_pairs() -> None:
     ]
 
 
-def test_add_between_pairs_without_q_stays_float() -> None:
-    """Documented: a layer without weights takes INT8 only if it gives INT8."""
+def test_add_between_pairs_reads_int8_and_writes_float_without_q() -> None:
+    """TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
-    assert found.rows == []
-    assert found.reasons == [("Add", "add-output-not-quantized")]
+    assert found.rows == [
+        ("Running", "Add"), ("fusing", "(a.DQ and b.DQ)", "Add"), ("Removing", "a.DQ"), ("Removing", "b.DQ"),
+    ]
+    assert found.layer("Add").int8 and not found.layer("Add").int8_out
+    assert found.reasons == [("Add", "output-not-quantized")]
+
+
+@pytest.mark.parametrize("op", ["Relu", "Tanh", "Exp", "LeakyRelu"])
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_pointwise_layer_alone_between_pairs(op: str, behind: bool) -> None:
+    g = Graph()
+    x = g.op(op, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a"), "p")
+    found = step(g.model(g.op("Softmax", g.pair(x, "q", 0.2) if behind else x, "s")), QuantizeDoubleInputNodes)
+    layer = next(layer for layer in found.network.layers.values() if "p" in layer.nodes)
+    assert layer.int8 and layer.int8_out is behind
+    assert not found.has("a.DQ") and found.has("q.Q") is False
+
+
+def test_a_sum_of_which_one_input_is_float_is_left_alone() -> None:
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    found = step(g.model(g.op("Softmax", g.add(g.pair(x, "a"), g.op("Tanh", x, "t"), "Add"), "s")),
+                 QuantizeDoubleInputNodes)
+    assert found.rows == [] and found.has("a.DQ")
+
+
+def test_a_q_behind_a_pointwise_layer_that_reads_floats_stays() -> None:
+    """41 conversions of a YOLOv8n on 10.14.1, four of them behind SiLU and Add."""
+    g = Graph()
+    x = g.op("Tanh", g.op("Softmax", g.input(1, 8, 8, 8), "before"), "t")
+    found = step(g.model(g.op("Softmax", g.pair(x, "q"), "s")), QuantizeDoubleInputNodes)
+    assert found.rows == [] and found.has("q.Q")
+
+
+def test_a_scale_for_each_channel_is_not_taken_in() -> None:
+    g = Graph()
+    x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", [0.1] * 8, axis=1)
+    found = step(g.model(g.op("Softmax", g.relu(x, "r"), "s")), QuantizeDoubleInputNodes)
+    assert found.rows == [] and found.has("a.DQ")

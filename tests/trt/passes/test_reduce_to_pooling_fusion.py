@@ -53,7 +53,7 @@ def test_reduce_max(axes: list[int], keepdims: int, pooled: bool) -> None:
     """As in the engine of NVIDIA/TensorRT issue 2627: over the width, a CudnnPooling in float, its Q behind it."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
-    proto = g.model(g.op("Neg", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end"))
+    proto = g.model(g.op("Softmax", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end"))
     found = step(proto, ReduceToPoolingFusion)
     assert bool(found.rows) is pooled
     assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)

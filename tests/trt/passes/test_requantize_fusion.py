@@ -35,7 +35,7 @@ def test_elsewhere_it_is_one_conversion() -> None:
 def test_dq_with_a_float_reader_stays() -> None:
     g = Graph()
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
-    found = step(g.model(g.conv(x, "c"), g.op("Tanh", x, "t")), RequantizeFusion)
+    found = step(g.model(g.conv(x, "c"), g.op("Softmax", x, "t")), RequantizeFusion)
     assert found.has("a.DQ + c.in.Q")
     assert [layer.name for layer in found.network.of_kind(LayerKind.DEQUANTIZE)] == ["a.DQ"]
 
