@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("onnxgraph",),
     ("operators",),
     ("operator_facts",),
-    ("qdq", "modelfile", "graph", "calibration", "sessions"),
+    ("qdq", "modelfile", "graph", "calibration", "sessions", "options"),
     ("verified",),
     ("cluster",),
     ("arrayfiles", "external", "files", "filetypes", "functions", "inference", "message", "modelnames", "outputs",

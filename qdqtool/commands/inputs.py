@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,27 +27,47 @@ _PREPROCESSING = (
     click.option("--mean", default=None, metavar="M[,M,M]", help="Subtracted after --scale; by channel, after --bgr."),
     click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean."),
 )
-_PLACEMENT = (
-    click.option("--head", type=click.Choice(["box", "float", "none"]), default="box", show_default=True,
-                 help="Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing."),
-    click.option("--residual", type=click.Choice(["auto", "skip", "both", "none"]), default="auto", show_default=True,
-                 help="Inputs of a residual Add to quantize."),
-    click.option("--no-unify", is_flag=True, help="Let tensors tied by Concat and the like have scales of their own."),
-    click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
-    click.option("--include", multiple=True, metavar="REGEX", help="Quantize these although a preset would not."),
-    click.option("--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float."),
-    click.option("--weights", type=click.Choice(["float", "int8"]), default="float", show_default=True,
-                 help="Store weights as float with Q and DQ, or as int8 with DQ alone."),
-)
-_METHOD = (
-    click.option("--method", type=click.Choice(["focus", "mse", "percentile", "entropy", "max"]), default="focus",
-                 show_default=True, help="How an activation's range is chosen; focus is mse where objects are."),
-    click.option("--method-for", multiple=True, metavar="REGEX=METHOD", help="Another method for some tensors."),
-    click.option("--percentile", type=float, default=99.99, show_default=True, help="For the method percentile."),
-    click.option("--max-images", type=click.IntRange(1), default=512, show_default=True,
-                 help="Spread over the whole set."),
-)
 _Decorator = Callable[[Callable[..., int]], Callable[..., int]]
+
+
+def made_of(group: type, **shown: str) -> _Decorator:
+    """The options that the fields of a class of :mod:`qdqtool.options` make; ``shown`` replaces a help text."""
+    return _all(tuple(_option(f, shown.get(f.name, f.metadata["brief"])) for f in fields(group) if f.metadata["brief"]
+                      or f.name in shown))  # fmt: skip
+
+
+def _option(entry: Field[Any], brief: str) -> Any:
+    known = entry.metadata
+    flag = known["flag"] or entry.name
+    spelled = f"--{flag.replace('_', '-')}"
+    more: dict[str, Any] = {"help": brief, "metavar": known["metavar"] or None}
+    if isinstance(entry.default, bool):
+        return click.option(spelled, flag, is_flag=True, help=brief)
+    if entry.default == ():
+        return click.option(spelled, multiple=True, **more)
+    if known["choices"]:
+        more["type"] = click.Choice(list(known["choices"]))
+    elif known["path"]:
+        more["type"] = click.Path()
+    elif known["least"] is not None:
+        more["type"] = click.IntRange(known["least"])
+    elif isinstance(entry.default, float):
+        more["type"] = float
+    return click.option(spelled, default=entry.default, show_default=entry.default is not None, **more)
+
+
+def given_to(group: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a class of :mod:`qdqtool.options` from what click read."""
+    found: dict[str, Any] = {}
+    for entry in fields(group):
+        flag = entry.metadata["flag"]
+        if flag in given:
+            found[entry.name] = not given[flag]
+        elif entry.name == "method_for" and entry.name in given:
+            found[entry.name] = [method_of(text) for text in given[entry.name]]
+        elif entry.name in given:
+            found[entry.name] = given[entry.name]
+    return found
 
 
 def _all(options: tuple[Any, ...]) -> _Decorator:
@@ -58,7 +79,13 @@ def _all(options: tuple[Any, ...]) -> _Decorator:
     return decorate
 
 
-preprocessing, placement, method = _all(_PREPROCESSING), _all(_PLACEMENT), _all(_METHOD)
+preprocessing = _all(_PREPROCESSING)
+
+
+def images_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`qdqtool.options.Images` from the options of :data:`preprocessing`."""
+    return {"size": size_of(given["size"]),
+            "preprocess": preprocess_of(*(given[n] for n in ("resize", "bgr", "scale", "mean", "std")))}  # fmt: skip
 
 
 def preprocess_of(resize: str, bgr: bool, scale: float | None, mean: str | None, std: str | None) -> Preprocess:

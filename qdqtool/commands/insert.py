@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.commands import inputs
+from qdqtool.options import Kept, Output, Placing, Ranges, Workers
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -19,36 +20,27 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @inputs.strongly_typed
-@inputs.method
+@inputs.made_of(Ranges)
 @inputs.preprocessing
-@click.option("--calib-cache", type=click.Path(), default=None, metavar="FILE",
-              help="Keep statistics there; resume and reuse them.")
-@click.option("--overwrite-cache", is_flag=True, help="Replace a cache of another model or of other images.")
+@inputs.made_of(Kept)
 @click.option("--cluster", default=None, metavar="ADDRESS",
               help="Calibrate on the workers of this Dask scheduler; local:N starts N processes here.")
-@click.option("--mixed-cpus", is_flag=True, help="Permit workers whose processors compute other last bits.")
+@inputs.made_of(Workers)
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
               help="Write a TensorRT calibration table as well.")
-@inputs.placement
-@click.option("--high-precision", type=click.Choice(["fp32", "fp16"]), default=None,
-              help="Type of what stays float. [default: fp16 where the file's types decide (trt11, rtx1.7), else fp32]")
-@click.option("--input-type", type=click.Choice(["float", "int8", "uint8"]), default="float", show_default=True,
-              help="Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.")
+@inputs.made_of(Placing)
+@inputs.made_of(Output)
 @click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
               help="Measure on so many samples which activations cost most; 0 does not.")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
-    model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool, method: str,
-    method_for: tuple[str, ...],
-    percentile: float, max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None,
-    mean: str | None, std: str | None, calib_cache: str | None, overwrite_cache: bool, cluster: str | None,
-    mixed_cpus: bool, calib_table: str | None, write_table: str | None, head: str, residual: str, no_unify: bool,
-    exclude: tuple[str, ...], include: tuple[str, ...], exclude_op: tuple[str, ...], weights: str,
-    high_precision: str | None, input_type: str, losses: int, no_predict: bool, everything: bool, form: str,
+    model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool,
+    calib_table: str | None, write_table: str | None, losses: int, no_predict: bool, everything: bool, form: str,
+    **given: Any,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -58,51 +50,26 @@ def command(
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
     if calib is not None and calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
-    if mixed_cpus and cluster is None:
+    if given["mixed_cpus"] and given["cluster"] is None:
         raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
-    if cluster is not None and calib is None:
+    if given["cluster"] is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
     path = output or inputs.default_output(model)
     from qdqtool.files import claim
 
-    for written, option in ((path, "-o"), (write_table, "--write-table"), (calib_cache, "--calib-cache")):
+    for written, option in ((path, "-o"), (write_table, "--write-table"), (given["calib_cache"], "--calib-cache")):
         claim(written, option)
-    methods = [inputs.method_of(text) for text in method_for]
-    sizes = inputs.size_of(size)
-    preprocess = inputs.preprocess_of(resize, bgr, scale, mean, std)
+    chosen = inputs.images_of(given)
+    for group in (Ranges, Kept, Workers, Placing, Output):
+        chosen.update(inputs.given_to(group, given))
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.calibrate import write_table as save_table
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
-    chosen = inputs.target_of(target, strongly_typed)
-    result = insert(
-        model,
-        calib,
-        method=method,
-        method_for=methods,
-        percentile=percentile,
-        max_images=max_images,
-        preprocess=preprocess,
-        size=sizes,
-        calib_cache=calib_cache,
-        overwrite_cache=overwrite_cache,
-        calib_table=calib_table,
-        target=chosen,
-        head=head,
-        residual=residual,
-        unify=not no_unify,
-        exclude=exclude,
-        include=include,
-        exclude_op=exclude_op,
-        weights=weights,
-        high_precision=high_precision,
-        input_type=input_type,
-        losses=losses,
-        predict=not no_predict,
-        progress=True,
-        cluster=cluster,
-        mixed_cpus=mixed_cpus,
-    )
+
+    wanted = inputs.target_of(target, strongly_typed)
+    result = insert(model, calib, calib_table=calib_table, target=wanted, losses=losses, predict=not no_predict,
+                    progress=True, **chosen)
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
@@ -110,7 +77,7 @@ def command(
         emit(to_json(_worded(result.as_json())), None)
         return 0
     text = render(result, terminal_width(), everything=everything)
-    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}{_build(chosen, path)}", None)
+    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}{_build(wanted, path)}", None)
     return 0
 
 

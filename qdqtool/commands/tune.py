@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from qdqtool.commands import inputs
+from qdqtool.options import Placing, Ranges, Workers
 
 
 @click.command("tune")
@@ -47,22 +49,18 @@ from qdqtool.commands import inputs
 @click.option("--workers", type=click.IntRange(1, 64), default=None, help="Threads; the result is the same.")
 @click.option("--cluster", default=None, metavar="ADDRESS",
               help="Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.")
-@click.option("--mixed-cpus", is_flag=True, help="Permit workers whose processors compute other last bits.")
+@inputs.made_of(Workers)
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
-@inputs.method
+@inputs.made_of(Ranges)
 @inputs.preprocessing
-@inputs.placement
+@inputs.made_of(Placing)
 @click.option("--all", "everything", is_flag=True, help="Tell every site, also those that were never measured.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, calib: str, evaluation: str | None, keep: float | None, budget_ms: float | None, metric: str | None,
     gpu: str | None, clock: float | None, power: str | None, output: str | None, result_file: str | None,
     state: str | None, no_state: bool, time_limit: str | None, whole_front: bool, chosen_on: int, judged_on: int,
-    swept_on: int | None, workers: int | None, cluster: str | None, mixed_cpus: bool, target: str | None, method: str,
-    method_for: tuple[str, ...], percentile: float,
-    max_images: int, resize: str, size: str | None, bgr: bool, scale: float | None, mean: str | None,
-    std: str | None, head: str, residual: str, no_unify: bool, exclude: tuple[str, ...], include: tuple[str, ...],
-    exclude_op: tuple[str, ...], weights: str, everything: bool, form: str,
+    swept_on: int | None, workers: int | None, target: str | None, everything: bool, form: str, **given: Any,
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL that is fastest and still accurate enough.
 
@@ -73,7 +71,7 @@ def command(
     """
     if state is not None and no_state:
         raise click.UsageError("--state and --no-state exclude each other")
-    if mixed_cpus and cluster is None:
+    if given["mixed_cpus"] and given["cluster"] is None:
         raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
     if gpu is None and (clock is not None or power is not None or budget_ms is not None):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
@@ -84,9 +82,9 @@ def command(
 
     for written, option in ((path, "-o"), (result_file, "--result"), (kept, "--state")):
         claim(written, option)
-    methods = [inputs.method_of(text) for text in method_for]
-    sizes, seconds = inputs.size_of(size), _seconds(time_limit)
-    preprocess = inputs.preprocess_of(resize, bgr, scale, mean, std)
+    seconds, options = _seconds(time_limit), inputs.images_of(given)
+    for group in (Ranges, Placing, Workers):
+        options.update(inputs.given_to(group, given))
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.parameters import all_as_options
     from qdqtool.render.tune_text import render
@@ -97,11 +95,8 @@ def command(
     with contextlib.redirect_stdout(sys.stderr):  # a metric of the user's may print, and stdout is the answer's
         result = tune(
             model, calib, evaluation=evaluation, keep=keep, budget_ms=budget_ms, metric=metric, gpu=gpu, clock=clock,
-            power=power, target=target or DEFAULT_TARGET, method=method, method_for=methods, percentile=percentile,
-            max_images=max_images, chosen_on=chosen_on, judged_on=judged_on, swept_on=swept_on, preprocess=preprocess,
-            size=sizes, head=head, residual=residual, unify=not no_unify, exclude=exclude, include=include,
-            exclude_op=exclude_op, weights=weights, whole_front=whole_front, time_limit=seconds, state=kept,
-            workers=workers, cluster=cluster, mixed_cpus=mixed_cpus, progress=True,
+            power=power, target=target or DEFAULT_TARGET, chosen_on=chosen_on, judged_on=judged_on, swept_on=swept_on,
+            whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, progress=True, **options,
             say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
         )  # fmt: skip
     result.save(path)

@@ -12,19 +12,20 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
-from qdqtool.insertion import fidelity, halfprecision, presets, residuals
+from qdqtool.insertion import fidelity, halfprecision, residuals
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
-from qdqtool.insertion.placement import RESIDUALS, Rules, place
+from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import WEIGHT_FORMS, ActivationScale, rewrite
+from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
+from qdqtool.options import Images, Kept, Output, Placing, Ranges, Workers, takes
 from qdqtool.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Json, QuantizedTensor
@@ -32,38 +33,24 @@ from qdqtool.types import Json, QuantizedTensor
 if TYPE_CHECKING:
     from calibration import Preprocess
 
-HIGH_PRECISIONS = ("fp32", "fp16")
-
 
 @watched
+@takes(ranges=Ranges, images=Images, kept=Kept, placing=Placing, output=Output, where=Workers)
 def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    method: str = "focus",
-    method_for: Sequence[tuple[str, str]] = (),
-    percentile: float = 99.99,
-    max_images: int = 512,
-    preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None,
-    calib_cache: str | os.PathLike[str] | None = None,
-    overwrite_cache: bool = False,
+    ranges: Ranges,
+    images: Images,
+    kept: Kept,
+    placing: Placing,
+    output: Output,
+    where: Workers,
     calib_table: str | os.PathLike[str] | None = None,
     target: str | Target = DEFAULT_TARGET,
-    head: str = "box",
-    residual: str = "auto",
-    unify: bool = True,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    exclude_op: Sequence[str] = (),
-    weights: str = "float",
-    high_precision: str | None = None,
-    input_type: str = "float",
     losses: int = 0,
     predict: bool = True,
     progress: bool = False,
-    cluster: object = None,
-    mixed_cpus: bool = False,
 ) -> Insertion:
     """Inserts calibrated Q/DQ pairs where TensorRT uses them.
 
@@ -71,36 +58,13 @@ def insert(
         model: A float ONNX model; it is not changed.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
-        method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.
-        method_for: Pairs of a regular expression on tensor names and the method for those tensors.
-        percentile: For ``percentile``, in percent of the absolute values.
-        max_images: Use at most so many samples, spread evenly.
-        preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
-        size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
-        calib_cache: File to keep statistics in, so that another run needs no inference.
-        overwrite_cache: Whether a cache made for another model or from other data is replaced instead of refused.
         calib_table: A TensorRT calibration table to take the ranges from, instead of data.
         target: Which TensorRT to place for, see ``qdqtool predict --help``.
-        head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution,
-            ``none`` nothing.
-        residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are quantized.
-        unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share one scale.
-        exclude: Regular expressions (``re.search``) on names of nodes to leave float.
-        include: The same for nodes to quantize although a preset would leave them float.
-        exclude_op: Operator types to leave float.
-        weights: ``float`` keeps float weights with Q and DQ; ``int8`` stores int8 with DQ alone.
-        high_precision: ``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16 (but for tensors
-            whose values near its largest, and inputs and outputs). By default what the target needs: ``fp16`` where it
-            computes in the types of the file (TensorRT 11, TensorRT-RTX), else ``fp32``.
-        input_type: ``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see
-            :mod:`qdqtool.insertion.inputs`.
         losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how
             far an FP16 model's outputs are from the float model's.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
-        cluster: Who calibrates: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``, see
-            :func:`calibration.collect`; None for this process. The result is the same.
-        mixed_cpus: Whether workers may take part whose processors compute other last bits.
+        {options}
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -111,41 +75,31 @@ def insert(
         ClusterError: The cluster cannot be reached, or is not fit for the work.
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
-    for value, choices, parameter in (
-        (head, presets.HEADS, "head"),
-        (residual, RESIDUALS, "residual"),
-        (weights, WEIGHT_FORMS, "weights"),
-        (high_precision, (None, *HIGH_PRECISIONS), "high_precision"),
-    ):
-        if value not in choices:
-            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(filter(None, choices))}")
-    if cluster is not None:
+    if where.cluster is not None:
         from qdqtool.cluster.connection import check_where
 
-        check_where(cluster)
+        check_where(where.cluster)
     chosen = target_named(target)
-    check_input_type(input_type, chosen)
+    check_input_type(output.input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
     ours = model is not loaded.proto and model is not loaded
-    half = high_precision == "fp16" or (high_precision is None and chosen.strongly_typed)
+    half = output.high_precision == "fp16" or (output.high_precision is None and chosen.strongly_typed)
     try:
-        work, notes, warnings = float_model(loaded, ours, chosen, weights, "fp16" if half else "fp32")
+        work, notes, warnings = float_model(loaded, ours, chosen, placing.weights, "fp16" if half else "fp32")
     except ModelError as error:
-        if not half or high_precision is not None:
+        if not half or output.high_precision is not None:
             raise
         half, loaded = False, load_full(model)
-        work, notes, warnings = float_model(loaded, ours, chosen, weights, "fp32")
+        work, notes, warnings = float_model(loaded, ours, chosen, placing.weights, "fp32")
         warnings.append(f"what is not quantized stays FP32 and runs so on {chosen.name}: {error}")
-    rules = Rules(head, residual, "both", exclude, include, exclude_op, not chosen.is_rtx,
-                  chosen.transposed_per_channel)
-    rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
+    rules = rules_for(work, placing, chosen)
     placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
         raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
-    groups = scale_groups(work, placement.readers, unify)
-    methods = MethodChoice(method, tuple(method_for), percentile)
+    groups = scale_groups(work, placement.readers, placing.unify)
+    methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
@@ -153,15 +107,14 @@ def insert(
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
         statistics, calibration = collect_for(
-            work, data, groups, max_images=max_images,
-            preprocess=preprocess, size=size, cache=calib_cache, overwrite_cache=overwrite_cache, progress=progress,
-            cluster=cluster, mixed_cpus=mixed_cpus,
-        )  # fmt: skip
+            work, data, groups, max_images=ranges.max_images, images=images, kept=kept, workers=where,
+            progress=progress,
+        )
         found = []
-        if input_type == "uint8":
+        if output.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
-                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(preprocess))
+                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(images.preprocess))
         for group in groups:
             scale, said = choose_scale(group, statistics, methods)
             found.append(scale)
@@ -169,7 +122,7 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
-    quantized = rewrite(work, placement, _by_tensor(found, tied), weights)
+    quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -178,31 +131,34 @@ def insert(
         statistics = None  # tens of megabytes, and not needed any more
         try:
             measured = measure(
-                work, tried, data, activations=activations, preprocess=preprocess, size=size, samples=losses
-            )
+                work, tried, data, activations=activations, preprocess=images.preprocess, size=images.size,
+                samples=losses,
+            )  # fmt: skip
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(f"what limits accuracy was not measured: {error}")
-    kept: dict[str, float] = {}
+    wide: dict[str, float] = {}
     agreement = None
     if half:
         readable = data if calib_table is None else None
-        kept = _too_large(work, quantized, seen, readable, preprocess, size, warnings)
-        notes.extend(_said_of_half(chosen, kept, high_precision is None))
-        first = work if input_type == "float" else work.copy()
-        halfprecision.to_half(first, kept)
+        wide = _too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
+        notes.extend(_said_of_half(chosen, wide, output.high_precision is None))
+        first = work if output.input_type == "float" else work.copy()
+        halfprecision.to_half(first, wide)
         if losses and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = fidelity.compare(floats, first, readable, samples=losses, preprocess=preprocess, size=size)
+                agreement = fidelity.compare(
+                    floats, first, readable, samples=losses, preprocess=images.preprocess, size=images.size
+                )
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
-    if input_type != "float":
-        notes.extend(change_inputs(work, input_type, _scaling(preprocess)))
+    if output.input_type != "float":
+        notes.extend(change_inputs(work, output.input_type, _scaling(images.preprocess)))
         if half:
-            halfprecision.to_half(work, kept)
+            halfprecision.to_half(work, wide)
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
-        losses=measured, float_type="fp16" if half else "fp32", float32=kept, agreement=agreement,
+        losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
     )  # fmt: skip
     if predict:
         try:
@@ -283,6 +239,14 @@ def float_model(
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
     work.sha256 = None if notes else identity  # by which a calibration cache knows it again
     return work, notes, warnings
+
+
+def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
+    """The rules that the user's choices and the target's abilities make for a prepared model."""
+    rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
+                  not target.is_rtx, target.transposed_per_channel)
+    after = residuals.after_activation(work, rules, target, placing.unify)
+    return replace(rules, residual_after_activation=after)
 
 
 def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:

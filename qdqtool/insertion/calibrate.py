@@ -11,10 +11,11 @@ from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, positive
+from qdqtool.options import Images, Kept, Workers
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
-    from calibration import Preprocess, Statistics
+    from calibration import Statistics
     from qdqtool.insertion.result import Insertion
 
 
@@ -24,13 +25,10 @@ def collect_for(
     groups: Sequence[ScaleGroup],
     *,
     max_images: int,
-    preprocess: Preprocess | None,
-    size: tuple[int, int] | None,
-    cache: str | os.PathLike[str] | None,
-    overwrite_cache: bool,
-    progress: bool,
-    cluster: object,
-    mixed_cpus: bool,
+    images: Images | None = None,
+    kept: Kept | None = None,
+    workers: Workers | None = None,
+    progress: bool = False,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
 
@@ -42,12 +40,13 @@ def collect_for(
 
     if data is None:
         raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
+    images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = class_outputs(model)
     statistics = collect(
-        model, data, tensors, cache=cache, overwrite_cache=overwrite_cache, progress=progress,
-        preprocess=preprocess or Preprocess(), max_images=max_images, size=size,
-        focus=Focus(scores) if scores else None, cluster=cluster, mixed_cpus=mixed_cpus,
+        model, data, tensors, cache=kept.calib_cache, overwrite_cache=kept.overwrite_cache, progress=progress,
+        preprocess=images.preprocess or Preprocess(), max_images=max_images, size=images.size,
+        focus=Focus(scores) if scores else None, cluster=workers.cluster, mixed_cpus=workers.mixed_cpus,
     )  # fmt: skip
     report: Json = {
         "images": statistics.images,
@@ -55,7 +54,7 @@ def collect_for(
         "tensors": len(tensors),
         "focus": list(scores),
         "fingerprint": statistics.fingerprint,
-        "cache": os.fspath(cache) if cache is not None else None,
+        "cache": os.fspath(kept.calib_cache) if kept.calib_cache is not None else None,
         "skipped": [{"file": name, "reason": reason} for name, reason in statistics.skipped],
         "warnings": list(statistics.warnings),
         "notes": list(statistics.notes),

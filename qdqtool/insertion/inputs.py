@@ -21,9 +21,10 @@ from onnx import TensorProto
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.editor import Editor
+from qdqtool.options import Output, choices_of
 from qdqtool.trt.targets import Target
 
-INPUT_TYPES = ("float", "int8", "uint8")
+INPUT_TYPES = choices_of(Output, "input_type")
 _LEVELS = 255.0
 
 

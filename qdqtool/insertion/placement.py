@@ -30,11 +30,12 @@ from qdqtool.insertion.structure import (
 from qdqtool.onnxgraph.pointwise import activation_outputs
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.options import Placing, choices_of
 from qdqtool.patterns import compile_pattern
 from qdqtool.subgraphs import inner_graphs
 from qdqtool.types import SkippedNode
 
-RESIDUALS = ("auto", "skip", "both", "none")
+RESIDUALS = choices_of(Placing, "residual")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from qdqtool.graph import Model
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import of
+from qdqtool.options import Placing, choices_of
 
-HEADS = ("box", "float", "none")
+HEADS = choices_of(Placing, "head")
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
 
 

@@ -17,9 +17,10 @@ from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operators import needs_own_dq
+from qdqtool.options import Placing, choices_of
 from qdqtool.types import QuantizedTensor
 
-WEIGHT_FORMS = ("float", "int8")
+WEIGHT_FORMS = choices_of(Placing, "weights")
 _ROLES = ("_residual_quantizer", "_input_quantizer")
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.options import Ranges, choices_of
 from qdqtool.patterns import compile_pattern
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
-METHODS = ("focus", "mse", "percentile", "entropy", "max")
+METHODS = choices_of(Ranges, "method")
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _CANDIDATES = 48
 
@@ -38,6 +39,11 @@ class MethodChoice:
     default: str = "focus"
     overrides: Sequence[tuple[str, str]] = ()
     percentile: float = 99.99
+
+    @classmethod
+    def chosen(cls, ranges: Ranges) -> MethodChoice:
+        """What the user chose."""
+        return cls(ranges.method, tuple(ranges.method_for), ranges.percentile)
 
     def check(self, tensors: Sequence[str]) -> None:
         """Checks names and patterns.

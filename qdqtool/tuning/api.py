@@ -7,9 +7,9 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf.message import EncodeError
 
@@ -17,15 +17,12 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
-from qdqtool.insertion import presets, residuals
-from qdqtool.insertion.api import float_model
+from qdqtool.insertion.api import float_model, rules_for
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
-from qdqtool.insertion.placement import RESIDUALS, Rules
-from qdqtool.insertion.rewrite import WEIGHT_FORMS
-from qdqtool.insertion.scales import METHODS as ALL_METHODS
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
+from qdqtool.options import Images, Placing, Ranges, Workers, takes
 from qdqtool.timing import gpus
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.candidates import FREE
@@ -42,14 +39,12 @@ from qdqtool.tuning.sites import INT8
 from qdqtool.tuning.store import Store
 from qdqtool.types import Json
 
-if TYPE_CHECKING:
-    from calibration import Preprocess
-
 KEEP = 0.97
 _JUDGED_POINTS = 10
 
 
 @watched
+@takes(ranges=Ranges, images=Images, placing=Placing, where=Workers)
 def tune(
     model: ModelSource | Model,
     data: object,
@@ -62,29 +57,18 @@ def tune(
     clock: float | None = None,
     power: str | None = None,
     target: str | Target = DEFAULT_TARGET,
-    method: str = "focus",
-    method_for: Sequence[tuple[str, str]] = (),
-    percentile: float = 99.99,
-    max_images: int = 512,
+    ranges: Ranges,
+    images: Images,
+    placing: Placing,
+    where: Workers,
     chosen_on: int = CHOSEN_ON,
     judged_on: int = JUDGED_ON,
     swept_on: int | None = None,
-    preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None,
-    head: str = "box",
-    residual: str = "auto",
-    unify: bool = True,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    exclude_op: Sequence[str] = (),
-    weights: str = "float",
     whole_front: bool = False,
     time_limit: float | None = None,
     state: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     mapper: Mapper | None = None,
-    cluster: object = None,
-    mixed_cpus: bool = False,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Tuning:
@@ -105,8 +89,6 @@ def tune(
         clock: SM clock in MHz.
         power: Power mode of a Jetson.
         target: Which TensorRT to place for.
-        method: As for :func:`qdqtool.insert`, as are ``method_for``, ``percentile``, ``max_images``, ``preprocess``,
-            ``size``, ``head``, ``residual``, ``unify``, ``exclude``, ``include``, ``exclude_op`` and ``weights``.
         chosen_on: At most so many images to choose on.
         judged_on: At most so many images to judge on.
         swept_on: At most so many of the images to choose on for the sensitivity of single sites; None for all of them.
@@ -115,11 +97,9 @@ def tune(
         state: A file that keeps what was measured, so that another run goes on from there.
         workers: Threads that measure; by default one for each core. The result does not depend on it.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
-        cluster: Who calibrates and measures: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``,
-            see :func:`calibration.collect`; None for threads of this process. The result is the same.
-        mixed_cpus: Whether workers may take part whose processors compute other last bits.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         say: Called with lines on what is done and how long it will take.
+        {options}
 
     Raises:
         ModelError: The model cannot be read or run, is quantized already, or has nothing to quantize.
@@ -127,36 +107,34 @@ def tune(
         QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
     """
     began, cpu = time.monotonic(), _cpu_seconds()
-    if cluster is not None:
+    if where.cluster is not None:
         from qdqtool.cluster.connection import check_where
 
-        check_where(cluster)
-    _check(keep, budget_ms, gpu, head, residual, weights, method, time_limit, workers, chosen_on, judged_on, swept_on)
+        check_where(where.cluster)
+    _check(keep, budget_ms, gpu, time_limit, workers, chosen_on, judged_on, swept_on)
     goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
     chosen = target_named(target)
     machine = _gpu(gpu, clock, power)
     loaded = load_full(model)
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
-    work, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen, weights,
-                                        "fp32")
-    rules = Rules(head, residual, "both", exclude, include, exclude_op,
-                  transposed=not chosen.is_rtx, transposed_per_channel=chosen.transposed_per_channel)
-    rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
+    work, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
+                                        placing.weights, "fp32")
+    rules = rules_for(work, placing, chosen)
     measure = metric_for(work, metric)
-    sets = open_sets(work, data, evaluation, preprocess=preprocess, size=size, max_images=max_images,
-                     chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
-    planner = Planner(work, rules, chosen, MethodChoice(method, tuple(method_for), percentile), unify, machine)
-    settings = _settings(locals(), chosen, measure.identity)
+    sets = open_sets(work, data, evaluation, preprocess=images.preprocess, size=images.size,
+                     max_images=ranges.max_images, chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
+    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine)
+    settings = _settings({**vars(ranges), **vars(placing), **vars(images)}, chosen, measure.identity)
     with contextlib.ExitStack() as stack:
         opened = None
-        if cluster is not None:
+        if where.cluster is not None:
             from qdqtool.cluster.mapping import Cluster
 
-            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
+            opened = stack.enter_context(Cluster(where.cluster, where.mixed_cpus))
         serialized = _serialized(work)
         store = Store(state, {"model": hashlib.sha256(serialized).hexdigest()[:20], "images": sets.fingerprint,
                               "settings": settings})  # before anything takes long: it may be another tuning's
-        calibration = _calibrate(planner, sets, progress, getattr(opened, "client", None), mixed_cpus)
+        calibration = _calibrate(planner, sets, progress, replace(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
         job = Job(serialized, sets.measured, base.recipe, tuple(compared(work)),
@@ -175,7 +153,7 @@ def tune(
         search.judge_points([point] if search.stopped else shown)
         bought = [] if search.stopped else search.bought(point)
         plan = planner.plan(point.configuration)
-        made, quantized = plan.recipe.build(work, weights)
+        made, quantized = plan.recipe.build(work, placing.weights)
         made.path, made.sha256 = "", None
         result = Tuning(
             made.proto, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought,
@@ -189,7 +167,7 @@ def tune(
             chosen.name, None if machine is None else machine.name,
             [*notes, *search.notes, *_float_is_better(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
-            builder=lambda configuration: planner.plan(configuration).recipe.build(work, weights)[0].proto,
+            builder=lambda configuration: planner.plan(configuration).recipe.build(work, placing.weights)[0].proto,
         )  # fmt: skip
     return result
 
@@ -232,15 +210,9 @@ def _unread(sets: Sets) -> list[str]:
 
 
 def _check(
-    keep: float | None, budget_ms: float | None, gpu: str | None, head: str, residual: str, weights: str, method: str,
+    keep: float | None, budget_ms: float | None, gpu: str | None,
     time_limit: float | None, workers: int | None, chosen_on: int, judged_on: int, swept_on: int | None,
 ) -> None:
-    for value, choices, parameter in (
-        (head, presets.HEADS, "head"), (residual, RESIDUALS, "residual"), (weights, WEIGHT_FORMS, "weights"),
-        (method, ALL_METHODS, "method"),
-    ):  # fmt: skip
-        if value not in choices:
-            raise QdqtoolError(f"`{parameter}={value!r}`: choose one of {', '.join(choices)}")
     if keep is not None and budget_ms is not None:
         raise QdqtoolError("`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small")
     if keep is not None and not 0.0 < keep <= 1.0:
@@ -271,7 +243,7 @@ def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
 
 
-def _calibrate(planner: Planner, sets: Sets, progress: bool, cluster: object, mixed_cpus: bool) -> Json:
+def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -> Json:
     """One pass for every method, and for every tensor that any placement could quantize."""
     base = planner.placement(Configuration())
     if not base.readers:
@@ -279,9 +251,9 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, cluster: object, mi
         raise ModelError(f"{planner.model.path or 'model'}: nothing to quantize{'; ' * bool(first)}{first}")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     statistics, report = collect_for(
-        planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration), preprocess=None,
-        size=None, cache=None, overwrite_cache=False, progress=progress, cluster=cluster, mixed_cpus=mixed_cpus,
-    )  # fmt: skip
+        planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration),
+        workers=workers, progress=progress,
+    )
     planner.statistics = statistics.tensors
     return report
 

@@ -26,7 +26,7 @@ from tests.insertion.test_api import one_layer
         ({"weights": "int4"}, QdqtoolError, "`weights='int4'`: choose one of"),
         ({"high_precision": "bf16"}, QdqtoolError, "`high_precision='bf16'`: choose one of"),
         ({"target": "trt7"}, QdqtoolError, "unknown target 'trt7'"),
-        ({"method": "kl"}, QdqtoolError, "method 'kl' is unknown"),
+        ({"method": "kl"}, QdqtoolError, "`method='kl'`: choose one of"),
         ({"method_for": [("zzz", "max")]}, QdqtoolError, "matches no quantized tensor"),
     ],
 )

@@ -12,6 +12,7 @@ import qdqtool
 from qdqtool.errors import DataError
 from qdqtool.insertion.calibrate import collect_for, scales_from_table, write_table
 from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.options import Kept
 from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Net, images
 
@@ -64,10 +65,7 @@ def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
 
     def report(data: object, cache: Path | None = None) -> dict[str, object]:
-        _, told = collect_for(
-            model, data, groups, max_images=3, preprocess=None, size=None, cache=cache, overwrite_cache=False,
-            progress=False, cluster=None, mixed_cpus=False,
-        )  # fmt: skip
+        _, told = collect_for(model, data, groups, max_images=3, kept=Kept(calib_cache=cache))
         return told
 
     told = report(images())

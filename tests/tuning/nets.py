@@ -77,8 +77,7 @@ def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: s
     model = Model(proto).copy()
     prepare(model)
     planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
-    found, _ = collect_for(model, data, planner.possible_groups(), max_images=99, preprocess=None, size=None,
-                           cache=None, overwrite_cache=False, progress=False, cluster=None, mixed_cpus=False)
+    found, _ = collect_for(model, data, planner.possible_groups(), max_images=99)
     planner.statistics = found.tensors
     return planner
 

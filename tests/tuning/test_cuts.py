@@ -22,9 +22,9 @@ def test_every_cut_computes_what_the_whole_computes(make: object) -> None:
     model = planner.model
     outputs = list(model.outputs)
     quantized, _ = planner.plan(Configuration()).recipe.build(model)
-    wanted = run(quantized, data[0])[0]
+    wanted = run(quantized.proto, data[0])[0]
     everything = onnx.ModelProto()
-    everything.CopyFrom(quantized)
+    everything.CopyFrom(quantized.proto)
     names = [t for n in model.nodes for t in n.outputs if t not in outputs]
     everything.graph.output.extend(onnx.ValueInfoProto(name=t) for t in names)
     values = dict(zip([*outputs, *names], run(everything, data[0]), strict=True)) | data[0]
