@@ -17,7 +17,7 @@ import pytest
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
-MAX_LINES = 400
+MAX_LINES = 600
 
 # From top to bottom: a room may import rooms of lower floors, and of its own floor as long as nothing goes in a circle.
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -42,8 +42,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cluster",),
     ("arrayfiles", "external", "files", "functions", "message", "modelnames", "outputs", "packed", "process", "runtime",
      "subgraphs", "threads"),
-    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
-     "text", "types"),
+    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "knowledge", "patterns",
+     "progress", "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from qdqtool import qdq
 from qdqtool.fixing.site import Site, nodes_of
 from qdqtool.graph import Node
-from qdqtool.lint.records import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.lint.structure import quantized_gate
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.flow import is_sum, uses
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
+from qdqtool.trt.faults import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Refusal
