@@ -17,6 +17,12 @@ _POSITIONAL = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
 MEANT = {
     "insert: default of method was 'mse', is 'focus'", "default of --method was mse, is focus",
     "calibration.methods.mse is gone",  # the methods that were used, each with a count
+    # A finding is made of what was refused, and worded from that; its attributes and its JSON stay.
+    "Finding: parameter message is gone", "Finding: parameter fix is gone",
+    "Finding: new parameter causes has no default", "Finding: new parameter words has no default",
+    "Finding: positional parameters were ['code', 'severity', 'node', 'message', 'fix', 'evidence', 'id', 'target', "
+    "'convolutions', 'values'], are ['code', 'severity', 'node', 'causes', 'evidence', 'words', 'id', 'target', 'way', "
+    "'nodes', 'convolutions', 'values', 'automatic', 'saves_ms']",
 }
 
 
