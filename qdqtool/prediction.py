@@ -82,23 +82,24 @@ def advise(
         way: How the engine is built.
     """
     from qdqtool.explain.report import Report
+    from qdqtool.lint.api import fused_in
     from qdqtool.lint.api import run as lint
     from qdqtool.onnxgraph.view import View
 
-    view = View(model, (target or target_named(prediction.target)).residual_through_activation)
+    view = View(model)
     report = Report(prediction.target, way)
     if target_named(prediction.target).is_rtx:
         from qdqtool.explain.compiler import explain as explain_compiler
 
         checked = Report(prediction.target, way)
-        lint(view, checked)
+        lint(view, checked, fused_in(prediction))
         explain_compiler(prediction, report)
         known = {f.code for f in report.findings}
         report.findings += [f for f in checked.findings if f.severity != Severity.ERROR and f.code not in known]
     else:
         from qdqtool.explain.api import explain
 
-        lint(view, report)
+        lint(view, report, fused_in(prediction))
         explain(prediction, report)
         if any(f.code == "SKIP-FLOAT" for f in report.findings):
             from qdqtool.lint.structure import not_automatic

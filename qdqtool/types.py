@@ -7,7 +7,7 @@ Nothing here imports onnx or numpy, so that importing it costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
@@ -113,7 +113,7 @@ def record(kind: type[T]) -> type[T]:
 class Refusal:
     """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
 
-    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.lint.records``, ...) with the nodes and
+    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...) with the nodes and
     values that decided. Findings hold these records; words are made from them last (``qdqtool.explain.messages``).
 
     Attributes:
@@ -194,6 +194,7 @@ class Finding:
 
     Attributes:
         causes: The refusals behind it; further ones of the same code and node follow the first.
+        words: Makes its message and its fix.
         way: How the engine is built, where that was said.
         nodes: The nodes of the model that the causes name, ``node`` first.
         convolutions: Names of the convolutions that it concerns.
@@ -208,6 +209,7 @@ class Finding:
     node: str
     causes: tuple[Cause, ...]
     evidence: Evidence
+    words: Callable[[Finding], tuple[str, str]] = field(repr=False, compare=False)
     id: int = -1
     target: str = ""
     way: str | None = None
@@ -221,21 +223,15 @@ class Finding:
     @property
     def message(self) -> str:
         """The chain of causes, one or two sentences."""
-        from qdqtool.explain.messages import worded
-
-        return worded(self)[0]
+        return self.words(self)[0]
 
     @property
     def fix(self) -> str:
         """What to change."""
-        from qdqtool.explain.messages import worded
-
-        return worded(self)[1]
+        return self.words(self)[1]
 
     def as_json(self) -> Json:
-        from qdqtool.explain.messages import worded
-
-        message, fix = worded(self)
+        message, fix = self.words(self)
         return {
             "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": fix,
             "message": message, "evidence": str(self.evidence), "target": self.target, "values": self.values,

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
+from qdqtool.explain.report import worded
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
@@ -190,5 +191,5 @@ def test_a_false_claim_is_seen() -> None:
     assert false_claims(prediction, model) == []
     reader = Reader(ReaderKind.OP, "moved", "MaxPool")
     claim = trt.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
-    prediction.findings.append(Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN))
+    prediction.findings.append(Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, worded))
     assert false_claims(prediction, model) != []

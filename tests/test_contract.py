@@ -19,6 +19,12 @@ MEANT = {
     # What stays float: FP16 where the file's types decide, so that TensorRT 11 does not run it in FP32.
     "insert: default of high_precision was 'fp32', is None", "default of --high-precision was fp32, is None",
     "calibration.methods.mse is gone",  # the methods that were used, each with a count
+    # A finding is made of what was refused, and worded from that; its attributes and its JSON stay.
+    "Finding: parameter message is gone", "Finding: parameter fix is gone",
+    "Finding: new parameter causes has no default", "Finding: new parameter words has no default",
+    "Finding: positional parameters were ['code', 'severity', 'node', 'message', 'fix', 'evidence', 'id', 'target', "
+    "'convolutions', 'values'], are ['code', 'severity', 'node', 'causes', 'evidence', 'words', 'id', 'target', 'way', "
+    "'nodes', 'convolutions', 'values', 'automatic', 'saves_ms']",
 }
 
 

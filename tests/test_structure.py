@@ -42,8 +42,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cluster",),
     ("arrayfiles", "external", "files", "filetypes", "functions", "inference", "message", "modelnames", "outputs",
      "packed", "process", "runtime", "subgraphs", "threads"),
-    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
-     "regions", "text", "types"),
+    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "knowledge", "patterns",
+     "progress", "regions", "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
-from qdqtool.lint import records as lint
 from qdqtool.rtx.records import CompilerFault, Fault, IntegersLost, Why, ends_build
+from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
 from qdqtool.types import Prediction, Refusal
 

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., "Words | str"])
 
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
-    "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.lint.records": "qdqtool.explain.messages_model",
-    "qdqtool.rtx.records": "qdqtool.explain.messages_rtx", "qdqtool.timing.records": "qdqtool.explain.messages_gpu",
+    "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
+    "qdqtool.rtx.records": "qdqtool.explain.messages_rtx", "qdqtool.explain.gpu": "qdqtool.explain.messages_gpu",
 }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qdqtool.explain.gpu import GpuFact, GpuLacks
 from qdqtool.explain.messages import words
-from qdqtool.timing.records import GpuFact, GpuLacks
 from qdqtool.types import Cause, Finding
 
 _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
 from qdqtool.explain.words import names, number, scale_words
-from qdqtool.lint import records as lint
+from qdqtool.trt import faults as lint
 from qdqtool.types import Cause, Finding
 
 # Quantizers -----------------------------------------------------------------------------------------------------

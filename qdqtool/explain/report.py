@@ -16,6 +16,13 @@ def title_of(code: FindingCode) -> str:
     return codes.get(code).title
 
 
+def worded(finding: Finding) -> tuple[str, str]:
+    """The message and the fix of a finding; the words are loaded with the first that is asked for."""
+    from qdqtool.explain import messages
+
+    return messages.worded(finding)
+
+
 class Report:
     """Findings for one target; a code that does not hold there is left out."""
 
@@ -84,7 +91,7 @@ class Report:
         if not gains:
             severity = Severity.INFO
         finding = Finding(
-            code, severity, place, (cause,), holds.evidence.weaker(evidence), target=self.target,
+            code, severity, place, (cause,), holds.evidence.weaker(evidence), worded, target=self.target,
             way=self.way, convolutions=self._new(code, place, convolutions), values=values,
             automatic=entry.automatic and gains and automatic, gains=gains,
         )

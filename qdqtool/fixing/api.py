@@ -15,13 +15,13 @@ from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model
-from qdqtool.lint import records as lint
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
 from qdqtool.prediction import predict
 from qdqtool.qdq import is_quantized
 from qdqtool.rtx import records as rtx
+from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal, Severity
@@ -240,7 +240,7 @@ class _Work:
         return step.sites(self._view(self.model), self.target, self.prediction, wanted)
 
     def _view(self, model: Model) -> View:
-        return View(model, self.target.residual_through_activation)
+        return View(model)
 
     def _attempt(self, sites: list[Site], step: Step) -> str:
         editor = Editor(self.model.copy())

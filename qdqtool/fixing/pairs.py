@@ -11,13 +11,13 @@ from qdqtool import qdq
 from qdqtool.fixing.site import Site, nodes_of
 from qdqtool.fixing.weights import dequantized
 from qdqtool.graph import Node
-from qdqtool.lint.records import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.flow import is_sum
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
+from qdqtool.trt.faults import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Refusal

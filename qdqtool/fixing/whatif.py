@@ -22,7 +22,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
     """
     if not time.gpu.has_int8:
         return
-    view = View(model, target.residual_through_activation)
+    view = View(model)
     found = {f.code for f in prediction.findings if f.automatic}
     for step in STEPS:
         wanted = found & set(step.codes)

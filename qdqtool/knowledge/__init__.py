@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+
+from qdqtool.knowledge.tables import table
+
+__all__ = ["entry", "paragraph", "table"]
 
 T = TypeVar("T")
 _AS_WRITTEN = ("pattern",)  # spaces count
-
-
-def table(name: str) -> dict[str, Any]:
-    """The contents of ``<name>.toml``; :func:`entry` makes its texts paragraphs, and :func:`paragraph` one of them.
-
-    Raises:
-        FileNotFoundError: There is no such table.
-    """
-    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def paragraph(text: str) -> str:

@@ -5,27 +5,35 @@ from __future__ import annotations
 from qdqtool.explain.report import Report
 from qdqtool.graph import Model
 from qdqtool.lint import head, operators, quantizers, structure, weights
+from qdqtool.lint.structure import Fused
 from qdqtool.onnxgraph.view import View
+from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Finding
+from qdqtool.types import Finding, Prediction
 
 
 def check(model: Model, target: str) -> list[Finding]:
-    """Findings that need no simulation.
+    """The findings of every check, without those of the simulation (which says what each convolution takes in).
 
     Args:
         model: The model; its external data may be missing.
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
     """
     report = Report(target)
-    run(View(model, target_named(target).residual_through_activation), report)
+    chosen = target_named(target)
+    run(View(model), report, {} if chosen.is_rtx else fused_in(settled(model, chosen)))
     return report.findings
 
 
-def run(view: View, report: Report) -> None:
-    """Adds the findings of every check."""
+def fused_in(prediction: Prediction) -> Fused:
+    """The nodes that the layer of each convolution took in."""
+    return {c.name: c.fused for c in prediction.convolutions}
+
+
+def run(view: View, report: Report, fused: Fused) -> None:
+    """Adds the findings of every check; ``fused`` are the nodes that the layer of each convolution took in."""
     operators.run(view, report)
     quantizers.run(view, report)
     weights.run(view, report)
     head.run(view, report)
-    structure.run(view, report)
+    structure.run(view, report, fused)

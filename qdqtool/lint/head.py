@@ -8,7 +8,12 @@ from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.lint.heads import head_of, last_convolutions
-from qdqtool.lint.records import (
+from qdqtool.lint.structure import is_quantized
+from qdqtool.onnxgraph.half import half_nodes
+from qdqtool.onnxgraph.view import View
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import CONVOLUTIONS, of
+from qdqtool.trt.faults import (
     CHECK,
     Channels,
     DepthwiseAdd,
@@ -19,11 +24,6 @@ from qdqtool.lint.records import (
     HeadQuantized,
     JoinedBehindHead,
 )
-from qdqtool.lint.structure import is_quantized
-from qdqtool.onnxgraph.half import half_nodes
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import CONVOLUTIONS, of
 from qdqtool.trt.targets import target_named
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five

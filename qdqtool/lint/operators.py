@@ -9,7 +9,10 @@ import onnx
 from qdqtool import operators, qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
-from qdqtool.lint.records import (
+from qdqtool.lint.structure import is_quantized
+from qdqtool.onnxgraph.view import View
+from qdqtool.operator_facts import LayerKind
+from qdqtool.trt.faults import (
     CHECK,
     Convolution3D,
     IntegerOperator,
@@ -18,9 +21,6 @@ from qdqtool.lint.records import (
     OtherTypes,
     UnknownOperator,
 )
-from qdqtool.lint.structure import is_quantized
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.refusals import Deconvolution3D
 from qdqtool.types import Precision
 

@@ -12,7 +12,9 @@ from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Node
-from qdqtool.lint.records import (
+from qdqtool.onnxgraph.view import View
+from qdqtool.qdq import QuantParams
+from qdqtool.trt.faults import (
     CHECK,
     AxisOpset,
     ScaleCount,
@@ -25,8 +27,6 @@ from qdqtool.lint.records import (
     ZeroPointCount,
     ZeroPointMissing,
 )
-from qdqtool.onnxgraph.view import View
-from qdqtool.qdq import QuantParams
 from qdqtool.trt.provenance import Scale
 from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, ScaleComputed
 from qdqtool.trt.targets import target_named

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
-from qdqtool.lint.records import CHECK, BehindPad, InsideActivation
-from qdqtool.onnxgraph.flow import boundary, is_sum, uses
+from qdqtool.onnxgraph.flow import is_sum, uses
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import ACTIVATIONS, GATES
+from qdqtool.operators import ACTIVATIONS, GATES, is_activation, of
+from qdqtool.trt.faults import CHECK, BehindPad, InsideActivation
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.types import Finding
 
+Fused = Mapping[str, Sequence[str]]
 
-def run(view: View, report: Report) -> None:
-    """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized."""
+
+def run(view: View, report: Report, fused: Fused) -> None:
+    """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized.
+
+    Args:
+        view: The model.
+        report: Where findings go.
+        fused: The nodes that the layer of each convolution took in, as the simulation says.
+    """
     for conv in view.weighted:
         if is_quantized(view, conv):
-            _inside_activation(view, report, conv)
+            _inside_activation(view, report, conv, fused.get(conv.name, ()))
             _behind_pad(view, report, conv)
 
 
@@ -38,23 +46,44 @@ def is_quantized(view: View, conv: Node) -> bool:
     return qdq.source_of_dq(view.model, conv.input(0)) is not None and view.weights(conv).dq is not None
 
 
-def _inside_activation(view: View, report: Report, conv: Node) -> None:
-    edge = boundary(view, conv)
-    if edge.inner is not None:
-        q = edge.inner
-        ends = [n for dq in view.model.readers(q.output) for n in view.model.readers(dq.output)]
-        act = next((n for n in ends if n.op in ACTIVATIONS), None)
-        silu = any(n.op == "Mul" for n in ends)
-        activation = act.name if act is not None else ""
-        found = InsideActivation(CHECK, q.name, conv.name, activation, silu)
-        report.add("SILU-INNER-Q" if silu else "ACT-INNER-Q", found, convolutions=[conv.name],
-                   values=view.values(edge.tensor))
-        return
-    gate = quantized_gate(view, [edge.tensor])
+def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
+    tensor = conv.output
+    for node in map(view.model.node, fused):
+        if node.op in ACTIVATIONS or is_sum(view, node) or tensor not in node.inputs:
+            break
+        tensor = node.output
+    readers = view.model.readers(tensor)
+    alone = len(readers) == 1 and qdq.is_q(readers[0]) and not view.model.is_output(tensor)
+    found = _inner(view, conv, readers[0]) if alone else None
+    gate = quantized_gate(view, [tensor]) if found is None else None
     if gate is not None:
         sigmoid, q = gate
-        report.add("SILU-INNER-Q", InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True),
-                   convolutions=[conv.name], values=view.values(edge.tensor))
+        found = InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True)
+    if found is not None:
+        report.add("SILU-INNER-Q" if found.silu else "ACT-INNER-Q", found, convolutions=[conv.name],
+                   values=view.values(tensor))
+
+
+def _inner(view: View, conv: Node, q: Node) -> InsideActivation | None:
+    """A Q right behind a convolution whose DQs feed nothing but an activation."""
+    ends = [n for dq in view.model.readers(q.output) if qdq.is_dq(dq) for n in view.model.readers(dq.output)]
+    gates = [n for n in ends if is_activation(n)]
+    others = [n for n in ends if not is_activation(n)]
+    if not gates or not all(of(n).operation == "PROD" and _reads_gate(view, n, gates) for n in others):
+        return None
+    activation = next((n.name for n in ends if n.op in ACTIVATIONS), "")
+    return InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
+
+
+def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
+    """Whether a Mul multiplies with one of the gates, directly or through a Q/DQ pair."""
+    outputs = {g.output for g in gates}
+    for tensor in mul.inputs:
+        found = qdq.source_of_dq(view.model, tensor)
+        source = found[1].input(0) if found is not None and found[1] is not None else tensor
+        if source in outputs:
+            return True
+    return False
 
 
 def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:

@@ -7,7 +7,10 @@ from collections import defaultdict
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
-from qdqtool.lint.records import (
+from qdqtool.onnxgraph.view import View, Weights
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import CONVOLUTIONS, is_sum, of, output_axis
+from qdqtool.trt.faults import (
     CHECK,
     BiasQuantized,
     DeconvolutionFloat,
@@ -17,9 +20,6 @@ from qdqtool.lint.records import (
     WeightsOutput,
     WeightsStored,
 )
-from qdqtool.onnxgraph.view import View, Weights
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import CONVOLUTIONS, is_sum, of, output_axis
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import (
     FloatTypesDiffer,

@@ -50,15 +50,12 @@ class View:
 
     Attributes:
         model: The model.
-        add_behind_activation: Whether the target's convolutions take an Add behind their activation, too
-            (Conv + SiLU + Add), see ``Target.residual_through_activation``.
     """
 
-    def __init__(self, model: Model, add_behind_activation: bool = False) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         #: What functions over a view worked out about tensors, by the function's name.
         self.known: dict[str, dict[str, Any]] = {}
-        self.add_behind_activation = add_behind_activation
 
     def params(self, node: Node) -> QuantParams:
         """Scale and zero point of a Q or DQ."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.graph import Model, Node
-from qdqtool.lint.records import DeconvolutionFloat
 from qdqtool.rtx.records import COMPILER, IntegersLost, Why
 from qdqtool.rtx.state import Dequantized, Float, State
+from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import InputNotDequantized, WeightsNotDequantized
 from qdqtool.types import Precision, Refusal

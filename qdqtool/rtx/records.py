@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from qdqtool.lint.records import DeconvolutionFloat
+from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import InputNotDequantized, WeightsNotDequantized
 from qdqtool.types import Refusal, record

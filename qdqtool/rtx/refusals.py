@@ -10,7 +10,12 @@ import onnx
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
-from qdqtool.lint.records import (
+from qdqtool.qdq import QuantParams
+from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.operands import judge
+from qdqtool.rtx.records import COMPILER, CompilerFault, Fault
+from qdqtool.rtx.state import WIDTH, Dequantized, State
+from qdqtool.trt.faults import (
     BiasQuantized,
     IntegerOperator,
     ScaleCount,
@@ -18,11 +23,6 @@ from qdqtool.lint.records import (
     ScaleRank,
     StoredReadElsewhere,
 )
-from qdqtool.qdq import QuantParams
-from qdqtool.rtx.constants import Constants
-from qdqtool.rtx.operands import judge
-from qdqtool.rtx.records import COMPILER, CompilerFault, Fault
-from qdqtool.rtx.state import WIDTH, Dequantized, State
 from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.types import Precision, Refusal
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from qdqtool.explain import codes
+from qdqtool.explain.gpu import GpuFact, GpuLacks
+from qdqtool.explain.report import worded
 from qdqtool.finding_codes import FindingCode
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.view import View
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.records import GpuFact, GpuLacks
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Cause, Evidence, Finding, Prediction, Refusal
 
@@ -59,7 +60,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     start = max((f.id for f in prediction.findings), default=-1) + 1
     return [
         Finding(
-            code, codes.get(code).severity, "", (Cause(refusal),), evidence, start + number, prediction.target,
+            code, codes.get(code).severity, "", (Cause(refusal),), evidence, worded, start + number, prediction.target,
             convolutions=convolutions,
         )
         for number, (code, refusal, convolutions, evidence) in enumerate(found)

@@ -19,5 +19,5 @@ def sites(find: Find, model: Model, target: Target | None = None) -> list[Site]:
     """What the step with that function finds; ``target`` is TensorRT 8.5 by default."""
     chosen = target or target_named("trt8.5")
     step = next(s for s in STEPS if s.find is find)
-    view = View(model, chosen.residual_through_activation)
+    view = View(model)
     return step.sites(view, chosen, predict(model, chosen), step.codes)

@@ -176,7 +176,7 @@ def test_what_stands_in_the_way_is_named() -> None:
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.producer, refusal.op) == ("before", "Softmax")
     g, out = refused("zero-point")
-    assert step(g.model(out), QuantizeDoubleInputNodes).refusals[0].zero_point == 3
+    assert step(g.model(out), QuantizeDoubleInputNodes).refusals[0].zero_points == (3, 3)
     g, out = refused("weights-axis")
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.axis, refusal.expected) == (1, 0)
