@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +22,13 @@ def file_digest(path: Path) -> bytes:
     """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
+        # Opened without waiting: a pipe that nobody writes to would be waited for, and a device has no end.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                return UNREADABLE
+            size = found.st_size
+            digest.update(str(size).encode())
             step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
             for position in range(0, size, step):
                 file.seek(position)

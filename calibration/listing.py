@@ -203,7 +203,7 @@ def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[s
                 name = f"{prefix}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{name}/")
-                elif take(entry.name) and entry.is_file():
+                elif take(entry.name) and _is_file(entry):
                     if entry.is_symlink():
                         found = entry.stat()
                         seen.add(found.st_dev, found.st_ino)
@@ -212,6 +212,13 @@ def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[s
                             device = os.stat(place).st_dev
                         seen.add(device, entry.inode())
                     yield name
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself is as dead as one to nothing
+        return False
 
 
 def _temporary() -> IO[bytes]:

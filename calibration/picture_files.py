@@ -15,7 +15,7 @@ from calibration.dataset import Array, InputSpec, Source, printable
 from calibration.digests import file_digest
 from calibration.listing import Folder
 from calibration.parcels import Paths
-from calibration.pictures import YOLO_PREPROCESS, Preprocess, decode, prepare
+from calibration.pictures import YOLO_PREPROCESS, Preprocess, decoded, prepare
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import note_read
@@ -88,9 +88,9 @@ class ImageSource(Source):
         return self.prepared(self.paths[index])
 
     def prepared(self, source: str | os.PathLike[str] | IO[bytes], name: str = "") -> dict[str, Array]:
-        """A picture as the network takes it; see :func:`decode`."""
-        pixels = decode(source, name)
-        array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
+        """A picture as the network takes it; see :func:`calibration.pictures.decode`."""
+        with decoded(source, name) as pixels:
+            array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
         if self.integer:

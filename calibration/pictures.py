@@ -69,9 +69,26 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
         uint8 [height, width, 3], RGB.
 
     Raises:
-        DataError: It cannot be read, is no regular file, is cut off, or has more pixels than
-            :data:`qdqtool.budgets.PICTURE_PIXELS`.
+        DataError: It cannot be read, is no regular file, is cut off, has a side of more than
+            :data:`qdqtool.budgets.PICTURE_SIDE` pixels, or more than :data:`qdqtool.budgets.PICTURE_PIXELS` in all.
     """
+    with decoded(source, name) as pixels:
+        return pixels
+
+
+@contextlib.contextmanager
+def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Iterator[npt.NDArray[np.uint8]]:
+    """As :func:`decode`; until the end of the block the picture counts among those that are in memory.
+
+    A thread that waits for its turn must not hold another one.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _decoded(source, name, stack)
+
+
+def _decoded(
+    source: str | os.PathLike[str] | IO[bytes], name: str, stack: contextlib.ExitStack
+) -> npt.NDArray[np.uint8]:
     try:
         if isinstance(source, str | os.PathLike) and not Path(source).is_file():
             raise DataError("no regular file" if Path(source).exists() else "No such file or directory")
@@ -79,8 +96,10 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
             pixels = picture.width * picture.height
             if pixels > budgets.PICTURE_PIXELS:
                 raise DataError(f"{picture.width}x{picture.height} pixels; the limit is {budgets.PICTURE_PIXELS}")
-            with _DECODING.taken(pixels):
-                return np.asarray(_as_rgb(picture))
+            if max(picture.size) > budgets.PICTURE_SIDE:
+                raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
+            stack.enter_context(_DECODING.taken(pixels))
+            return _as_rgb(picture)
     except DataError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the decoders
@@ -90,21 +109,19 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
         raise DataError(reason.replace(repr(source), repr(name))) from error
 
 
-def _as_rgb(picture: Image.Image) -> Image.Image:
-    turned = ImageOps.exif_transpose(picture)
-    if turned.mode.startswith("I"):  # 16 bits: the high byte, as imread does; convert() would clip at 255
-        return _high_bytes(turned).convert("RGB")
-    return turned.convert("RGB")
-
-
-def _high_bytes(picture: Image.Image) -> Image.Image:
-    """The high bytes of 16-bit grey levels, a strip at a time: numpy's copies of the whole would take gigabytes."""
-    result = np.empty((picture.height, picture.width), np.uint8)
-    step = max(1, _STRIP // max(picture.width, 1))
-    for top in range(0, picture.height, step):
-        strip = np.asarray(picture.crop((0, top, picture.width, min(top + step, picture.height))))
-        result[top : top + step] = (strip.astype(np.int32) >> 8).clip(0, 255)
-    return Image.fromarray(result)
+def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
+    """The pixels, converted a strip at a time: Pillow's and numpy's copies of the whole would take a gigabyte."""
+    ImageOps.exif_transpose(picture, in_place=True)
+    width, height = picture.size
+    result = np.empty((height, width, 3), np.uint8)
+    step = max(1, _STRIP // max(width, 1))
+    for top in range(0, height, step):
+        strip = picture.crop((0, top, width, min(top + step, height)))
+        if strip.mode.startswith("I"):  # 16 bits: the high byte, as imread does; convert() would clip at 255
+            result[top : top + step] = (np.asarray(strip).astype(np.int32) >> 8).clip(0, 255)[..., None]
+        else:
+            result[top : top + step] = np.asarray(strip.convert("RGB"))
+    return result
 
 
 class _Pixels:

@@ -73,6 +73,9 @@ def cli() -> None:
 
 
 def _fail(message: str, code: int) -> int:
+    stop = process.stopped()
+    if stop is not None:
+        message, code = stop.message, stop.code
     with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
         print(f"qdqtool: {one_line(message)}", file=sys.stderr)
     return code
@@ -127,6 +130,8 @@ def _run(args: list[str] | None) -> int:
     except RecursionError:
         return _fail("the input is nested too deeply", 2)
     except Exception:  # a defect of ours; exit code 1 would read as an answer
+        if process.stopped() is not None:
+            return _fail("", 2)
         import traceback
 
         traceback.print_exc()
@@ -136,8 +141,11 @@ def _run(args: list[str] | None) -> int:
 
 def main() -> None:
     """Entry point of the `qdqtool` script."""
-    process.prepare()
-    code = run()
+    try:
+        process.prepare()
+        code = run()
+    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
+        code = process.INTERRUPTED
     sys.exit(process.finish(code))
 
 

@@ -17,6 +17,7 @@ from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
 from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
 from qdqtool.message import Parts
+from qdqtool.modelform import check_form
 from qdqtool.modelnames import check_names
 from qdqtool.outputs import atomic_write, together
 
@@ -39,6 +40,7 @@ def load(source: ModelSource | Model) -> Model:
         return source
     if isinstance(source, onnx.ModelProto):
         check_names(source, "model in memory")
+        check_form(source, "model in memory")
         check_functions(source, "model in memory")
         return Model(source)
     if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
@@ -95,6 +97,7 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{what}: {filetypes.explain(what, data[:filetypes.HEAD], 'no graph or no opset')}")
     check_names(proto, what)
+    check_form(proto, what)
     check_functions(proto, what)
     return proto
 

@@ -14,6 +14,7 @@ from qdqtool.errors import QdqtoolError
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_asked: list[int] = []
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -50,6 +51,7 @@ def prepare() -> None:
 
     A file opened later would get their numbers otherwise, and a library's message would be written into it.
     """
+    _asked.clear()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
     for name, code in _CODES.items():
@@ -63,8 +65,14 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+def stopped() -> Stopped | None:
+    """What a signal asked for: libraries that are just being loaded turn the exception into one of theirs."""
+    return Stopped(_asked[-1]) if _asked else None
+
+
 def _handler(code: int) -> signal._HANDLER:
     def stop(number: int, frame: FrameType | None) -> None:
+        _asked.append(code)
         if code != INTERRUPTED:
             signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
         raise Stopped(code)

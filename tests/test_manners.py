@@ -269,3 +269,22 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> No
     code = "from qdqtool import process; process.prepare(); import onnxruntime"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=True)
     assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ImportError", "RuntimeError", "SystemError"])
+def test_a_signal_that_a_library_turned_into_its_own_error(kind: str) -> None:
+    """Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2."""
+    code = (
+        "import os, signal, sys\n"
+        "from qdqtool import cli\n"
+        "def main(**_):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except BaseException:\n"
+        f"        raise {kind}('initialization failed') from None\n"
+        "cli.cli.main = main\n"
+        "cli.main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"

@@ -106,6 +106,9 @@ class Sandbox:
     def _ask(process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, memory: int) -> Arrays:
         assert process.stdin is not None and process.stdout is not None
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        for name, array in arrays.items():
+            if array.dtype.isbuiltin != 1:  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
+                raise RunError(f"input '{name}' is {array.dtype}, which onnxruntime cannot be given")
         request = {
             "model": len(source), "memory": memory, "threads": max(1, min(4, os.cpu_count() or 1)),
             "inputs": [{"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +108,16 @@ def test_frames(sizes: list[int]) -> None:
     # Two readers at once, each with a place of its own.
     for one, other in zip(unframed(file), unframed(file), strict=True):
         assert one == other
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Nor behind a link: nobody writes to the pipe, and a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    held = socket.socket(socket.AF_UNIX)
+    with held, contextlib.chdir(tmp_path):
+        held.bind("socket")
+        for name in ("pipe", "link", "loop", "socket", "/dev/zero", "."):
+            assert file_digest(Path(name)) == UNREADABLE

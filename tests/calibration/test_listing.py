@@ -92,3 +92,10 @@ def test_intervals_are_sets(one: list[int], other: list[int]) -> None:
 def test_damaged_ranges(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="not in order"):
         Intervals.of_ranges(ranges)
+
+
+def test_a_link_to_itself_is_as_dead_as_one_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "nothing.jpg").symlink_to("gone.jpg")
+    assert [p.name for p in files_under(tmp_path, {".jpg"})] == ["a.jpg"]

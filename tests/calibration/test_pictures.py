@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from calibration import pictures
 from calibration.pictures import Preprocess, _Pixels, decode, describe, prepare
@@ -133,21 +135,62 @@ def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Image.fromarray(values).save(tmp_path / "p.png")
     assert (decode(tmp_path / "p.png") == (values >> 8).astype(np.uint8)[..., None]).all()
     wide = Image.fromarray(np.array([[-5, 70_000, 512]], np.int32))
-    assert np.asarray(pictures._high_bytes(wide)).tolist() == [[0, 255, 2]]
+    assert pictures._as_rgb(wide)[..., 0].tolist() == [[0, 255, 2]]
 
 
-def test_four_million_pixels_at_a_time() -> None:
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int) -> None:
+    monkeypatch.setattr(pictures, "_STRIP", 50)
+    drawn = Image.fromarray(noise(23, 17)).convert(mode)
+    path = tmp_path / ("p.jpg" if mode == "CMYK" else "p.png")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    drawn.save(path, exif=exif)
+    with Image.open(path) as picture:
+        whole = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+    assert (decode(path) == whole).all()
+
+
+def test_four_million_pixels_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int, int]] = []
+    crop = Image.Image.crop
 
-    class Watched:
-        width, height = 1 << 12, 1500
+    def watched(self: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+        asked.append(box)
+        return crop(self, box)
 
-        def crop(self, box: tuple[int, int, int, int]) -> npt.NDArray[np.int32]:
-            asked.append(box)
-            return np.zeros((box[3] - box[1], 1 << 12), np.int32)
-
-    pictures._high_bytes(Watched())  # type: ignore[arg-type]
+    monkeypatch.setattr(Image.Image, "crop", watched)
+    pictures._as_rgb(Image.new("L", (1 << 12, 1500)))
     assert asked == [(0, 0, 4096, 1024), (0, 1024, 4096, 1500)]
+
+
+def test_a_long_side_is_refused(tmp_path: Path) -> None:
+    """Each row costs a pointer in every copy: 148 kB of PNG were 1.9 GB."""
+    for size in ((1, 65_536), (65_536, 1)):
+        Image.new("L", size).save(tmp_path / "p.png")
+        with pytest.raises(DataError, match=rf"^{size[0]}x{size[1]} pixels; a side may have 65535$"):
+            decode(tmp_path / "p.png")
+
+
+def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
+    """Three of 62 million pixels in as many threads: one at a time, with what it becomes."""
+    Image.new("RGBA", (7900, 7900), (1, 2, 3, 4)).save(tmp_path / "p.png", compress_level=1)
+    code = (
+        "import resource, sys, threading\n"
+        "from calibration.dataset import InputSpec\n"
+        "from calibration.picture_files import ImageSource\n"
+        "from calibration.pictures import YOLO_PREPROCESS\n"
+        "from pathlib import Path\n"
+        "path = Path(sys.argv[1])\n"
+        "source = ImageSource([path] * 3, path.parent, [InputSpec('x', (1, 3, 64, 64))], YOLO_PREPROCESS, None)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "threads = [threading.Thread(target=source.load, args=(i,)) for i in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.png")], capture_output=True, text=True)
+    assert 100 < int(run.stdout) < 600, run.stderr
 
 
 def waits(pixels: _Pixels, count: int) -> bool:
