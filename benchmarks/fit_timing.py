@@ -304,7 +304,8 @@ def main() -> int:
             "signs": {"right": gains["right"], "pairs": gains["pairs"]},
         }
         CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
-        (HERE / "judged.json").write_text(json.dumps({"layers": rows, "networks": networks_rows, "pairs": pairs}, indent=0) + "\n")
+        judged = {"layers": rows, "networks": networks_rows, "pairs": pairs}
+        (HERE / "judged.json").write_text(json.dumps(judged, indent=0) + "\n")
         print(f"wrote {CONSTANTS.name} and judged.json; docs: python benchmarks/timing_docs.py")
     return 0
 

@@ -82,7 +82,8 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         "An engine holds reformats that convert nothing: between the layouts of INT8 (NC/32HW32, NC/4HW4), of FP16 "
         "(NHWC8, NC/2HW2) and linear. `qdqtool/timing/layouts.py` says which layout each kernel reads and writes, by "
         "engines that print formats, and simulates it; `time.layouts_ms` and `predict --layers` show the reformats, "
-        "never mixed with conversions. YOLOv8n with ModelOpt's placement: 25 and 11 copies on 10.14.1 (46 and 49 in two "
+        "never mixed with conversions. YOLOv8n with ModelOpt's placement: 25 and 11 copies on 10.14.1 (46 and 49 in "
+        "two "
         "builds), 17 and 11 copies on 8.6.1 (25). Attention and normalization are regions of few kernels "
         "(`qdqtool/timing/regions.py`): a Q inside costs no kernel.",
         "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
@@ -124,7 +125,8 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         f"{len(blind)} published times of GPUs that are in no fit, or (AGX Orin) of a network that is not "
         "(`benchmarks/timing/blind.tsv`, which "
         "tells the rule by which sources were taken or not): each was written down before our estimate of it was "
-        f"looked at (the model has changed since). Median error {median(blind, 'model_ms'):.0%}; {within} of {len(blind)} "
+        f"looked at (the model has changed since). Median error {median(blind, 'model_ms'):.0%}; {within} of "
+        f"{len(blind)} "
         f"({within / len(blind):.0%}) lie in the range.",
         table(("GPU", "what", "times", "model over measured", "median error", "in the range"), blind_rows(blind)),
         "Every T4 is slower than estimated, the more the harder it works (x0.64 with YOLOv7 at batch 16): its 70 W do "
@@ -137,15 +139,20 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         "by a fit that has seen neither the network nor the GPU. INT8 from calibration tables counts as Q/DQ wherever "
         "`insert` would put it.",
         f"The faster of the two is right in {gains['right']} of {gains['pairs']} pairs that differ by more than 5 % "
-        f"({gains['right'] / gains['pairs']:.0%}); the gain is off by {gains['median']:.0%} in the median, and 80 % lie "
-        f"within a factor of {gains['spread']:.2f}, which is the range of `time.gain`. To say INT8 always would be right in "
-        f"{sum(r['measured'] > 1.05 for r in pairs)} of them: pairs in which INT8 loses are few. That includes whole calls from "
+        f"({gains['right'] / gains['pairs']:.0%}); the gain is off by {gains['median']:.0%} in the median, and 80 % "
+        f"lie "
+        f"within a factor of {gains['spread']:.2f}, which is the range of `time.gain`. To say INT8 always would be "
+        f"right in "
+        f"{sum(r['measured'] > 1.05 for r in pairs)} of them: pairs in which INT8 loses are few. That includes "
+        f"whole calls from "
         f"Python; of those under trtexec alone {trtexec(pairs)}.",
         table(("GPU", "network", "pair", "measured", "estimated", "faster"), [
-            (r["gpu"], r["network"], r["what"], f"{r['measured']:.2f}", f"{r['left_out']:.2f}", verdict(r)) for r in pairs
+            (r["gpu"], r["network"], r["what"], f"{r['measured']:.2f}", f"{r['left_out']:.2f}", verdict(r))
+            for r in pairs
         ]),
         "Left out, with reasons: networks whose export or placement is not published (YOLOv6, YOLOX, RT-DETR, RF-DETR, "
-        "CLIP ViT-L, Stable Diffusion, FasterViT, ResNet v1 and v2 of the model zoo, MobileNet v1); FP16 rows of an RTX "
+        "CLIP ViT-L, Stable Diffusion, FasterViT, ResNet v1 and v2 of the model zoo, MobileNet v1); FP16 rows of an "
+        "RTX "
         "4050 that equal its Q/DQ rows; QAT of YOLO26m on 11.2, whose placement there is not told; user reports "
         "without a network of known layers.",
         "![model against measured](timing.svg)",
@@ -157,15 +164,18 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         f"{s['total_unknown'] * UNMEASURED:.2f}, and wider still for guessed clocks and unknown shapes. On boards with "
         "less than half the watts per SM and clock of their kind (T4, L4, A10) it goes up to the clock that those "
         "watts surely allow. With `--calibrate` and a time of the same network it is 5 %; with a profile, up to where "
-        "what profiles add would be the kernels' own (so three of four engines come out within 6 % of their time without "
-        f"a profiler, MobileNetV2 on a TITAN RTX 16 % above); with a calibration kept from another network {s['total_calibrated']:.2f}: what one network tells "
+        "what profiles add would be the kernels' own (so three of four engines come out within 6 % of their time "
+        "without "
+        f"a profiler, MobileNetV2 on a TITAN RTX 16 % above); with a calibration kept from another network "
+        f"{s['total_calibrated']:.2f}: what one network tells "
         "of another is the clock, hardly more.",
         "## What it does not know",
         "* Clocks: the boost clock is taken; a T4, an L4 or a laptop under load may run well below it. Give `--clock`.",
         "* The tactic that TensorRT will choose; a third of the reformats of YOLOv8n on 10.14.1 are not explained.",
         "* The host: a slow one keeps the GPU waiting for launches, and a loop in Python adds its own.",
         "* TensorRT-RTX names no layers: it is estimated as the engine that classic TensorRT would build.",
-        "* Hopper was not measured, Blackwell by one network: it takes the factor of the nearest architecture. Against the "
+        "* Hopper was not measured, Blackwell by one network: it takes the factor of the nearest architecture. "
+        "Against the "
         "ResNet-50 throughput that NVIDIA's MLPerf v3.0 configurations expect (INT8, other kernels than TensorRT's "
         "own), the estimate is x0.77 of the speed on A100 and x0.69 on H100.",
     ]

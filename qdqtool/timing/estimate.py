@@ -359,7 +359,8 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
         wide = target.strongly_typed and any(c.precision == Precision.FP32 for c in simulated.convolutions)
         result.float_time = FloatTime(Precision.FP32 if wide else result.plain, ms)
         if result.gpu.has_int8:
-            result.best = _best(result, twin.float_twin(given), ms, target)  # what insert would make of it
+            plain = twin.with_weights(twin.float_twin(given))
+            result.best = _best(result, plain, ms, target) if plain is not None else None  # what insert would make
         return
     result.float_time = FloatTime(result.plain, result.total_ms)
     if not result.gpu.has_int8:

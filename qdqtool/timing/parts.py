@@ -22,8 +22,8 @@ class FloatTime:
 class Gain:
     """How many times as fast the network with Q/DQ is as the same in float.
 
-    ``low`` to ``high`` holds 80 % of measured gains; ``right`` of ``pairs`` is how often the faster of the two was named
-    rightly for networks and GPUs that the fit had not seen, where they differ by more than 5 %.
+    ``low`` to ``high`` holds 80 % of measured gains; ``right`` of ``pairs`` is how often the faster of the two was
+    named rightly for networks and GPUs that the fit had not seen, where they differ by more than 5 %.
     """
 
     low: float

@@ -1,7 +1,7 @@
 """Regions that Myelin makes few kernels of: attention and what stands between one LayerNormalization and the next.
 
 Inside a region a product with weights is a kernel, an attention (MatMul, Softmax, MatMul) is one, a normalization is
-one; what only maps or moves values, Q and DQ included, is part of the kernel in front of it. So it is in the listings of
+one; what only maps or moves values, Q and DQ included, is part of the kernel in front of it. So it is in listings of
 TensorRT 10 (quantized Gemms: ``gemm`` Int8 to Int8, one ``kgen`` for a Q at the edge; a linear layer on 10.3), and
 48 quantized layers of a ViT-B/16 take .73 times FP16's time on an L4, which 48 kernels for their Qs would not leave.
 """
