@@ -13,6 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from fit_timing import gain_figures
+
 from qdqtool.timing.estimate import UNMEASURED
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import constants
@@ -37,16 +39,17 @@ def main() -> None:
     data = json.loads((HERE / "judged.json").read_text())
     DOCS.mkdir(exist_ok=True)
     (DOCS / "timing.svg").write_text(plot(data["networks"]))
-    (DOCS / "timing.md").write_text(page(data["layers"], data["networks"]))
+    (DOCS / "timing.md").write_text(page(data["layers"], data["networks"], data["pairs"]))
     print("wrote docs/timing.md and docs/timing.svg")
 
 
-def page(layers: Rows, networks: Rows) -> str:
+def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
     c = constants()
     s = c.spreads
     fitted = [n for n in networks if n["fitted"]]
     blind = [n for n in networks if n["what"].startswith("blind")]
-    within = [sum(is_inside(n, watts) for n in blind) for watts in (False, True)]
+    within = sum(is_inside(n) for n in blind)
+    gains = gain_figures(pairs)
     yolo = once([n for n in networks if "yolo" in n["what"] and "validation" not in n["what"]])
     own = [n for n in yolo if not (n["what"].split()[2] == "qdq" and n["what"].startswith("python"))]
     inside = [n for n in fitted if abs(math.log(n["left_out_ms"] / n["measured_ms"])) <= math.log(s["total"])]
@@ -70,8 +73,19 @@ def page(layers: Rows, networks: Rows) -> str:
         "Bytes are those that a kernel has to touch: a 1x1 convolution of stride 2 reads a quarter of its input. A "
         "convolution of fewer than 16 input channels in INT8 writes FP32 where it does not write INT8, also in an FP16 "
         "build: kernels for groups of four channels have no FP16 output (every combination that the logs of three "
-        "builds autotune). Poolings behind it stay FP32, other readers get a reformat. Calls from Python, without a "
-        "CUDA graph, wait for launches: that is fitted beside the model and is in no estimate.",
+        "builds autotune). Poolings behind it stay FP32, other readers get a reformat. INT8 convolutions compute and "
+        "store their channels in blocks of 32. Weights come from memory each time where those of the whole network do "
+        "not fit the L2. Each kernel of an engine without a CUDA graph waits "
+        f"{c.gap_us:.2g} us (yolo11n on an L40S takes .13 ms more so, for 156 kernels). Calls from Python wait longer "
+        "for launches: that is fitted beside the model and is in no estimate.",
+        "## Layouts and regions",
+        "An engine holds reformats that convert nothing: between the layouts of INT8 (NC/32HW32, NC/4HW4), of FP16 "
+        "(NHWC8, NC/2HW2) and linear. `qdqtool/timing/layouts.py` says which layout each kernel reads and writes, by "
+        "engines that print formats, and simulates it; `time.layouts_ms` and `predict --layers` show the reformats, "
+        "never mixed with conversions. YOLOv8n with ModelOpt's placement: 25 and 11 copies on 10.14.1 (46 and 49 in "
+        "two "
+        "builds), 17 and 11 copies on 8.6.1 (25). Attention and normalization are regions of few kernels "
+        "(`qdqtool/timing/regions.py`): a Q inside costs no kernel.",
         "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
         "(0 to 7.5 us "
         f"were seen, {c.overhead_us:g} is assumed). The *total* is one execution without a profiler, copies "
@@ -111,15 +125,36 @@ def page(layers: Rows, networks: Rows) -> str:
         f"{len(blind)} published times of GPUs that are in no fit, or (AGX Orin) of a network that is not "
         "(`benchmarks/timing/blind.tsv`, which "
         "tells the rule by which sources were taken or not): each was written down before our estimate of it was "
-        f"looked at. Median error {median(blind, 'model_ms'):.0%}; {within[0]} of {len(blind)} "
-        f"({within[0] / len(blind):.0%}) lay in the range as it was then, {within[1]} lie in it since it goes further "
-        "up for boards of few watts, which is all that they changed.",
+        f"looked at (the model has changed since). Median error {median(blind, 'model_ms'):.0%}; {within} of "
+        f"{len(blind)} "
+        f"({within / len(blind):.0%}) lie in the range.",
         table(("GPU", "what", "times", "model over measured", "median error", "in the range"), blind_rows(blind)),
         "Every T4 is slower than estimated, the more the harder it works (x0.64 with YOLOv7 at batch 16): its 70 W do "
         "not keep the boost clock, and the range says so. INT8 of others' Q/DQ gains a tenth less than estimated on "
-        "an RTX 4090 and an AGX Orin. Tried on the times left out and dropped, for nothing got better: weights that "
-        "come from memory each time unless the whole network's fit the L2; a cost of SiLU in the epilogue (YOLOv9 "
-        "takes as long with ReLU on an RTX 4050).",
+        "an RTX 4090 and an AGX Orin. Tried on the times left out and dropped, for nothing got better: a cost of SiLU "
+        "in the epilogue (YOLOv9 takes as long with ReLU on an RTX 4050).",
+        "## Will INT8 pay",
+        "Pairs of INT8 and FP16 of one network, GPU and batch, measured the same way and of known placement: every one "
+        "in `benchmarks/timing/latencies*.tsv` and the engines with a profile. Each gain (FP16's time over INT8's) is "
+        "by a fit that has seen neither the network nor the GPU. INT8 from calibration tables counts as Q/DQ wherever "
+        "`insert` would put it.",
+        f"The faster of the two is right in {gains['right']} of {gains['pairs']} pairs that differ by more than 5 % "
+        f"({gains['right'] / gains['pairs']:.0%}); the gain is off by {gains['median']:.0%} in the median, and 80 % "
+        f"lie "
+        f"within a factor of {gains['spread']:.2f}, which is the range of `time.gain`. To say INT8 always would be "
+        f"right in "
+        f"{sum(r['measured'] > 1.05 for r in pairs)} of them: pairs in which INT8 loses are few. That includes "
+        f"whole calls from "
+        f"Python; of those under trtexec alone {trtexec(pairs)}.",
+        table(("GPU", "network", "pair", "measured", "estimated", "faster"), [
+            (r["gpu"], r["network"], r["what"], f"{r['measured']:.2f}", f"{r['left_out']:.2f}", verdict(r))
+            for r in pairs
+        ]),
+        "Left out, with reasons: networks whose export or placement is not published (YOLOv6, YOLOX, RT-DETR, RF-DETR, "
+        "CLIP ViT-L, Stable Diffusion, FasterViT, ResNet v1 and v2 of the model zoo, MobileNet v1); FP16 rows of an "
+        "RTX "
+        "4050 that equal its Q/DQ rows; QAT of YOLO26m on 11.2, whose placement there is not told; user reports "
+        "without a network of known layers.",
         "![model against measured](timing.svg)",
         "## The range",
         f"`low_ms` to `high_ms` is the estimate divided and multiplied by {s['total']:.2f}: the factor within "
@@ -129,15 +164,18 @@ def page(layers: Rows, networks: Rows) -> str:
         f"{s['total_unknown'] * UNMEASURED:.2f}, and wider still for guessed clocks and unknown shapes. On boards with "
         "less than half the watts per SM and clock of their kind (T4, L4, A10) it goes up to the clock that those "
         "watts surely allow. With `--calibrate` and a time of the same network it is 5 %; with a profile, up to where "
-        "what profiles add would be the kernels' own (so four engines come out within 4 % of their time without a "
-        f"profiler); with a calibration kept from another network {s['total_calibrated']:.2f}: what one network tells "
+        "what profiles add would be the kernels' own (so three of four engines come out within 6 % of their time "
+        "without "
+        f"a profiler, MobileNetV2 on a TITAN RTX 16 % above); with a calibration kept from another network "
+        f"{s['total_calibrated']:.2f}: what one network tells "
         "of another is the clock, hardly more.",
         "## What it does not know",
         "* Clocks: the boost clock is taken; a T4, an L4 or a laptop under load may run well below it. Give `--clock`.",
-        "* The tactic that TensorRT will choose, and the reformats between layouts that come with it.",
-        "* The host: without a CUDA graph small networks wait for their launches, and a loop in Python adds its own.",
+        "* The tactic that TensorRT will choose; a third of the reformats of YOLOv8n on 10.14.1 are not explained.",
+        "* The host: a slow one keeps the GPU waiting for launches, and a loop in Python adds its own.",
         "* TensorRT-RTX names no layers: it is estimated as the engine that classic TensorRT would build.",
-        "* Hopper and Blackwell were not measured: they take the factor of the nearest architecture. Against the "
+        "* Hopper was not measured, Blackwell by one network: it takes the factor of the nearest architecture. "
+        "Against the "
         "ResNet-50 throughput that NVIDIA's MLPerf v3.0 configurations expect (INT8, other kernels than TensorRT's "
         "own), the estimate is x0.77 of the speed on A100 and x0.69 on H100.",
     ]
@@ -184,6 +222,21 @@ def blind_rows(blind: Rows) -> list[tuple[Any, ...]]:
          f"{median(rows, 'model_ms'):.0%}", f"{sum(map(is_inside, rows))} of {len(rows)}")
         for (gpu, what), rows in groups.items()
     ]  # fmt: skip
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Whether the faster one of a pair was named rightly."""
+    if abs(math.log(row["measured"])) <= math.log(1.05):
+        return "within 5 %"
+    return "right" if (row["measured"] > 1) == (row["left_out"] > 1) else "**wrong**"
+
+
+def trtexec(pairs: Rows) -> str:
+    """Right and all of the pairs whose times are GPU compute times."""
+    rows = [r for r in pairs if not r["what"].startswith(("python", "validation"))]
+    told = [verdict(r) for r in rows if verdict(r) != "within 5 %"]
+    off = statistics.median(abs(r["left_out"] / r["measured"] - 1) for r in rows)
+    return f"{told.count('right')} of {len(told)} are right and the median gain is off by {off:.0%}"
 
 
 def is_inside(row: dict[str, Any], watts: bool = True) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from timing_tables import BLIND, LATENCIES, LAYERS, NETWORKS, read, work_of
+from timing_tables import BLIND, LATENCIES, LAYERS, NETWORKS, RECENT, read, work_of
 
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu, find
+from qdqtool.timing.physics import weights_are_cold
 from qdqtool.timing.work import Work
 from qdqtool.types import Precision
 
@@ -41,7 +42,8 @@ OVERHEADS = {
 }
 # For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
 OVERHEAD = 2.4
-UNFIT = ("Jetson AGX Orin 64GB",)  # published latencies of another power mode, about four times too slow
+# Judged only: published latencies of another power mode, about four times too slow; one network on one Blackwell.
+UNFIT = ("Jetson AGX Orin 64GB", "RTX PRO 6000 Blackwell")
 
 
 @dataclass
@@ -55,9 +57,14 @@ class Data:
     overhead: list[float] = field(default_factory=list)  # seconds that the measurement added
     weights: list[float] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)  # number of works of each measurement
+    cold: list[bool] = field(default_factory=list)  # of each work: its network's weights do not fit the L2
 
-    def add(self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float) -> None:
+    def add(
+        self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float,
+        cold: bool | None = None,
+    ) -> None:  # fmt: skip
         self.works += works
+        self.cold += [weights_are_cold(works, gpu) if cold is None else cold] * len(works)
         self.gpus += [gpu] * len(works)
         self.labels.append(label)
         self.measured.append(ms * 1e-3)
@@ -76,6 +83,7 @@ class Data:
                     self.measured[i] * 1e3,
                     self.overhead[i] * 1e6,
                     self.weights[i],
+                    self.cold[start],
                 )
             start += count
         return result
@@ -91,8 +99,10 @@ def layers() -> Data:
     data = Data()
     rows = read(LAYERS)
     counts: dict[str, int] = defaultdict(int)
+    weights: dict[str, float] = defaultdict(float)
     for row in rows:
         counts[row["engine"]] += 1
+        weights[row["engine"]] += float(row["weights"])
     for row in rows:
         single = row["engine"].startswith("convolutions-")
         overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
@@ -103,6 +113,7 @@ def layers() -> Data:
             float(row["ms"]),
             overhead,
             (0.02 if single else 0.35) / counts[row["engine"]],
+            not single and weights[row["engine"]] > find(row["gpu"]).l2 * 1e6,
         )
     return data
 
@@ -116,8 +127,11 @@ def networks() -> dict[tuple[str, str], list[dict[str, str]]]:
 
 def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float) -> list[Work]:
     made = [work_of(row, plain, batch) for row in rows]
-    if plain == Precision.FP32:  # no reformats between FP32 and FP16 at the edges
-        made = [w for w in made if not (w.kind == work.CONVERSION and w.precision.is_float and w.written_as.is_float)]
+    if plain == Precision.FP32:  # linear everywhere: no changes of layout, none between FP32 and FP16 at the edges
+        made = [
+            w for w in made
+            if not (w.kind in (work.CONVERSION, work.REFORMAT) and w.precision.is_float and w.written_as.is_float)
+        ]  # fmt: skip
     return made
 
 
@@ -133,7 +147,7 @@ def totals() -> Data:
             0.0,
             0.15,
         )
-    rows = read(LATENCIES) + [row | {"how": "blind"} for row in read(BLIND)]
+    rows = read(LATENCIES) + read(RECENT) + [row | {"how": "blind"} for row in read(BLIND)]
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         counts[row["gpu"], row["network"]] += 1
@@ -163,7 +177,7 @@ def totals() -> Data:
 def joined(*parts: Data) -> Data:
     result = Data()
     for part in parts:
-        for name in ("works", "gpus", "labels", "measured", "overhead", "weights", "segments"):
+        for name in ("works", "gpus", "labels", "measured", "overhead", "weights", "segments", "cold"):
             getattr(result, name).extend(getattr(part, name))
     return result
 

@@ -67,7 +67,8 @@ def main(shared: Path, folder: Path) -> None:
 def add(folder: Path) -> None:
     """The networks of a folder beside those of the table."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
-    rows: list[list[object]] = [[row[f] for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models]
+    rows: list[list[object]] = [
+        [row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models]
     for name, path in models.items():
         print(name, flush=True)
         rows += of_network(name, path)
@@ -75,7 +76,7 @@ def add(folder: Path) -> None:
 
 
 def of_network(name: str, path: Path) -> list[list[object]]:
-    target = target_named(TARGET)
+    target = target_named(name.partition("@")[2] or TARGET)  # yolov8n-modelopt@trt10
     model, _ = twin.resolved(load(path))
     variants: list[tuple[str, Model]] = []
     if twin.has_qdq(model):

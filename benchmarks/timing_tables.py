@@ -1,7 +1,7 @@
 """The derived tables of the time model in benchmarks/timing: their names, how a layer's work is written and read.
 
 timing_data.py and timing_networks.py write them, timing_measurements.py reads them for the fit; blind.tsv, published
-times that are judged only, is written by hand.
+times that are judged only, and latencies-2026.tsv are written by hand.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from qdqtool.types import Precision
 
 HERE = Path(__file__).parent / "timing"
 LAYERS, NETWORKS, LATENCIES, BLIND = "layers.tsv", "networks.tsv.gz", "latencies.tsv", "blind.tsv"
+RECENT = "latencies-2026.tsv"
 WORK = (
     "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups", "read", "weights", "written",
+    "steps",
 )  # fmt: skip
 
 
@@ -56,5 +58,5 @@ def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: fl
     return Work(
         row["kind"], real_low, real_high, float(row["rows"]) * batch, float(row["columns"]), float(row["depth"]),
         float(row["channels"]), float(row["groups"]), float(row["read"]) * grow * batch, float(row["weights"]) * grow,
-        float(row["written"]) * widen * batch,
+        float(row["written"]) * widen * batch, float(row.get("steps") or 1),
     )  # fmt: skip

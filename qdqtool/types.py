@@ -263,6 +263,7 @@ class EngineLayer:
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
         ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
+        layouts: Changes of memory layout in front of it: tensor, from, to and milliseconds; where a GPU was named.
     """
 
     name: str
@@ -271,12 +272,14 @@ class EngineLayer:
     outputs: list[TensorPrecision] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     ms: float | None = None
+    layouts: list[Json] = field(default_factory=list)
 
     def as_json(self) -> Json:
-        return {
+        told: Json = {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
             "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
+        return told | {"layouts": [dict(x) for x in self.layouts]} if self.layouts else told
 
 
 @dataclass(slots=True)

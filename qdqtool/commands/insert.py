@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 @inputs.made_of(Output)
 @click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
               help="Measure on so many samples which activations cost most; 0 does not.")
+@click.option("--gpu", metavar="NAME", default=None,
+              help="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool,
-    calib_table: str | None, write_table: str | None, losses: int, no_predict: bool, everything: bool, form: str,
-    **given: Any,
+    calib_table: str | None, write_table: str | None, losses: int, gpu: str | None, no_predict: bool, everything: bool,
+    form: str, **given: Any,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -55,6 +57,10 @@ def command(
     if given["cluster"] is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
     path = output or inputs.default_output(model)
+    if gpu is not None:
+        from qdqtool.timing import gpus
+
+        gpus.chosen(gpu)  # an unknown one is refused before the work
     from qdqtool.files import claim
 
     for written, option in ((path, "-o"), (write_table, "--write-table"), (given["calib_cache"], "--calib-cache")):
@@ -73,10 +79,11 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
+    paying, time = _paying(path, gpu, result.target, terminal_width()) if gpu is not None else ([], None)
     if form == "json":
-        emit(to_json(_worded(result.as_json())), None)
+        emit(to_json(_worded(result.as_json()) | ({"time": time} if time else {})), None)
         return 0
-    text = render(result, terminal_width(), everything=everything)
+    text = "\n".join([render(result, terminal_width(), everything=everything), *paying])
     emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}{_build(wanted, path)}", None)
     return 0
 
@@ -87,6 +94,16 @@ def _build(target: Target, path: str) -> str:
     from qdqtool.explain.ways import trtexec_command
 
     return f"\nbuild: {trtexec_command(target, path)}"
+
+
+def _paying(path: str, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
+    """Whether the written model is expected to be faster than in float, in lines and as JSON."""
+    from qdqtool.render.time_text import paying_lines
+    from qdqtool.timing.ask import Request, predict_on
+
+    prediction, time = predict_on(path, target, Request(gpu=gpu))
+    assert time is not None
+    return ["", *paying_lines(time, prediction, width)], time.as_json()
 
 
 def _worded(answer: dict[str, Any]) -> dict[str, Any]:

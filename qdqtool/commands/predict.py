@@ -41,6 +41,8 @@ _SEVERITIES = ("error", "warning")
               help="Settle what TensorRT decides by timing: whether Conv + activation + Add become one layer.")
 @click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "
                                                   "deepstream. Tells the flags in its words.")
+@click.option("--require-gain", type=click.FloatRange(0.01, 100), metavar="X",
+              help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -49,13 +51,14 @@ def command(
     model: str, target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
     gpu: str | None, sm: str | None, clock: float | None, power: str | None, batch: int | None, no_fp16: bool,
     calibrate: str | None, save_calibration: str | None, assume: tuple[str, ...], way: str | None,
+    require_gain: float | None,
     required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
 ) -> int:
     """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
     No TensorRT and no GPU are needed; weights in external files may be missing.
 
-    Exit codes: 0 done, 1 a --require or --fail-on was not met, 2 bad input.
+    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input.
     """
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
@@ -67,6 +70,8 @@ def command(
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
+    if gpu is None and require_gain is not None:
+        raise click.UsageError("--require-gain needs --gpu")
     claim(output, "-o")
     claim(save_calibration, "--save-calibration")
     if calibrate is not None:
@@ -85,6 +90,7 @@ def command(
     if choices and not prediction.assumptions:
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
+    unmet += _unmet_gain(time, require_gain)
     if form == "json":
         told = prediction.as_json()
         if building is not None:
@@ -99,6 +105,18 @@ def command(
     for line in unmet:
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)
     return 1 if unmet else 0
+
+
+def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
+    """One line where the low end of the gain is below what is required, or the gain is not known."""
+    if least is None or time is None:
+        return []
+    gain = time.gain_range
+    if gain is None:
+        return [f"--require-gain {least:g}: the model has no Q/DQ, or its gain is not known"]
+    if gain.low >= least:
+        return []
+    return [f"--require-gain {least:g}: {gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}"]
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:

@@ -129,9 +129,10 @@ def render(
     """
     lines = [verdict(prediction)]
     if time is not None:
-        from qdqtool.render.time_text import detail_lines, summary_lines
+        from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
-        lines += summary_lines(time, width)
+        decision = decision_lines(time, prediction, width)
+        lines = [*decision, *([""] if decision else []), *lines, *summary_lines(time, width)]
     lines += [line for told in _assumptions(prediction) for line in wrap(told, 2, width)]
     lines += _header(prediction, width)
     if way is not None:
@@ -281,6 +282,8 @@ def _layers(layers: Iterable[EngineLayer]) -> list[str]:
     for layer in layers:
         inputs = ", ".join(str(t.precision) for t in layer.inputs) or "-"
         outputs = ", ".join(str(t.precision) for t in layer.outputs) or "-"
+        for change in layer.layouts:
+            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}")
         lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}")
     return lines
 

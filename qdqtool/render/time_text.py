@@ -12,7 +12,55 @@ from qdqtool.types import Finding, Prediction
 
 _SLOWEST = 10
 _FIXES = 6
+_MATTERS = 1.3  # gain below which what conversions and layouts cost is said first
+PAYS = 1.02  # gain below which INT8 is not worth building
 _WORTH = 0.002  # share of the total below which a fix is not listed
+
+
+def decision_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
+    """Whether INT8 pays: the network as placed, in float and as ``insert`` would place it, and how sure that is."""
+    gain, base = time.gain_range, time.float_time
+    if gain is None or base is None:
+        return []
+    told = [f"INT8 as placed: {ms(time.total_ms)}", f"{base.precision}: {ms(base.total_ms)}"]
+    told += [f"placed by qdqtool: {ms(time.best.total_ms)}"] if time.best is not None else []
+    lines = wrap(f"{'; '.join(told)} (estimated).", 2, width, first="")
+    if gain.value >= 1:
+        verdict = f"INT8 is {gain.value:.2f} times as fast as {base.precision}"
+    else:
+        verdict = f"{base.precision} is faster than this model, which is {gain.value:.2f} times as fast"
+    sure = "" if gain.is_sure else ", so that either may be faster"
+    verdict += f" ({gain.low:.2f} to {gain.high:.2f}{sure})"
+    costs = [f"{prediction.conversions} conversions"] if prediction.conversions and time.conversions_ms else []
+    costs += [f"{time.layouts} layout changes"] if time.layouts else []
+    if costs and gain.value < _MATTERS:
+        verdict += f": {' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}"
+    lines += wrap(f"{verdict}.", 2, width, first="")
+    if gain.pairs:
+        lines += wrap(
+            f"The faster of the two was named rightly for {gain.right} of {gain.pairs} measured pairs whose network "
+            "and GPU the model had not seen.", 2, width, first="",
+        )  # fmt: skip
+    return lines
+
+
+def paying_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
+    """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
+    gain = time.gain_range
+    lines = decision_lines(time, prediction, width)
+    if gain is None:
+        return lines or ["no gain to say: the time without Q/DQ is not known"]
+    if gain.value < PAYS:
+        slow = sorted(
+            ((layer.ms or 0.0, layer.name) for layer in prediction.layers if layer.type == "Conversion"), reverse=True
+        )
+        lines += wrap(
+            f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on {time.gpu.name}: "
+            f"{len(slow)} conversions take {ms(time.conversions_ms)}, {time.layouts} layout changes "
+            f"{ms(time.layouts_ms)}" + (f"; the slowest is {short(slow[0][1], width)}" if slow else ""),
+            2, width, first="",
+        )  # fmt: skip
+    return lines
 
 
 def summary_lines(time: TimeEstimate, width: int) -> list[str]:
@@ -25,7 +73,7 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
         2,
         width,
     )
-    if time.best is not None and time.float_time is not None:
+    if time.is_float and time.best is not None and time.float_time is not None:
         best = time.best
         verdict = f"{best.gain:.2f} times as fast" if best.gain >= 1 else f"slower ({best.gain:.2f} times as fast)"
         lines += wrap(
@@ -35,17 +83,10 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
             2,
             width,
         )
-    elif time.float_time is not None and time.gain is not None:
-        verdict = (
-            f"INT8 is {time.gain:.2f} times as fast"
-            if time.gain >= 1.005
-            else ("INT8 gains nothing" if time.gain > 0.995 else f"INT8 is slower ({time.gain:.2f} times as fast)")
-        )
-        lines += wrap(
-            f"without its Q/DQ, in {time.float_time.precision}: {ms(time.float_time.total_ms)}; {verdict}", 2, width
-        )
-    if time.conversions_ms:
-        lines += wrap(f"conversions take {ms(time.conversions_ms)} of it", 2, width)
+    moving = [f"conversions take {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+    if moving:
+        lines += wrap(f"{', '.join(moving)} of it", 2, width)
     if time.calibration:
         told = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:

@@ -140,6 +140,7 @@ def collect(
         _compare(page.model, page.before)
     page.groups = times.groups_of(collector, other)
     page.parts = times.parts_of(subject, other)
+    page.parts_note = times.parts_note(subject, page.parts)
     page.roof = times.roof_of(subject)
     page.agreement = agreement_of(collector)
     if calib_cache is not None:

@@ -262,6 +262,7 @@ class Part:
     ms: float
     layers: int
     before_ms: float | None = None
+    measured_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -376,6 +377,7 @@ class Page:
     before: Model | None = None
     groups: list[ScaleGroup] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    parts_note: str = ""
     roof: Roof | None = None
     histograms: list[Histogram] = field(default_factory=list)
     calibration: str = ""

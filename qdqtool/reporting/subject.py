@@ -71,9 +71,10 @@ def look_at(
     chosen = target_named(prediction.target)
     time = None
     if gpu is not None:
-        from qdqtool.verification.times import plain_in
+        from qdqtool.verification.times import plain_in, runs_as_graph
 
-        time = estimate(model, prediction, gpu, chosen, plain=plain_in(build) if build else gpu.plain)
+        plain = plain_in(build) if build else gpu.plain
+        time = estimate(model, prediction, gpu, chosen, plain=plain, graph=build is not None and runs_as_graph(build))
         prediction.time = time.as_json()
         prediction.findings += gpu_findings(prediction, gpu, model)
     subject = Subject(model, prediction, time, verification, build)

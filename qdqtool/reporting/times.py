@@ -11,6 +11,7 @@ from qdqtool.reporting import data
 from qdqtool.reporting.names import shown
 from qdqtool.reporting.nodes import Collector, kind_of
 from qdqtool.reporting.subject import Subject
+from qdqtool.timing.estimate import in_profile
 from qdqtool.types import Precision
 
 PARTS = {
@@ -18,6 +19,7 @@ PARTS = {
     "float": ("Float layers", "layers that compute in a floating-point type"),
     "conversion": ("Conversions", "Q and DQ that stay: a change of data type at run time"),
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
+    "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
     "edge": ("Network's edge", "reformats of inputs and outputs, and regions that the simulation does not list"),
 }
 
@@ -41,11 +43,43 @@ def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
     if not mine:
         return []
     other = _sums(before) if before is not None else {}
+    timed = _measured(subject)
     return [
         data.Part(name, what, mine.get(key, (0.0, 0))[0], mine.get(key, (0.0, 0))[1],
-                  other.get(key, (0.0, 0))[0] if other else None)
-        for key, (name, what) in PARTS.items() if mine.get(key, (0.0, 0))[0] or other.get(key, (0.0, 0))[0]
+                  other.get(key, (0.0, 0))[0] if other else None, timed.get(key, 0.0) if timed else None)
+        for key, (name, what) in PARTS.items()
+        if mine.get(key, (0.0, 0))[0] or other.get(key, (0.0, 0))[0] or timed.get(key)
     ]
+
+
+def parts_note(subject: Subject, parts: list[data.Part]) -> str:
+    """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
+    time = subject.time
+    if time is None or not parts:
+        return ""
+    together = sum(p.ms for p in parts)
+    text = (f"Estimated parts are as a profile shows them, {together:.3f} ms together; the engine takes "
+            f"{time.total_ms:.3f} ms without a profiler, which adds some us to each layer.")  # fmt: skip
+    timed = [p.measured_ms for p in parts if p.measured_ms is not None]
+    return text + (f" Measured parts are the profile's own, {sum(timed):.3f} ms together." if timed else "")
+
+
+def _measured(subject: Subject) -> dict[str, float]:
+    """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, or the network's edge."""
+    rows = subject.build.profile_rows if subject.build is not None else []
+    if not rows:
+        return {}
+    sums: dict[str, float] = defaultdict(float)
+    layers = subject.prediction.layers
+    matched = in_profile(layers, rows)
+    for layer, row in zip(layers, matched, strict=True):
+        if row is not None:
+            sums[kind_of(layer)] += row.average_ms
+    known = {id(row) for row in matched if row is not None}
+    for row in rows:
+        if id(row) not in known:
+            sums["layout" if row.name.startswith("Reformatting CopyNode") else "edge"] += row.average_ms
+    return dict(sums)
 
 
 def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
@@ -57,10 +91,13 @@ def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
     for layer, ms in zip(subject.prediction.layers, time.layers, strict=True):
         sums[kind_of(layer)] += ms
         counts[kind_of(layer)] += ms > 0
-    rest = sum(k.ms for k in time.kernels) - sum(time.layers)
-    if rest > 1e-9:
+    changes = sum(change["ms"] for layer in subject.prediction.layers for change in layer.layouts)
+    if changes:
+        sums["layout"], counts["layout"] = changes, sum(len(x.layouts) for x in subject.prediction.layers)
+    rest = sum(k.ms for k in time.kernels) - sum(time.layers) - changes
+    if rest > 1e-3:
         sums["edge"] = rest
-        counts["edge"] = len(time.kernels) - sum(ms > 0 for ms in time.layers)
+        counts["edge"] = len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"]
     return {key: (value, counts[key]) for key, value in sums.items()}
 
 

@@ -37,6 +37,7 @@ class Calibration:
         source: What it was made from.
         overhead_us: What the profile added to each kernel, as the measurement tells; in no estimate.
         direct: Whether it was made from the very network that it corrects.
+        profiled: Whether it was made from the layers of a profile.
     """
 
     gpu: str
@@ -45,6 +46,7 @@ class Calibration:
     source: str = ""
     overhead_us: float = 0.0
     direct: bool = False
+    profiled: bool = False
 
     def as_json(self) -> Json:
         return {
@@ -100,7 +102,7 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
     measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
     if len(measured) < _FEW:
         factor = float(measured.sum() / max(estimated.sum(), 1e-9))
-        return Calibration(gpu, _checked(factor, source), 0.0, source, direct=True)
+        return Calibration(gpu, _checked(factor, source), 0.0, source, direct=True, profiled=True)
     # Relative errors count, not absolute ones: divide the line a + b t by the measured time and fit that to 1.
     weights = 1.0 / np.maximum(measured, 1e-4)
     design = np.stack([weights, estimated * weights], axis=1)
@@ -114,7 +116,7 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
         constant, factor = 0.0, float(measured.sum() / estimated.sum())
     more = float(constant) * 1e3
     overhead = min(max(more, 0.0), _MOST_OVERHEAD)
-    return Calibration(gpu, _checked(float(factor), source), more - overhead, source, overhead, direct=True)
+    return Calibration(gpu, _checked(float(factor), source), more - overhead, source, overhead, True, True)
 
 
 def _row(weights: npt.NDArray[np.float64], measured: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

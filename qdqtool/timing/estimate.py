@@ -16,7 +16,7 @@ from qdqtool.timing import calibration as calibrations
 from qdqtool.timing import savings, twin, work
 from qdqtool.timing.calibration import Calibration
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Kernel, rounded
+from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.trt.simulation import settled
@@ -43,6 +43,9 @@ class TimeEstimate:
         low_ms: With ``high_ms`` the range in which 80 % of measured times lie.
         high_ms: See ``low_ms``.
         conversions_ms: Part of the total that converts data types (Q and DQ that stay).
+        layouts_ms: Part of the total that changes memory layouts and no types.
+        layouts: How many kernels do that.
+        graph: Whether it is of an engine that runs as a CUDA graph.
         layers: Milliseconds of each predicted layer as a profile would show them, in the prediction's order.
         kernels: Every kernel, the slowest first.
         float_time: The same network without Q/DQ; None where that was not simulated.
@@ -76,6 +79,9 @@ class TimeEstimate:
     asked: int | None = None
     fixes: list[FixTime] = field(default_factory=list)
     load: Workload | None = field(default=None, repr=False)
+    layouts_ms: float = 0.0
+    layouts: int = 0
+    graph: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -83,6 +89,18 @@ class TimeEstimate:
         if self.float_time is None or self.is_float or not self.total_ms:
             return None
         return self.float_time.total_ms / self.total_ms
+
+    @property
+    def gain_range(self) -> Gain | None:
+        """The gain with its range; None where there is none."""
+        value, fitted = self.gain, constants()
+        if value is None or self.float_time is None:
+            return None
+        spread = fitted.spreads["gain"]
+        if not fitted.is_measured(self.gpu.cc):
+            spread *= UNMEASURED
+        spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / max(1, len(self.load.all) if self.load else 1)
+        return Gain(value / spread, value, value * spread, self.float_time.precision, *fitted.signs)
 
     def as_json(self) -> Json:
         return {
@@ -92,9 +110,11 @@ class TimeEstimate:
             "low_ms": rounded(self.low_ms),
             "high_ms": rounded(self.high_ms),
             "conversions_ms": rounded(self.conversions_ms),
+            "layouts_ms": rounded(self.layouts_ms),
+            "layouts": self.layouts,
             "layers_ms": rounded(sum(self.layers)),
             "float": self.float_time.as_json() if self.float_time else None,
-            "gain": None if self.gain is None else round(self.gain, 3),
+            "gain": self.gain_range.as_json() if self.gain_range else None,
             "best": self.best.as_json() if self.best else None,
             "fixes": [f.as_json() for f in self.fixes],
             "slowest": [k.as_json() for k in self.kernels[:10]],
@@ -115,6 +135,7 @@ def estimate(
     batch: int | None = None,
     calibrate: str | None = None,
     compare: bool = True,
+    graph: bool = False,
 ) -> TimeEstimate:
     """Estimates the time of a predicted engine and writes what each fix saves into the prediction's findings.
 
@@ -127,6 +148,7 @@ def estimate(
         batch: Batch to estimate for; the model's own by default.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
         compare: Whether to simulate the network without Q/DQ (or, for a float model, with it) as well.
+        graph: Whether the engine runs as a CUDA graph, which takes the gaps between kernels away.
 
     Raises:
         QdqtoolError: The calibration cannot be used.
@@ -144,10 +166,10 @@ def estimate(
     load = workload_of(shaped, listed, plain, factor)
     raw = seconds(load.all, gpu, fitted) * 1e3
     kernels = _kernel_counts(load)
-    correction = _calibration(calibrate, gpu, listed, raw)
-    ms = correction.apply(raw, kernels) if correction else raw
+    correction = _calibration(calibrate, gpu, listed, raw, kernels)
+    ms = _settled(raw, kernels, correction, enqueued=not graph)
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
-    shown = ms + kernels * added * 1e-3  # as a profile shows them
+    shown = _settled(raw, kernels, correction, enqueued=False) + kernels * added * 1e-3  # as a profile shows them
     result = TimeEstimate(
         gpu,
         float(ms.sum()),
@@ -164,7 +186,10 @@ def estimate(
         is_float=not twin.has_qdq(shaped),
         asked=batch,
         load=load,
+        graph=graph,
     )
+    changes = [i for i, e in enumerate(load.extras, len(load.layers)) if e.reformat is not None]
+    result.layouts, result.layouts_ms = len(changes), float(ms[changes].sum())
     _range(result, fitted, len(load.all), float(kernels.sum()))
     count = len(load.layers)
     result.kernels = sorted(_kernels(listed, load, shown), key=lambda k: -k.ms)
@@ -172,6 +197,7 @@ def estimate(
         result.layers = shown[:count].tolist()
         for layer, value in zip(prediction.layers, result.layers, strict=True):
             layer.ms = round(value, 5)
+        _note_layouts(prediction, load, shown)
     savings.add(prediction, listed, load, ms, gpu, fitted, correction)
     if compare and 2 * len(load.unknown) <= len(load.all):
         _compare(result, model, shaped, target)
@@ -193,6 +219,30 @@ def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
     return batch / own
 
 
+def _settled(raw: Array, kernels: Array, correction: Calibration | None, *, enqueued: bool = True) -> Array:
+    """Milliseconds of layers in a running engine: corrected, with the gaps between kernels of one without a CUDA graph.
+
+    A profile's own correction says what each kernel takes; nothing is added to it.
+    """
+    gaps = kernels * constants().gap_us * 1e-3 if enqueued and not (correction and correction.profiled) else 0.0
+    ms: Array = raw + gaps
+    return correction.apply(ms, kernels) if correction else ms
+
+
+def _note_layouts(prediction: Prediction, load: Workload, shown: Array) -> None:
+    """Writes the changes of layout in front of each layer into it."""
+    by_name = {layer.name: layer for layer in prediction.layers}
+    for layer in prediction.layers:
+        layer.layouts = []
+    for extra, value in zip(load.extras, shown[len(load.layers) :].tolist(), strict=True):
+        change = extra.reformat
+        found = by_name.get(change.layer.removeprefix("PWN behind ")) if change is not None else None
+        if change is not None and found is not None:
+            found.layouts.append(
+                {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": round(value, 5)}
+            )
+
+
 def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Prediction:
     """A prediction that names layers; TensorRT-RTX's does not, and is estimated as an engine of classic TensorRT."""
     if prediction.layers or not prediction.convolutions:
@@ -202,13 +252,13 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Pred
 
 
 def _calibration(
-    given: str | None, gpu: Gpu, prediction: Prediction, ms: Array
+    given: str | None, gpu: Gpu, prediction: Prediction, ms: Array, kernels: Array
 ) -> Calibration | None:
     if given is None:
         return None
     time = calibrations.measured_time(given)
     if time is not None:
-        return calibrations.of_time(gpu.name, time, float(ms.sum()))
+        return calibrations.of_time(gpu.name, time, float(_settled(ms, kernels, None).sum()))
     kept = calibrations.read(given)
     if kept is not None:
         if kept.gpu != gpu.name:
@@ -308,23 +358,30 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
         simulated, ms = _total(result, twin.float_twin(model), target)
         wide = target.strongly_typed and any(c.precision == Precision.FP32 for c in simulated.convolutions)
         result.float_time = FloatTime(Precision.FP32 if wide else result.plain, ms)
+        if result.gpu.has_int8:
+            plain = twin.with_weights(twin.float_twin(given))
+            result.best = _best(result, plain, ms, target) if plain is not None else None  # what insert would make
         return
     result.float_time = FloatTime(result.plain, result.total_ms)
     if not result.gpu.has_int8:
         if not any("no INT8" in note for note in result.notes):
             result.notes.append("this GPU has no INT8: nothing to gain")
         return
+    result.best = _best(result, given, result.total_ms, target)
+
+
+def _best(result: TimeEstimate, given: Model, plain_ms: float, target: Target) -> BestTime | None:
+    """The time of a float network with Q/DQ where ``insert`` would put them; None, with a note, where that fails."""
     try:
         placed = twin.best_placement(given, target)
         simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
     except QdqtoolError as error:
-        told = str(error).removeprefix(f"{given.path or 'model'}: ")
-        result.notes.append(f"what INT8 could gain is not known: {told}")
-        return
+        if result.is_float:
+            told = str(error).removeprefix(f"{given.path or 'model'}: ")
+            result.notes.append(f"what INT8 could gain is not known: {told}")
+        return None
     summary = simulated.summary()
-    result.best = BestTime(
-        ms, result.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"]
-    )
+    return BestTime(ms, plain_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"])
 
 
 def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
@@ -336,9 +393,8 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
     simulated = settled(model, TARGETS[_TYPICAL] if target.is_rtx else target)
     load = workload_of(model, simulated, like.plain, like.batch)
-    ms = seconds(load.all, like.gpu) * 1e3
-    if like.calibration:
-        ms = like.calibration.apply(ms, _kernel_counts(load))
+    ms = _settled(seconds(load.all, like.gpu) * 1e3, _kernel_counts(load), like.calibration,
+                  enqueued=not like.graph)  # fmt: skip
     return simulated, float(ms.sum())
 
 

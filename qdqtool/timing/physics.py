@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ DEPTH_STEP = 32.0  # products to which the depth is padded
 STEP_BYTES = 64.0  # of the depth that a tile takes in one step
 DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
 DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
+INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
@@ -62,6 +64,8 @@ NAMES = (
     "copy",
     "few_copy",
     "pool",
+    "layout",
+    "to_float_old",
 )
 
 
@@ -74,13 +78,19 @@ class Constants:
         architectures: Compute capability to the factor on computing rates, of those that were measured.
         overhead_us: What a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen).
         spreads: ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown``
-            (the architecture left out): 80 % of what was measured lies within this factor of the model.
+            (the architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is
+            the same for FP16's time over that of the network with Q/DQ, GPU and network left out.
+        gap_us: Between two kernels of an engine that runs without a CUDA graph, in microseconds.
+        signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the
+            faster one of, by a fit that had seen neither the network nor the GPU, and how many there are.
     """
 
     values: Mapping[str, float]
     architectures: Mapping[str, float]
     overhead_us: float
     spreads: Mapping[str, float]
+    gap_us: float = 0.0
+    signs: tuple[int, int] = (0, 0)
 
     def is_measured(self, cc: str) -> bool:
         """Whether the architecture was in the measurements."""
@@ -110,7 +120,9 @@ def factor_of(cc: str, factors: Mapping[str, float]) -> float:
 def constants() -> Constants:
     """The constants that ship with the package."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
-    return Constants(data["values"], data["architectures"], data["overhead_us"], data["spreads"])
+    signs = data["signs"]
+    return Constants(data["values"], data["architectures"], data["overhead_us"], data["spreads"], data["gap_us"],
+                     (signs["right"], signs["pairs"]))  # fmt: skip
 
 
 @dataclass
@@ -134,12 +146,14 @@ class Features:
     pooled: npt.NDArray[np.bool_]  # the layer writes far less than its convolution makes: a pooling is fused
     width: Array  # bytes of an element that it computes with
     moved: Array
+    cold: Array  # bytes of weights that come from memory each time: those of the whole network do not fit the L2
     steps: Array
+    to_float: npt.NDArray[np.bool_]  # computes in integers and writes floats, before compute capability 8.0
     cc: list[str]
 
 
-def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
-    """Arrays of layers, each with its GPU."""
+def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> Features:
+    """Arrays of layers, each with its GPU; ``cold`` says whose weights come from memory each time."""
 
     def array(values: Sequence[float]) -> Array:
         return np.asarray(values, dtype=np.float64)
@@ -157,17 +171,40 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu]) -> Features:
         np.asarray([float(g.cc) >= 8.0 for g in gpus], dtype=np.bool_),
         array([w.rows for w in works]),
         array([w.columns for w in works]),
-        array([w.depth for w in works]),
+        array([w.depth * _filled(w.channels, w) for w in works]),
         array([w.channels for w in works]),
         array([w.groups for w in works]),
         np.asarray(
             [w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_
         ),
         array([width(w.precision) for w in works]),
-        array([w.moved for w in works]),
+        array([_moved(w) for w in works]),
+        array([w.weights if c else 0.0 for w, c in zip(works, cold or [False] * len(works), strict=True)]),
         array([w.steps for w in works]),
+        np.asarray([_writes_floats(w) and float(g.cc) < 8.0 for w, g in zip(works, gpus, strict=True)], dtype=np.bool_),
         [g.cc for g in gpus],
     )
+
+
+def _filled(channels: float, w: Work) -> float:
+    """By how much a convolution in INT8 pads channels to the 32 of its layout; few channels come in fours.
+
+    The tensors take the room of the padded channels, and the kernel multiplies all of them.
+    """
+    if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or channels < work.FEW_CHANNELS:
+        return 1.0
+    return math.ceil(channels / INT8_BLOCK) * INT8_BLOCK / channels
+
+
+def _writes_floats(w: Work) -> bool:
+    return w.written_as.is_float and not w.precision.is_float
+
+
+def _moved(w: Work) -> float:
+    if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or not w.columns:
+        return w.moved
+    come, go = _filled(w.channels * w.groups, w), _filled(w.columns * w.groups, w)
+    return w.read * come + w.weights * come + w.written * (1.0 if w.written_as == Precision.FP32 else go)
 
 
 def _path(precision: Precision, gpu: Gpu) -> str:
@@ -211,6 +248,7 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
+    rate = np.where(f.to_float, rate * c["to_float_old"], rate)
     compute = f.rows * columns * depth * f.groups / (f.clocks * rate)
     depthwise = f.kind == work.DEPTHWISE
     computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
@@ -219,14 +257,18 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     )
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    scattered = few & (f.kind == work.CONVERSION)  # few bytes of each position: neither memory nor L2 is used well
+    # Few bytes of each position: neither memory nor L2 is used well.
+    scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     share = np.where(
-        copies, np.where(scattered, c["few_copy"], c["copy"]), np.where(computing, c["dram"], c["pool"])
+        copies,
+        np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])),
+        np.where(computing, c["dram"], c["pool"])
     )
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
-    memory = np.maximum(moved * missing / (share * f.bandwidth), cached)
+    outside = f.cold + np.maximum(moved - f.cold, 0.0) * missing
+    memory = np.maximum(outside / (share * f.bandwidth), cached)
     p = 1.0 + c["overlap"]
     per_step = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])
     latency = np.where(computing & ~depthwise, per_step * steps * f.sms / f.clocks, 0.0)
@@ -245,4 +287,10 @@ def seconds(works: Sequence[Work], gpu: Gpu, fitted: Constants | None = None) ->
     if not works:
         return np.zeros(0)
     fitted = fitted or constants()
-    return kernel_seconds(features(works, [gpu] * len(works)), fitted.values, fitted.architectures)
+    cold = [weights_are_cold(works, gpu)] * len(works)
+    return kernel_seconds(features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures)
+
+
+def weights_are_cold(works: Sequence[Work], gpu: Gpu) -> bool:
+    """Whether a network's weights are more than the L2 holds, so that each execution reads them from memory."""
+    return sum(w.weights for w in works) > gpu.l2 * 1e6

@@ -14,7 +14,9 @@ from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
 from qdqtool.timing import work
+from qdqtool.timing.layouts import Reformat, reformats_of
 from qdqtool.timing.products import Product, product_of
+from qdqtool.timing.regions import region_nodes, work_in_region
 from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import Work, width
 from qdqtool.trt.targets import target_named
@@ -67,14 +69,20 @@ _KINDS = {
     "Slice": work.COPY,
     "Padding": work.COPY,
 }
+_REGIONS = (8, 6)  # from this version on attention and normalization are regions of few kernels
+_OWN_SILU = (10, 0)  # from this version on SiLU is no part of an INT8 convolution that writes a float
 
 
 @dataclass(slots=True)
 class Extra:
-    """A kernel that the simulation does not list: a reformat at the network's edge, a Myelin region."""
+    """A kernel that the simulation does not list: a change of layout, a reformat at the edge, a Myelin region.
+
+    ``reformat`` is the change of layout that it is, if it is one.
+    """
 
     name: str
     work: Work
+    reformat: Reformat | None = None
 
 
 @dataclass
@@ -120,19 +128,84 @@ class _Reader:
         self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
         self.shapes = Shapes(model)
         self.result = Workload()
+        self.twins: dict[str, str] = {}  # results that an activation of its own maps on: the tensor behind it
 
     def run(self) -> Workload:
         covered: set[str] = set()
         for layer in self.prediction.layers:
             covered.update(layer.nodes)
-            found = self._wide(layer, self._layer(layer))
+            found = self._regional(layer) or self._wide(layer, self._layer(layer))
             if found is None:
                 self.result.unknown.append(layer.name)
                 found = Work(work.UNKNOWN, self.plain, self.plain)
             self.result.layers.append(self._scaled(found))
+        self._apart()
         self._rest(covered)
         self._edges()
         return self.result
+
+    @functools.cached_property
+    def _region_names(self) -> frozenset[str]:
+        version = target_named(self.prediction.target).version
+        return region_nodes(self.model) if version >= _REGIONS else frozenset()
+
+    def _regional(self, layer: EngineLayer) -> Work | None:
+        """The work of a layer that lies in one of Myelin's regions and has no weights; None for others."""
+        if not self._region_names or not layer.nodes:
+            return None
+        if not all(name in self._region_names for name in layer.nodes):
+            return None
+        nodes = self._nodes(layer)
+        if any(n.op in WEIGHTED and self._fixed_behind(n.input(1)) for n in nodes):
+            return None
+        made = [work_in_region(self.model, n, self._shape, self.plain) for n in nodes]
+        return next((w for w in made if w.kind != work.NOTHING), Work(work.NOTHING, self.plain, self.plain))
+
+    def _apart(self) -> None:
+        """Activations that the convolution's kernel does not take in, and changes of layout.
+
+        On TensorRT 10 an INT8 convolution that writes a float leaves SiLU to a kernel of its own (YOLOv8n on 10.14.1:
+        49 layers that write FP16, of which 25 convolutions; 8.6.1 has fewer).
+        """
+        layers, works = self.prediction.layers, list(self.result.layers)
+        found: list[EngineLayer] = []
+        matching: list[Work] = []
+        target = target_named(self.prediction.target)
+        for layer, one in zip(layers, works, strict=True):
+            nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
+            if (
+                target.version >= _OWN_SILU and not target.is_rtx and one.written_as.is_float
+                and not one.precision.is_float and any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes)
+            ):  # fmt: skip
+                made = [f"{edge.tensor} before its activation" for edge in layer.outputs]
+                first = replace(layer, outputs=[replace(e, tensor=t) for e, t in zip(layer.outputs, made, strict=True)])
+                own = EngineLayer(f"PWN behind {layer.name}", "PointWise", first.outputs, list(layer.outputs))
+                for edge, name in zip(layer.outputs, made, strict=True):
+                    self.twins[name] = edge.tensor
+                mapped = Work(work.POINTWISE, one.written_as, one.written_as, read=one.written, written=one.written)
+                self.result.extras.append(Extra(own.name, mapped))
+                found += [first, own]
+                matching += [one, mapped]
+            else:
+                found.append(layer)
+                matching.append(one)
+        if target.is_rtx:
+            return
+        regional = [bool(self._region_names) and self._is_regional(layer) for layer in found]
+        found = [layer for layer, inside in zip(found, regional, strict=True) if not inside]
+        matching = [one for one, inside in zip(matching, regional, strict=True) if not inside]
+        for change in reformats_of(found, matching, self._layout_shape, self.model.inputs, self.model.outputs):
+            moved = change.elements * width(change.precision)
+            self._extra(f"layout of {self.twins.get(change.tensor, change.tensor)}", Work(
+                work.REFORMAT, change.precision, change.precision, channels=change.channels, read=moved, written=moved,
+            ))  # fmt: skip
+            self.result.extras[-1].reformat = change
+
+    def _is_regional(self, layer: EngineLayer) -> bool:
+        return bool(layer.nodes) and any(name in self._region_names for name in layer.nodes)
+
+    def _layout_shape(self, tensor: str) -> tuple[int, ...] | None:
+        return self._shape(self.twins.get(tensor, tensor))
 
     def _scaled(self, found: Work) -> Work:
         b = self.batch
@@ -306,7 +379,14 @@ class _Reader:
         left = [n for n in self.model.ordered if n.name not in covered and n.op not in _FREE and self._runs(n)]
         chain: list[Node] = []
         for node in left:
-            if node.op in WEIGHTED:
+            if node.name in self._region_names and not (
+                node.op in WEIGHTED and self._fixed_behind(node.input(1))
+            ):
+                self._flush(chain)
+                found = work_in_region(self.model, node, self._shape, self.plain)
+                if found.kind != work.NOTHING:
+                    self._extra(node.name, found)
+            elif node.op in WEIGHTED:
                 self._flush(chain)
                 product = self._product(node)
                 if product is None:

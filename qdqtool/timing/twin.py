@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, tensor_bytes
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.targets import Target
 
+_MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not at hand
 _KEEP = 4096  # bytes; larger constants keep their dimensions only
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, 0)
 
@@ -75,6 +78,20 @@ def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -
     tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")
     return tensor
+
+
+def with_weights(model: Model) -> Model | None:
+    """A float twin whose placeholders hold ones, for what looks at weights; None where they would take much memory."""
+    missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    if sum(4 * math.prod(t.dims) for t in missing) > _MOST_FILLED:
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in _FLOATS:
+            filled = np.ones(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            tensor.CopyFrom(numpy_helper.from_array(filled, tensor.name))
+    return Model(proto, model.path, sha256=model.sha256, types=model)
 
 
 def best_placement(model: Model, target: Target) -> Model:

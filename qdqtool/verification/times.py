@@ -36,7 +36,8 @@ def compare_times(
     measured = performance.get("median", performance.get("mean"))
     if chosen is None or (measured is None and not build.profile_rows):
         return None
-    time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False)
+    time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,
+                    graph=runs_as_graph(build))  # fmt: skip
     how = "GPU compute time"
     pairs = _pairs(prediction, build, time)
     if measured is None:
@@ -82,6 +83,11 @@ def plain_in(build: Build) -> Precision:
     """What the builder was allowed to make of a float: FP16, or FP32 where its flags name nothing narrower."""
     half = not build.precision_flags or bool(build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"})
     return Precision.FP16 if half else Precision.FP32
+
+
+def runs_as_graph(build: Build) -> bool:
+    """Whether the log says that the engine was timed as a CUDA graph."""
+    return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 
 
 def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:

@@ -20,7 +20,7 @@ def test_text_says_time_gain_savings_and_slowest(model, capsys, monkeypatch):
     assert run(["predict", model, "--gpu", "rtx 3060"]) == 0
     out = capsys.readouterr().out
     assert "ms on RTX 3060 (1777 MHz), estimated" in out
-    assert "without its Q/DQ, in FP16" in out
+    assert out.startswith("INT8 as placed: ") and "; FP16: " in out.splitlines()[0]
     assert "What each fix saves at most" in out and "Slowest layers" in out
     assert max(map(len, out.splitlines())) <= 80
 
@@ -158,3 +158,29 @@ def test_engine_says_what_layers_usually_take(tmp_path, capsys):
     assert run(["engine", str(tmp_path / "g.json"), str(tmp_path / "p.json"), "--gpu", "T4", "--format", "json"]) == 0
     row = json.loads(capsys.readouterr().out)["layers"][0]
     assert 0 < row["best_ms"] < row["expected_ms"] < 5 and row["times_expected"] > 10
+
+
+def test_the_decision_comes_first_and_has_a_range(model, capsys):
+    assert run(["predict", model, "--gpu", "rtx 3060", "--format", "json"]) == 0
+    time = json.loads(capsys.readouterr().out)["time"]
+    gain = time["gain"]
+    assert gain["low"] < gain["value"] < gain["high"]
+    assert gain["value"] == pytest.approx(time["float"]["total_ms"] / time["total_ms"], rel=1e-2)
+    assert gain["faster"] == ("INT8" if gain["value"] > 1 else "FP16")
+    assert 0 < gain["signs_right"] <= gain["signs_measured"]
+    assert time["layouts_ms"] >= 0
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.9, 0), (1.1, 1)])
+def test_require_gain_is_judged_by_the_low_end(model, capsys, share, code):
+    assert run(["predict", model, "--gpu", "rtx 3060", "--format", "json"]) == 0
+    low = json.loads(capsys.readouterr().out)["time"]["gain"]["low"]
+    assert run(["predict", model, "--gpu", "rtx 3060", "--require-gain", str(share * low)]) == code
+    assert ("--require-gain" in capsys.readouterr().err) is bool(code)
+
+
+def test_require_gain_needs_a_gpu_and_a_gain(model, tmp_path, capsys):
+    assert run(["predict", model, "--require-gain", "1.1"]) == 2
+    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
+    assert run(["predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1"]) == 1
+    assert "no Q/DQ" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from qdqtool.types import Evidence, Precision
 
 @pytest.mark.parametrize(("typed", "name"), [
     ("RTX 3080 Ti", "RTX 3080 Ti"), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080 Ti"), ("rtx3080ti", "RTX 3080 Ti"),
-    ("Jetson Orin Nano", "Jetson Orin Nano 8GB"), ("orin-nx", "Jetson Orin NX 16GB"), ("AGX Orin", "Jetson AGX Orin 64GB"),
+    ("Jetson Orin Nano", "Jetson Orin Nano 8GB"), ("orin-nx", "Jetson Orin NX 16GB"),
+    ("AGX Orin", "Jetson AGX Orin 64GB"),
     ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"), ("A100-SXM4-40GB", "A100 40GB"), ("T4", "Tesla T4"),
     ("V100-SXM2-16GB", "Tesla V100"), ("RTX 3060 (12GB)", "RTX 3060"), ("RTX 4070 SUPER", "RTX 4070 Super"),
     ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada Laptop"), ("NVIDIA H100 80GB HBM3", "H100 SXM"),

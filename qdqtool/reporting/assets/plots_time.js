@@ -1,7 +1,7 @@
 // Where the time goes, the roofline, the front of `tune`, and what was measured against what was estimated.
 
 const SHAPES = { int8: 'circle', float: 'diamond', conversion: 'square', copy: 'triangle', edge: 'triangle' };
-const PART_CLASSES = { 'INT8 layers': 'int8', 'Float layers': 'float', Conversions: 'conversion', Copies: 'copy', "Network's edge": 'edge' };
+const PART_CLASSES = { 'INT8 layers': 'int8', 'Float layers': 'float', Conversions: 'conversion', Copies: 'copy', 'Layout changes': 'copy', "Network's edge": 'edge' };
 
 function setUpParts() {
   const host = byId('parts-plot');
@@ -9,9 +9,13 @@ function setUpParts() {
   const draw = () => {
     const width = room(host);
     const bars = [['after', page.parts.map((p) => p.ms)]];
+    if (page.parts.some((p) => known(p.measured_ms))) {
+      bars[0][0] = 'estimated';
+      bars.unshift(['measured', page.parts.map((p) => p.measured_ms || 0)]);
+    }
     if (page.parts.some((p) => known(p.before_ms))) bars.unshift(['before', page.parts.map((p) => p.before_ms || 0)]);
     const most = Math.max(...bars.map(([, values]) => values.reduce((a, b) => a + b, 0))) || 1;
-    const label = bars.length > 1 ? 56 : 0;
+    const label = bars.length > 1 ? 72 : 0;
     const root = svg('svg', { class: 'plot', width, height: bars.length * 52 + 4, role: 'img', 'aria-label': 'Time by kind of layer; the table beside it has the numbers' });
     bars.forEach(([name, values], row) => {
       let x = label;

@@ -1,0 +1,189 @@
+"""Memory layouts of a predicted engine: which one each kernel reads and writes, and the reformats between them.
+
+A reformat changes the layout and no data type; what changes the type is a conversion and is not counted here. What a
+kernel reads and writes, seen in engines with formats (ResNet-18 in FP16 and three placements of Q/DQ on an A100,
+MobileNetV2 on a TITAN RTX, BEVFusion on an RTX 3080 Ti, ResNet-18 on an RTX 2000 Ada, a YOLO on an Orin):
+
+* an INT8 convolution reads NC/32HW32 (of fewer than 16 channels NC/4HW4 or linear) and writes INT8 or FP16 in
+  NC/32HW32, FP32 linear; its residual comes in the layout that it writes;
+* an FP16 convolution reads and writes NHWC8; an FP16 pooling NHWC8 or NC/2HW2; FP32 is linear;
+* a conversion reads any layout and writes the one that its reader wants.
+
+Pointwise layers in FP16 read linear, NC/2HW2 and NHWC8, not NC/32HW32: assumed, with the counts of YOLOv8n on an
+RTX 2060 (46 and 49 reformats that are no conversions on 10.14.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from qdqtool.timing import work
+from qdqtool.timing.work import Work
+from qdqtool.types import EngineLayer, Precision
+
+
+class Layout(StrEnum):
+    """Where the channels of a tensor stand in memory, in TensorRT's words."""
+
+    LINEAR = "linear"
+    PAIRS = "NC/2HW2"
+    FOURS = "NC/4HW4"
+    BLOCKS = "NC/32HW32"
+    CHANNELS_LAST = "NHWC8"
+
+
+@dataclass(frozen=True, slots=True)
+class Reformat:
+    """A change of layout in front of a layer, or in front of the network's output (``layer`` is empty)."""
+
+    tensor: str
+    layer: str
+    source: Layout
+    target: Layout
+    elements: float
+    channels: float
+    precision: Precision
+
+
+_LINEAR = (Layout.LINEAR,)
+_HALF_MAPS = (Layout.PAIRS, Layout.LINEAR, Layout.CHANNELS_LAST)
+_BLOCK = 32  # channels of NC/32HW32
+_HALVES = (Precision.FP16, Precision.BF16, Precision.FLOAT)  # a float whose width is left open as FP16
+_LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce", "Myelin")
+
+
+def reformats_of(
+    layers: Sequence[EngineLayer],
+    works: Sequence[Work],
+    shape_of: Callable[[str], tuple[int, ...] | None],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+) -> list[Reformat]:
+    """The reformats of a predicted engine.
+
+    Args:
+        layers: Its layers, each behind those whose results it reads.
+        works: What each computes and moves.
+        shape_of: Shape of a tensor (NCHW), None where it is not known.
+        inputs: The network's inputs, which are linear.
+        outputs: Its outputs, which have to be.
+    """
+    return _Layouts(layers, works, shape_of).run(inputs, outputs)
+
+
+class _Layouts:
+    def __init__(
+        self, layers: Sequence[EngineLayer], works: Sequence[Work],
+        shape_of: Callable[[str], tuple[int, ...] | None],
+    ) -> None:  # fmt: skip
+        self.layers, self.works, self.shape_of = layers, works, shape_of
+        self.at: dict[str, Layout] = {}
+        self.made: set[tuple[str, Layout, str]] = set()
+        self.result: list[Reformat] = []
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        self.writers: dict[str, list[int]] = defaultdict(list)
+        for i, layer in enumerate(layers):
+            for edge in layer.inputs:
+                self.readers[edge.tensor].append(i)
+            for edge in layer.outputs:
+                self.writers[edge.tensor].append(i)
+
+    def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
+        for tensor in inputs:
+            self.at[tensor] = Layout.LINEAR
+        for i, (layer, found) in enumerate(zip(self.layers, self.works, strict=True)):
+            wanted = self._reads(i)
+            have = [self.at.get(edge.tensor) for edge in layer.inputs]
+            if len(wanted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
+                # One layout for all its inputs: the first that needs no reformat.
+                wanted = (next((h for h in have if h in wanted), wanted[0]),)
+            for k, edge in enumerate(layer.inputs):
+                accepted = wanted
+                if k and found.kind in work.COMPUTING:
+                    accepted = (self._writes(i),)  # the residual
+                self._reach(edge.tensor, layer.name, accepted, self._precision(found, edge.precision))
+            for edge in layer.outputs:
+                before = self.at.get(edge.tensor)
+                made = self._writes(i)
+                self.at[edge.tensor] = before if before is not None and len(self.writers[edge.tensor]) > 1 else made
+        for tensor in outputs:
+            for i in self.writers.get(tensor, ())[:1]:
+                self._reach(tensor, "", _LINEAR, self.works[i].written_as)
+        return self.result
+
+    def _precision(self, found: Work, precision: Precision) -> Precision:
+        return found.precision if precision in (Precision.FLOAT, Precision.UNKNOWN) else precision
+
+    def _reach(self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision) -> None:
+        """Brings a tensor into one of the layouts; nothing to do where it has no layout (or one position only)."""
+        have = self.at.get(tensor)
+        if have is None or not wanted or have in wanted:
+            return
+        shape = self.shape_of(tensor)
+        if shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
+            return
+        key = (tensor, wanted[0], layer)
+        if key not in self.made:
+            self.made.add(key)
+            elements = float(math.prod(shape))
+            self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
+
+    def _reads(self, i: int) -> tuple[Layout, ...]:
+        """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
+        layer, found = self.layers[i], self.works[i]
+        if layer.type == "Conversion" or found.kind == work.UNKNOWN:
+            return ()
+        if layer.type in _LINEAR_TYPES:
+            return () if self._keeps(layer) else _LINEAR
+        integer = found.precision == Precision.INT8
+        if found.kind in work.COMPUTING:
+            if integer:
+                few = found.channels < work.FEW_CHANNELS and found.kind != work.DEPTHWISE
+                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS) if few else (Layout.BLOCKS,)
+            if found.precision in _HALVES:
+                return (Layout.CHANNELS_LAST,)
+            return _LINEAR
+        if found.kind in (work.COPY, work.RESIZE):
+            return ()
+        if integer:
+            return (Layout.BLOCKS, Layout.FOURS)
+        if found.precision in _HALVES:
+            return (Layout.PAIRS, Layout.CHANNELS_LAST) if found.kind == work.POOL else _HALF_MAPS
+        return _LINEAR
+
+    def _keeps(self, layer: EngineLayer) -> bool:
+        """Whether a NoOp leaves the tensor's shape as it is."""
+        return layer.type == "NoOp" and bool(layer.inputs) and bool(layer.outputs) and (
+            self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
+
+    def _writes(self, i: int) -> Layout:
+        layer, found = self.layers[i], self.works[i]
+        if found.kind in work.COMPUTING:
+            if found.precision == Precision.INT8:
+                return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
+            return Layout.CHANNELS_LAST if found.precision in _HALVES else Layout.LINEAR
+        if layer.type == "Conversion":
+            return self._readers_want(i)
+        if layer.type in _LINEAR_TYPES and not self._keeps(layer):
+            return Layout.LINEAR
+        have = self.at.get(layer.inputs[0].tensor) if layer.inputs else None
+        wanted = self._reads(i)
+        if not wanted:
+            return have or Layout.LINEAR
+        known = [self.at.get(edge.tensor) for edge in layer.inputs]
+        return next((h for h in known if h is not None and h in wanted), wanted[0])
+
+    def _readers_want(self, i: int) -> Layout:
+        """What a conversion writes: the layout of a tensor that others write as well, else the first reader's."""
+        layer = self.layers[i]
+        for edge in layer.outputs:
+            for j in self.readers.get(edge.tensor, ()):
+                wanted = self._reads(j)
+                if wanted:
+                    return wanted[0]
+        integer = self.works[i].written_as == Precision.INT8
+        return Layout.BLOCKS if integer else Layout.LINEAR
