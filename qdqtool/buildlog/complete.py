@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from qdqtool.agreement import BuildSource
@@ -66,6 +67,9 @@ def judge(build: Build) -> None:
     build.complete = bool(build.layers) and not build.names_only and not cut
 
 
+_CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
+
+
 def listing_hole(build: Build, inputs: Iterable[str]) -> str:
     """What shows that layers are missing from the listing; an empty string where nothing does.
 
@@ -81,7 +85,7 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> str:
         return ""
     written = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     read = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
-    orphan = next((t for t in read if t not in written and t not in entering), None)
+    orphan = next((t for t in read if t not in written and t not in entering and not _CONSTANT.fullmatch(t)), None)
     if orphan is not None:
         return f"{ENGINE} (a layer is missing: {read[orphan][:80]} reads {orphan[:80]}, which none writes)"
     # In a log, other programs may print among the bindings.

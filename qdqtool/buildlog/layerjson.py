@@ -84,10 +84,31 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
         except ValueError as found:
             error = found
+    one_by_one = _objects(text)
+    if one_by_one is not None:
+        return one_by_one, True
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None
     return salvaged, False
+
+
+def _objects(text: str) -> list[Any] | None:
+    """Layers that were written one object after another, as scripts around IEngineInspector do; None for all else."""
+    decoder = json.JSONDecoder(strict=False)
+    items: list[Any] = []
+    at = 0
+    while at < len(text) and len(items) < _MAX_LAYERS:
+        try:
+            item, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(item, dict) or "LayerType" not in item:
+            return None
+        items.append(item)
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+    return items or None
 
 
 def _salvage(text: str) -> Any:

@@ -91,6 +91,8 @@ def named_node(text: str) -> NamedNode | None:
         return None
     line = text[start + len(_NO_IMPLEMENTATION) :].split("\n", 1)[0][:_MAX_NAME]
     line = line.split(" due to ", 1)[0].strip().rstrip(")").rstrip(" ")
+    if not line.strip(".:;,'\"{}[]() \t"):
+        return None
     name = line.removesuffix(".").strip()
     if name.count("(") == name.count(")") + 1:
         name += ")"

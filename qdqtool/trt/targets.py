@@ -198,6 +198,8 @@ def _of_version(text: str) -> Target | None:
         return None
     if int(match[1].partition(".")[0]) > _LAST:
         return None
+    if version_numbers(match[1]) == found.version and match[1].count(".") < 2:
+        return found
     return replace(found, proof=f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}")
 
 

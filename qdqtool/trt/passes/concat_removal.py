@@ -29,8 +29,10 @@ SHARED = assumed(
     "although a convolution reads it as well would refute it",
 )
 STOMPING = assumed(
-    "stomping", "An input that is a view of another tensor, or the network's input, is copied.",
-    "yolov8-orin-trt8412-excerpts:241 is one such line; that this is its condition is assumed",
+    "stomping", "An input that is a view of another tensor, stands in a Concat twice, or is the network's input, with "
+    "a Q or a reshape behind it at most, is copied.",
+    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized to, "
+    "while a convolution's output beside it is retargeted; that these are the conditions is assumed",
 )
 
 
@@ -66,8 +68,15 @@ class ConcatRemoval(Pass):
             return COPY_STRIDING, DECONVOLUTION
         if producer is not None and producer.kind == LayerKind.CONVOLUTION and len(tensor.consumers) > 1:
             return COPY_STRIDING, SHARED
-        if (
-            producer is None or id(tensor) in taken or producer.eliminated or producer.kind == LayerKind.CONSTANT
-        ):
+        if id(tensor) in taken or _from_outside(producer) or (producer is not None and producer.eliminated):
             return COPY_STOMPING, STOMPING
         return RETARGETING, DIRECT
+
+
+def _from_outside(producer: Layer | None) -> bool:
+    """Whether a tensor is a network input or a constant, quantized or reshaped at most."""
+    while producer is not None and producer.inputs and (
+        producer.kind == LayerKind.COPY or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.moves)
+    ):
+        producer = producer.data.producer
+    return producer is None or producer.kind == LayerKind.CONSTANT

@@ -60,3 +60,16 @@ def test_convolutions_are_copied_where_something_else_reads_them() -> None:
         ("Eliminating concatenation", "Concat"), ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
     ]  # fmt: skip
+
+def test_a_network_input_is_copied_also_behind_its_q_and_a_tensor_that_stands_twice() -> None:
+    """An 8.5.2 build copies the input's member, the convolution's beside it is retargeted."""
+    g = Graph()
+    x = g.input(1, 8, 4, 4)
+    inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
+    out = g.conv(g.concat([x, inner], "Concat"), "d", 8)
+    rows = step(g.model(out), ConcatRemoval).rows
+    assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [(STOMPING, True), ("Retargeting", False)]
+    g = Graph()
+    part = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    rows = step(g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval).rows
+    assert sorted(r[0] for r in rows[1:]) == [STOMPING, "Retargeting"]
