@@ -40,8 +40,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("qdq", "modelfile", "graph", "calibration", "sessions"),
     ("verified",),
     ("cluster",),
-    ("arrayfiles", "external", "files", "functions", "message", "modelnames", "outputs", "packed", "process", "runtime",
-     "subgraphs", "threads"),
+    ("arrayfiles", "extents", "external", "files", "functions", "inference", "message", "modelform", "modelnames",
+     "outputs", "packed", "process", "runtime", "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "patterns", "progress",
      "text", "types"),
 )
