@@ -23,7 +23,8 @@ def file_digest(path: Path) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     try:
         # Opened without waiting: a pipe that nobody writes to would be waited for, and a device has no end.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return UNREADABLE

@@ -7,7 +7,7 @@ import onnx
 from qdqtool.errors import ModelError
 from qdqtool.subgraphs import inner_graphs
 
-_VERSIONS = 1000  # of operator sets, far above any
+_VERSIONS = range(1000)  # of operator sets, far above any
 
 
 def check_form(proto: onnx.ModelProto, what: str) -> None:
@@ -21,9 +21,9 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         ModelError: An input has no name or is declared twice, an operator set has a version that none can have, or a
             node outside a function takes its attribute from one.
     """
-    for imported in proto.opset_import:
-        if not 0 <= imported.version <= _VERSIONS:
-            raise ModelError(f"{what}: no operator set has the version {imported.version}; the file is damaged")
+    for number in (o.version for o in proto.opset_import):
+        if number not in _VERSIONS:
+            raise ModelError(f"{what}: no operator set has the version {number}; the file is damaged")
     declared: set[str] = set()
     for value in proto.graph.input:
         if not value.name:

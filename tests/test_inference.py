@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.inference import _FOLLOWED, grows, infer, stays_small
+from qdqtool.extents import FOLLOWED
+from qdqtool.inference import grows, infer, stays_small
 
 LONG = 1 << 40
 
@@ -197,7 +198,7 @@ def test_no_other_operator_makes_a_dimension_for_each_entry():
                 if all(_trial(schema, position, 1 << 20, follow) > 0.01 for _ in range(4)):
                     found.add(schema.name)
     assert "Concat" in follows
-    assert follows - always <= _FOLLOWED
+    assert follows - always <= FOLLOWED
     assert always <= {"Expand"}
 
 

@@ -40,8 +40,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("qdq", "modelfile", "graph", "calibration", "sessions", "options"),
     ("verified",),
     ("cluster",),
-    ("arrayfiles", "external", "files", "filetypes", "functions", "inference", "message", "modelnames", "outputs",
-     "packed", "process", "runtime", "subgraphs", "threads"),
+    ("arrayfiles", "extents", "external", "files", "filetypes", "functions", "inference", "message", "modelform",
+     "modelnames", "outputs", "packed", "process", "runtime", "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "knowledge", "patterns",
      "progress", "regions", "text", "types"),
 )

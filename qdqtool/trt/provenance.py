@@ -49,12 +49,13 @@ class Way:
     """
 
     __slots__ = ("_before", "_step", "ops")
+    ops: frozenset[str]
 
     def __init__(self, step: Step | None = None, before: Way | None = None) -> None:
         self._step = step
         self._before = before
-        ops: frozenset[str] = before.ops if before is not None else frozenset()
-        self.ops: frozenset[str] = ops if step is None or step.op in ops else ops | {step.op}
+        ops = before.ops if before is not None else frozenset()
+        self.ops = ops if step is None or step.op in ops else ops | {step.op}
 
     def then(self, step: Step) -> Way:
         """The way with one more step at its end."""
