@@ -229,8 +229,7 @@ BUILD = (
         "this alone, with the same Q/DQ pairs.",
         (
             seen(RTX, "built: FP32 kernels"),
-            documented(("trt11", "trt10-strongly-typed"), "release notes: weak typing removed; ultralytics pull request "
-                       "26167"),
+            documented(("trt11",), "release notes: weak typing removed; ultralytics pull request 26167"),
         ),
         automatic=True,
     ),

@@ -62,7 +62,8 @@ class Code:
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply."""
         base = target.removesuffix(STRONGLY_TYPED)
-        names = (target,) if base == target else (target, *(() if self.code in WEAK_ONLY else (base,)))
+        strong = base != target  # where the file's types decide, what holds on 11 does
+        names = (target,) if not strong else () if self.code in WEAK_ONLY else (base, "trt11")
         return next((h for h in self.holds if any(n in h.targets for n in names)), None)
 
     def severity_on(self, target: str) -> Severity:

@@ -29,7 +29,7 @@ def weakest(cases: Collection[Case], target: Target) -> Evidence:
     """How well an outcome is proven on the target: as its cases are, those that only 8.x shows assumed on later ones."""
     found = Evidence.SEEN
     for case in cases:
-        shown = case.evidence != Evidence.SEEN or target.version < (10, 0) or seen_on(case, target)
+        shown = case.evidence != Evidence.SEEN or not target.has_marks or seen_on(case, target)
         found = found.weaker(case.evidence if shown else Evidence.ASSUMED)
     return found
 

@@ -76,6 +76,16 @@ class Target:
     products_in_myelin: bool = False
 
     @property
+    def trtexec(self) -> Trtexec:
+        """What its trtexec takes."""
+        return _trtexec(self.version)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether what only 8.x shows is assumed on it."""
+        return self.version >= (10, 0)
+
+    @property
     def is_rtx(self) -> bool:
         return self.name.startswith("rtx")
 
@@ -232,7 +242,11 @@ class Trtexec:
 def trtexec_of_version(version: str) -> Trtexec | None:
     """What the trtexec of a TensorRT version takes; None where the text is no version."""
     found = version_numbers(version)
-    return None if found is None else Trtexec(found >= (8, 2), found < (11, 0))
+    return None if found is None else _trtexec(found)
+
+
+def _trtexec(version: tuple[int, int]) -> Trtexec:
+    return Trtexec(version >= (8, 2), version < (11, 0))
 
 
 def version_numbers(version: str) -> tuple[int, int] | None:
