@@ -52,7 +52,7 @@ def test_a_version_before_qdq_is_refused() -> None:
     with pytest.raises(VersionError, match=r"older than 8\.0"):
         choose_target(Build(tensorrt="7.2.1"), None)
     with pytest.raises(QdqtoolError, match="unknown target"):
-        choose_target(Build(tensorrt="8.5.2"), "trt9")
+        choose_target(Build(tensorrt="8.5.2"), "trt7")
 
 
 def test_one_build_or_files_of_one() -> None:
