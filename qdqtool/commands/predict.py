@@ -46,7 +46,8 @@ _SEVERITIES = ("error", "warning")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
-    model: str, target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool, gpu: str | None, sm: str | None,
+    model: str, target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
+    gpu: str | None, sm: str | None,
     clock: float | None, power: str | None, batch: int | None, no_fp16: bool, calibrate: str | None,
     save_calibration: str | None, assume: tuple[str, ...], way: str | None,
     required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,

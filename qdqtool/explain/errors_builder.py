@@ -9,7 +9,8 @@ BUILDER: tuple[KnownError, ...] = (
         "links-regions", "A check of the graph fails inside TensorRT",
         r"checkSanity\.cpp::checkLinks|Graph::regions",
         ERROR,
-        "TensorRT's own graph is inconsistent behind an optimization: a bug of that version. Seen with the tail of YOLO26 "
+        "TensorRT's own graph is inconsistent behind an optimization: a bug of that version. Seen with the tail of "
+        "YOLO26 "
         "(TopK, no NMS) on 10.3, the version of JetPack 6; Q/DQ is not its cause.",
         "Build with TensorRT 10.7 or later (JetPack 6 takes it as an upgrade), or export the network without its "
         "post-processing.",
@@ -21,7 +22,8 @@ BUILDER: tuple[KnownError, ...] = (
         "half-float-mismatch", "Activation and weights of different float types",
         r"Half activation and Float kernel mismatch|Float activation and Half kernel mismatch",
         ERROR,
-        "A convolution's data is FP16 and its weights are FP32 (or the other way round): one DQ has an FP16 scale and the "
+        "A convolution's data is FP16 and its weights are FP32 (or the other way round): one DQ has an FP16 scale and "
+        "the "
         "other an FP32 one, or a part of the model was converted. A strongly typed network does not convert by itself.",
         "Convert scales and weights of a convolution together: 'qdqtool insert --high-precision fp16' and 'qdqtool fix "
         "--only FLOAT-FP32' do.",

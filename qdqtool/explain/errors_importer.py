@@ -11,8 +11,10 @@ IMPORTER: tuple[KnownError, ...] = (
         r"|zeroPt must be all zeros",
         ERROR,
         "A QuantizeLinear or DequantizeLinear has a zero point other than 0. TensorRT quantizes symmetrically only.",
-        "Calibrate symmetrically (int8, zero point 0; torch's fbgemm and x86 configurations quantize activations to uint8 "
-        "with zero points: take symmetric qint8 observers). 'qdqtool fix' rewrites uint8 with zero point 128 exactly; other "
+        "Calibrate symmetrically (int8, zero point 0; torch's fbgemm and x86 configurations quantize activations to "
+        "uint8 "
+        "with zero points: take symmetric qint8 observers). 'qdqtool fix' rewrites uint8 with zero point 128 exactly; "
+        "other "
         "asymmetric scales must be calibrated again ('qdqtool insert').",
         "issue 2774, onnx-tensorrt importer",
         ("ZP-NONZERO",),

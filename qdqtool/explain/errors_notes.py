@@ -18,7 +18,8 @@ NOTES: tuple[KnownError, ...] = (
         r"Missing scale and zero-point for tensor",
         WARNING,
         "The builder is in implicit mode (calibration cache): no Q/DQ is there, and the tensor has no range.",
-        "If you meant to build a Q/DQ model, this was no Q/DQ build: check the file that was given to trtexec, and that "
+        "If you meant to build a Q/DQ model, this was no Q/DQ build: check the file that was given to trtexec, and "
+        "that "
         "no step in between (a simplifier, onnxruntime) removed the pairs.",
         "documentation, implicit quantization",
         versions="to 10; 11 has no implicit quantization",
@@ -27,7 +28,8 @@ NOTES: tuple[KnownError, ...] = (
         "dla-absent", "A DLA that this machine does not have",
         r"Cannot create DLA engine, \d{1,3} not available",
         ERROR,
-        "The build was asked to use a DLA (--useDLACore, default device DLA), and the module has none, or has none that "
+        "The build was asked to use a DLA (--useDLACore, default device DLA), and the module has none, or has none "
+        "that "
         "this TensorRT supports: desktop GPUs and Orin Nano have no DLA, TensorRT 11 knows that of AGX Orin only.",
         "Drop --useDLACore (and --allowGPUFallback): a Q/DQ model is one for the GPU.",
         "release notes of 11; Jetson modules' data sheets",
@@ -39,7 +41,8 @@ NOTES: tuple[KnownError, ...] = (
         "A TensorQuantizer of ModelOpt was exported or run before calibration gave it an amax. This is no message of "
         "TensorRT's.",
         "Run the calibration loop over every branch of the network (mtq.quantize(model, config, forward_loop)), or "
-        "disable the quantizers that no sample reaches (mtq.disable_quantizer). The exporter of qdqtool.qat checks every range first.",
+        "disable the quantizers that no sample reaches (mtq.disable_quantizer). "
+        "The exporter of qdqtool.qat checks every range first.",
         "NVIDIA ModelOpt, tensor_quantizer",
     ),
     KnownError(

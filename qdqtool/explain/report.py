@@ -79,7 +79,8 @@ class Report:
         finding = Finding(
             code, severity, node, message, fix or entry.fix,
             holds.evidence if evidence is None else holds.evidence.weaker(evidence), target=self.target,
-            convolutions=self._new(code, node, convolutions), values=values, automatic=entry.automatic and gains and automatic,
+            convolutions=self._new(code, node, convolutions), values=values,
+            automatic=entry.automatic and gains and automatic,
         )
         self._known[code, node] = finding
         self.findings.append(finding)

@@ -121,7 +121,7 @@ def both_sides(view: View, add: Node) -> BothSides | None:
 
 
 def shared_residuals(view: View, add: Node) -> tuple[list[bool], list[tuple[int, Node]]]:
-    """Whether each input of an Add is a convolution's bare result, and the float inputs with a Q whose pair it can read.
+    """Whether each input of an Add is a convolution's bare result, and the float inputs whose Q's pair it can read.
 
     There are none of these where a float input is left that no Q reads: its scale would have to be calibrated.
     """

@@ -26,7 +26,7 @@ def _is_of(versions: str, major: int) -> bool:
 
 
 def weakest(cases: Collection[Case], target: Target) -> Evidence:
-    """How well an outcome is proven on the target: as its cases are, those that only 8.x shows assumed on later ones."""
+    """How well an outcome is proven on the target: as its cases are, what only 8.x shows assumed on later ones."""
     found = Evidence.SEEN
     for case in cases:
         shown = case.evidence != Evidence.SEEN or not target.has_marks or seen_on(case, target)

@@ -43,7 +43,7 @@ class Target:
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
-        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, which takes in the Q and DQ around.
+        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
