@@ -17,6 +17,7 @@ DOMAINS = ("", "ai.onnx", "com.microsoft")
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"
 YOLOV8 = "yolov8-orin-trt8412-excerpts"
+YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # counts of 10.14.1, all of which these rules give
 BEV_ORIN = "bevfusion-camera-orin-trt8502"
 BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
 MOBILENET = "mobilenetv2-titanrtx-qat-residual"
@@ -55,7 +56,7 @@ def _keeps_parts(model: Model, node: Node) -> bool:
 _RESIZE = QPassage(
     seen(
         "q-past-resize", "A Q moves up past a Resize, nearest or linear.",
-        f"{YOLO}:5229", f"{BEV_ORIN}:263", f"{BEV_86}:5199",
+        f"{YOLO}:5229", f"{BEV_ORIN}:263", f"{BEV_86}:5199", YOLOV8N,
         source="linear: Resize_724 and Resize_766 of the BEVFusion camera network, where numbers change by a step",
     ),
     exact=False,
@@ -98,7 +99,8 @@ def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = F
 
 _INT8_CONV = seen(
     "int8-convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
-    f"{YOLO}:5405", f"{RESNET}:2699", f"{YOLOV8}:191", f"{BEV_ORIN}:488", f"{BEV_86}:5424",
+    f"{YOLO}:5405", f"{RESNET}:2699", f"{YOLOV8}:191", f"{BEV_ORIN}:488", f"{BEV_86}:5424", YOLOV8N,
+    "small-graphs-orinnano-trt103",
 )
 _INT8_DECONV = seen(
     "int8-deconvolution", "A ConvTranspose with quantized input and weights computes in INT8.",
@@ -191,7 +193,7 @@ _TABLE: tuple[Operator, ...] = (
     Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
         "q-past-concat", "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
         f"{YOLO}:5227", f"{YOLOV8}:167",
-        f"{BEV_ORIN}:321", f"{BEV_86}:5257",
+        f"{BEV_ORIN}:321", f"{BEV_86}:5257", YOLOV8N,
     ))),
     Operator("Slice", LayerKind.SLICE, cuts=True, passage=QPassage(seen(
         "q-past-slice", "A Q moves up past a Slice.", f"{YOLOV8}:173",

@@ -16,6 +16,9 @@ _POSITIONAL = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
 # What was changed on purpose. The default method: on images that nobody chose settings by, mse lost to others.
 MEANT = {
     "insert: default of method was 'mse', is 'focus'", "default of --method was mse, is focus",
+    # TensorRT 10 is what users install; evidence tables name their targets.
+    *(f"{name}: default of target was 'trt8.5', is 'trt10'" for name in ("Insertion", "assert_int8", "fix", "insert",
+                                                                      "predict")),
     # What stays float: FP16 where the file's types decide, so that TensorRT 11 does not run it in FP32.
     "insert: default of high_precision was 'fp32', is None", "default of --high-precision was fp32, is None",
     "calibration.methods.mse is gone",  # the methods that were used, each with a count

@@ -67,7 +67,8 @@ class Code:
 
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply."""
-        names = {target, target.removesuffix(STRONGLY_TYPED)}
+        base = target.removesuffix(STRONGLY_TYPED)
+        names = {target} if base == target else {base, "trt11"}  # where the file's types decide, what holds on 11 does
         return next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
 
     def severity_on(self, target: str) -> Severity:

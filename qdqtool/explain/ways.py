@@ -46,7 +46,7 @@ class Way:
         chosen = target_named(target)
         if not chosen.strongly_typed:
             return self.weak
-        return self.strong if chosen.version >= (11, 0) or chosen.is_rtx or not self.typed else self.typed
+        return self.strong if not chosen.trtexec.precision_flags or chosen.is_rtx or not self.typed else self.typed
 
     def as_json(self, target: str) -> Json:
         return {"way": self.name, "flags": self.flags(target), "log": self.log, "care": self.care,
@@ -85,10 +85,10 @@ def trtexec_command(target: Target, model: str) -> str:
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
         words += ["--int8", "--fp16"]
-    elif target.version < (11, 0):
+    elif target.trtexec.precision_flags:
         words.append("--stronglyTyped")
     words.append("--verbose")
-    if target.version >= (8, 2):
+    if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")
     return " ".join([*words, "> build.log 2>&1"])
 

@@ -11,6 +11,7 @@ from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.regions import MyelinRegion
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision
+from qdqtool.trt.marks import weakest
 from qdqtool.trt.network import Network
 from qdqtool.trt.rules import id_of
 from qdqtool.trt.targets import Target
@@ -194,12 +195,9 @@ class Outcome:
         )
 
     def _evidence(self, layer: Layer) -> Evidence:
-        found = layer.evidence
-        for tensor in layer.inputs:
-            producer = tensor.producer
-            if producer is not None and producer.kind == LayerKind.COPY:
-                found = found.weaker(producer.evidence)
-        return found.weaker(self._target.evidence)
+        makers = (t.producer for t in layer.inputs)
+        copies = [p for p in makers if p is not None and p.kind == LayerKind.COPY]
+        return weakest([c for one in (layer, *copies) for c in one.cases], self._target)
 
     def _node(self, name: str) -> Node | None:
         try:

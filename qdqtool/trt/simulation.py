@@ -9,6 +9,7 @@ from qdqtool.assumption import CHOICES, SILU_ADD, Assumption, Counts, SiluAdd
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.trt import importer, pipeline
+from qdqtool.trt.marks import sentence
 from qdqtool.trt.outcome import Outcome
 from qdqtool.trt.targets import Target
 from qdqtool.types import ModelInfo, Prediction
@@ -90,7 +91,10 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
         refusals=run.refusals,
         conversions=len(outcome.conversion_nodes),
         conversion_nodes=outcome.conversion_nodes,
-        target_evidence=f"{target.evidence}: {target.proof}",
+        target_evidence="; ".join(filter(None, (
+            f"{target.evidence}: {target.proof}",
+            sentence((c for layer in network.layers.values() for c in layer.cases), target),
+        ))),
         counts=dict(network.counts),
         regions=outcome.regions(),
     )

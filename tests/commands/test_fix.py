@@ -67,7 +67,7 @@ def test_errors_that_are_left_end_with_1(tmp_path, capsys):
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--only", "NOPE"], "no finding has the code 'NOPE'"),
     (["--only", "CH-ALIGN"], "no automatic fix"),
-    (["--target", "trt9"], "unknown target"),
+    (["--target", "trt7"], "unknown target"),
     (["--inputs", "missing.npz"], "missing.npz: no such file"),
 ])
 def test_bad_usage(model, tmp_path, capsys, arguments, said):

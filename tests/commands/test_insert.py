@@ -48,7 +48,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "only 6 calibration images" in text
     assert "64 convolutions: 60 INT8 (54 in and out, 6 to float), 4" in text
     assert "conversion at /model.0/conv/_input_quantizer/QuantizeLinear" in text
-    assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt8.5" in text
+    assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10" in text
     wide = [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
     assert not wide
 
@@ -118,7 +118,7 @@ def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[s
         (["MODEL", "--calib", "IMAGES", "--size", "big"], "neither a number nor HEIGHTxWIDTH"),
         (["MODEL", "--calib", "IMAGES", "--mean", "1,2"], "neither a number nor three"),
         (["MODEL", "--calib", "IMAGES", "--std", "0"], "std"),
-        (["MODEL", "--calib", "IMAGES", "--target", "trt9.9"], "unknown target"),
+        (["MODEL", "--calib", "IMAGES", "--target", "trt7.9"], "unknown target"),
         (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
         (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
         (["MODEL", "--calib", "IMAGES", "--calib-table", "T"], "exclude each other"),

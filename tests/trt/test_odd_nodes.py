@@ -20,7 +20,7 @@ def test_unknown_operators(op: str) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     g.nodes.append(helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""))
     g.channels["u:0"] = 8
-    prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), advice=False)
+    prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), "trt8.5", advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
     assert prediction.conversions == 2
 

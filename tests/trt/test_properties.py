@@ -234,7 +234,7 @@ def test_a_q_moves_through_alternating_concatenations_and_pools(depth: int) -> N
     x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
     for i in range(depth):
         x = g.pool(g.concat([x, g.op("Softmax", "x", f"s{i}")], f"cat{i}"), f"pool{i}", k=3, stride=1)
-    prediction = predict(g.model(g.conv(x, "c")), advice=False)
+    prediction = predict(g.model(g.conv(x, "c")), "trt8.5", advice=False)
     assert prediction.conversions == depth + 1
     pools = [layer for layer in prediction.layers if layer.type == "Pooling"]
     assert {str(t.precision) for layer in pools for t in (*layer.inputs, *layer.outputs)} == {"INT8"}

@@ -30,7 +30,9 @@ def found(g: Graph, target: str, output: str = "s:0") -> dict[str, ConvOutcome]:
 def test_every_target_answers(target: str) -> None:
     prediction = predict(stem().model("s:0"), target, advice=False)
     assert prediction.target == target
-    assert prediction.target_evidence == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
+    general, _, used = prediction.target_evidence.rpartition("; of the ")
+    assert general == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
+    assert f"seen on {TARGETS[target].version[0]}.x" in used
     assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
         ("a", [INT8], INT8),
         ("b", [INT8], INT8),
@@ -149,9 +151,9 @@ def test_unknown_scale_is_an_assumption() -> None:
     assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
 
 
-def test_default_target_is_the_one_seen_in_most_complete_logs() -> None:
-    assert DEFAULT_TARGET == "trt8.5"
-    assert TARGETS[DEFAULT_TARGET].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
+def test_default_target_is_what_users_install() -> None:
+    assert DEFAULT_TARGET == "trt10"
+    assert TARGETS["trt8.5"].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
     newer = [t for t in CLASSIC if t.version > TARGETS["trt8.6"].version]
     assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
 
@@ -193,3 +195,21 @@ def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(QdqtoolError, match=r"unknown target 'trt7'; choose one of trt8\.0, trt8\.4"):
         target_named("trt7")
     assert target_named("TRT8.5").name == "trt8.5"
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ("10.3", "trt10"), ("10.14.1", "trt10"), ("11.4", "trt11"), ("trt10.3", "trt10"), ("8.5.2", "trt8.5"),
+    ("9.3", "trt8.6"), ("8.2", "trt8.0"), ("12", "trt11"), ("v10.7", "trt10"), ("10.3-strongly-typed",
+                                                                             "trt10-strongly-typed"),
+])
+def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> None:
+    found = target_named(given)
+    assert found.name == name
+    assert "nearest rules" in found.proof
+    assert found.strongly_typed is (name in ("trt11", "trt10-strongly-typed"))
+
+
+@pytest.mark.parametrize("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
+def test_what_is_no_version(given: str) -> None:
+    with pytest.raises(QdqtoolError):
+        target_named(given)

@@ -31,7 +31,8 @@ SHARED = assumed(
 STOMPING = assumed(
     "stomping", "An input that is a view of another tensor, stands in a Concat twice, or is the network's input, with "
     "a Q or a reshape behind it at most, is copied.",
-    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized to, "
+    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
+    "to, "
     "while a convolution's output beside it is retargeted; that these are the conditions is assumed",
 )
 

@@ -20,6 +20,7 @@ QUANTIZE = seen(
     "quantize", "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
     "yolo-resnet18-orin-trt8502:5741", "resnet18-qat-rtx2000-trt8510:2812", "yolov8-orin-trt8412-excerpts:222",
     "bevfusion-camera-orin-trt8502:870", "bevfusion-camera-rtx3080ti-trt8600:5806",
+    "yolov8n-modelopt-rtx2060-trt1014", "small-graphs-orinnano-trt103",
     source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)",
 )
 DEQUANTIZE = assumed(

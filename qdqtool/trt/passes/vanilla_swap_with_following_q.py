@@ -18,6 +18,7 @@ SINGLE = seen(
     "INT8.",
     "yolo-resnet18-orin-trt8502:5229", "resnet18-qat-rtx2000-trt8510:2539", "yolov8-orin-trt8412-excerpts:173",
     "bevfusion-camera-orin-trt8502:259", "bevfusion-camera-rtx3080ti-trt8600:5195",
+    "yolov8n-modelopt-rtx2060-trt1014",
     source="which operators: qdqtool.operators. Once equal Qs were merged: MaxPool_12 of resnet18-qat-rtx2000-trt8510 "
     "is swapped only then, /backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
 )

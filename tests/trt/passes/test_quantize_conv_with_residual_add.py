@@ -97,7 +97,7 @@ def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(activation: st
     y = g.conv(x, "c1")
     y = g.relu(y, "r1") if activation else y
     g.conv(g.add(y, g.pair(x, "skip"), "add"), "c2")
-    outcome = {c.name: c for c in predict(g.model("c2:0")).convolutions}["c1"]
+    outcome = {c.name: c for c in predict(g.model("c2:0"), "trt8.5").convolutions}["c1"]
     assert outcome.output == (Precision.FLOAT if activation else Precision.INT8)
     assert outcome.evidence == evidence
 

@@ -57,7 +57,7 @@ def test_reduce_max(axes: list[int], keepdims: int, pooled: bool) -> None:
     found = step(proto, ReduceToPoolingFusion)
     assert bool(found.rows) is pooled
     assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)
-    prediction = predict(proto)
+    prediction = predict(proto, "trt8.5")
     assert prediction.conversion_nodes == ["c.in.Q", "q.Q", "q.DQ"]
     assert str(prediction.convolutions[0].output) == "FLOAT"
 

@@ -90,7 +90,7 @@ def test_a_hidden_fully_connected_layer_writes_int8(relu: bool, matmul: bool) ->
         g.nodes[-1] = helper.make_node("MatMul", g.nodes[-1].input[:2], ["fc1:0"], "fc1")
         x = g.add("fc1:0", g.const("b", [0.5] * 8), "bias")
     x = g.relu(x, "r") if relu else x
-    prediction = predict(g.model(g.gemm(x, "fc2", 8)))
+    prediction = predict(g.model(g.gemm(x, "fc2", 8)), "trt8.5")
     first, last = prediction.convolutions
     assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
     assert first.evidence == Evidence.ASSUMED  # no published engine has such a layer
@@ -101,7 +101,7 @@ def test_a_hidden_fully_connected_layer_writes_int8(relu: bool, matmul: bool) ->
 def test_a_float_reader_keeps_it_float() -> None:
     g = Graph()
     x = g.relu(g.gemm(g.input(1, 8), "fc1", 8, 8), "r")
-    prediction = predict(g.model(g.gemm(x, "fc2", 8), g.op("Neg", x, "n")))
+    prediction = predict(g.model(g.gemm(x, "fc2", 8), g.op("Neg", x, "n")), "trt8.5")
     assert prediction.convolutions[0].output == Precision.FLOAT
     assert prediction.conversion_nodes == ["fc1.in.Q", "fc2.in.Q"]
 
@@ -111,7 +111,7 @@ def test_an_activation_in_place_of_the_bias(activation: str) -> None:
     """Law 2 again, no bias between the product and its activation."""
     g = Graph()
     x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=False)
-    prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)))
+    prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)), "trt8.5")
     first, last = prediction.convolutions
     assert (first.output, last.output) == (Precision.INT8, Precision.FLOAT)
     assert first.fused == ["act"]
