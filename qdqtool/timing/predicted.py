@@ -413,18 +413,16 @@ class _Reader:
     def _runs(self, node: Node) -> bool:
         return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(self._elements(node.output) != 0)
 
-    def _fixed_behind(self, tensor: str) -> bool:
+    def _fixed_behind(self, tensor: str, steps: int = 4) -> bool:
         """Whether a tensor is computed from constants alone, within a few steps."""
-        for _ in range(4):
-            if self._fixed(tensor):
-                return True
-            node = self.model.producer(tensor)
-            if node is None or node.op not in (*_FREE, "Unsqueeze", "Mul", "Add") or not node.inputs:
-                return False
-            if node.op in ("Shape", "ConstantOfShape", "Range"):
-                return True
-            tensor = node.inputs[0]
-        return False
+        if self._fixed(tensor):
+            return True
+        node = self.model.producer(tensor)
+        if not steps or node is None or node.op not in (*_FREE, "Transpose", "Mul", "Add") or not node.inputs:
+            return False
+        if node.op in ("Shape", "ConstantOfShape", "Range"):
+            return True
+        return all(self._fixed_behind(t, steps - 1) for t in node.inputs if t)
 
     def _flush(self, chain: list[Node]) -> None:
         if chain:
