@@ -166,7 +166,7 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         "watts surely allow. With `--calibrate` and a time of the same network it is 5 %; with a profile, up to where "
         "what profiles add would be the kernels' own (so three of four engines come out within 6 % of their time "
         "without "
-        f"a profiler, MobileNetV2 on a TITAN RTX 16 % above); with a calibration kept from another network "
+        f"a profiler, MobileNetV2 on a TITAN RTX 31 % above); with a calibration kept from another network "
         f"{s['total_calibrated']:.2f}: what one network tells "
         "of another is the clock, hardly more.",
         "## What it does not know",

@@ -10,6 +10,8 @@ from qdqtool.commands import inputs
 from qdqtool.options import Kept, Output, Placing, Ranges, Workers
 
 if TYPE_CHECKING:
+    import onnx
+
     from qdqtool.trt.targets import Target
 
 
@@ -79,7 +81,7 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = _paying(path, gpu, result.target, terminal_width()) if gpu is not None else ([], None)
+    paying, time = _paying(result.model, gpu, result.target, terminal_width()) if gpu is not None else ([], None)
     if form == "json":
         emit(to_json(_worded(result.as_json()) | ({"time": time} if time else {})), None)
         return 0
@@ -96,12 +98,12 @@ def _build(target: Target, path: str) -> str:
     return f"\nbuild: {trtexec_command(target, path)}"
 
 
-def _paying(path: str, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
-    """Whether the written model is expected to be faster than in float, in lines and as JSON."""
+def _paying(model: onnx.ModelProto, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
+    """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.time_text import paying_lines
     from qdqtool.timing.ask import Request, predict_on
 
-    prediction, time = predict_on(path, target, Request(gpu=gpu))
+    prediction, time = predict_on(model, target, Request(gpu=gpu))
     assert time is not None
     return ["", *paying_lines(time, prediction, width)], time.as_json()
 

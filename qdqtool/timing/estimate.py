@@ -18,7 +18,8 @@ from qdqtool.timing.calibration import Calibration
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
-from qdqtool.timing.predicted import Workload, workload_of
+from qdqtool.timing.predicted import workload_of
+from qdqtool.timing.workload import Workload
 from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import TARGETS, Target
 from qdqtool.types import EngineLayer, Json, Precision, Prediction
@@ -120,8 +121,7 @@ class TimeEstimate:
             "slowest": [k.as_json() for k in self.kernels[:10]],
             "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,
-            "unknown_layers": len(self.unknown),
-            "notes": list(self.notes),
+            "unknown_layers": len(self.unknown), "notes": list(self.notes),
         }
 
 
@@ -178,11 +178,7 @@ def estimate(
         _conversions(listed, load, ms),
         [],
         [],
-        batch=factor,
-        calibration=correction,
-        unknown=load.unknown,
-        notes=notes,
-        plain=plain,
+        batch=factor, calibration=correction, unknown=load.unknown, notes=notes, plain=plain,
         is_float=not twin.has_qdq(shaped),
         asked=batch,
         load=load,

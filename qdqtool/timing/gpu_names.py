@@ -45,6 +45,20 @@ def spellings(wanted: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def shared(name: str, boards: list[str]) -> str:
+    """What to say of a name that several GPUs share."""
+    return f"'{name}' is the name of {len(boards)} GPUs: {', '.join(boards)}; give one of these"
+
+
+def variants(name: str, taken: str, names: list[str]) -> list[str]:
+    """Other GPUs that a name without memory size or form factor could have meant: ``A100`` is three."""
+    parts = set(words(name).split())
+    if parts >= set(words(taken).split()):
+        return []
+    spelled = {other: set(words(other).split()) for other in names if other != taken}
+    return [other for other, own in spelled.items() if parts < own and "laptop" not in own - parts]
+
+
 def nearest(wanted: str, names: Mapping[str, str]) -> list[str]:
     """Names that come nearest: of the same number, of the same series with a near number, or spelled alike.
 

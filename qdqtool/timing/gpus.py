@@ -237,7 +237,7 @@ def find(name: str) -> Gpu:
     if len(found) == 1:
         return found[0]
     if found:
-        raise QdqtoolError(shared_name(name, found))
+        raise QdqtoolError(gpu_names.shared(name, [g.name for g in found]))
     wanted = gpu_names.words(name)
     near = [g.name for g in _longer(name, wanted)[:5]] or gpu_names.nearest(
         wanted, {key: found[0].name for key, found in _by_words().items()}
@@ -251,12 +251,10 @@ def find(name: str) -> Gpu:
 
 def answering(name: str) -> list[Gpu]:
     """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
-    plain = gpu_names.plain(name)
+    plain, wanted, table = gpu_names.plain(name), gpu_names.words(name), _by_words()
     for gpu in gpus():  # spelled as in the table: nothing to normalize
         if plain == gpu_names.plain(gpu.name):
             return [gpu]
-    wanted = gpu_names.words(name)
-    table = _by_words()
     for text in gpu_names.spellings(wanted):
         if text in table:
             return list(table[text])
@@ -273,11 +271,6 @@ def answering(name: str) -> list[Gpu]:
             )]  # fmt: skip
     longer = _longer(name, wanted)
     return longer if len(longer) == 1 else []
-
-
-def shared_name(name: str, found: list[Gpu]) -> str:
-    """What to say of a name that several GPUs share."""
-    return f"'{name}' is the name of {len(found)} GPUs: {', '.join(g.name for g in found)}; give one of these"
 
 
 @functools.cache
@@ -298,18 +291,6 @@ def _longer(name: str, wanted: str) -> list[Gpu]:
         for gpu in gpus()
         if wanted in (own := gpu_names.words(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
         and (parts or name.strip().lower() in gpu.name.lower())
-    ]
-
-
-def variants(name: str, found: Gpu) -> list[Gpu]:
-    """Other GPUs that a name without memory size or form factor could have meant: ``A100`` is three."""
-    parts = set(gpu_names.words(name).split())
-    if parts >= set(gpu_names.words(found.name).split()):
-        return []
-    return [
-        g
-        for g in gpus()
-        if g != found and parts < (own := set(gpu_names.words(g.name).split())) and "laptop" not in own - parts
     ]
 
 
@@ -344,17 +325,12 @@ def of_description(text: str) -> Gpu:
             raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
     return Gpu(
         parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
-        (),
-        int(numbers["sms"]),
-        numbers["clock"],
-        numbers["bandwidth"],
-        numbers["l2"],
-        0.0,
+        (), int(numbers["sms"]), numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0,
         known,
         Evidence.ASSUMED,
         "described by the user",
         note,
-    )
+    )  # fmt: skip
 
 
 def rates_of(cc: str) -> tuple[Rates, str]:
@@ -391,8 +367,8 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
     """
     gpu = of_description(name) if "=" in name else find(name)
     notes = [gpu.note] if gpu.note else []
-    if "=" not in name and (others := variants(name, gpu)):
-        notes.append(f"'{name.strip()}' taken as {gpu.name}; it could be {', '.join(g.name for g in others)}")
+    if "=" not in name and (others := gpu_names.variants(name, gpu.name, [g.name for g in gpus()])):
+        notes.append(f"'{name.strip()}' taken as {gpu.name}; it could be {', '.join(others)}")
     if power is not None and clock is None:
         limit = _watts(power)
         if limit is not None and limit < gpu.power:

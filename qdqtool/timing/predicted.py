@@ -6,102 +6,22 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from onnx import TensorProto
 
 from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
-from qdqtool.timing import work
-from qdqtool.timing.layouts import Reformat, reformats_of
+from qdqtool.timing import kinds, work
+from qdqtool.timing.layouts import reformats_of
 from qdqtool.timing.products import Product, product_of
 from qdqtool.timing.regions import region_nodes, work_in_region
 from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import Work, width
-from qdqtool.trt.targets import target_named
+from qdqtool.timing.workload import Extra, Workload
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
-
-_FREE = (  # views and what is computed before the network runs
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Identity",
-    "Cast",
-    "Dropout",
-    "Constant",
-    "Shape",
-    "ConstantOfShape",
-    "Concat",
-    "Split",
-    "Slice",
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "Gather",
-    "Range",
-    "Expand",
-)
-_HEAVY = (
-    "Softmax",
-    "LogSoftmax",
-    "LayerNormalization",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "ReduceMean",
-    "ReduceSum",
-    "ReduceMax",
-    "GlobalAveragePool",
-    "Transpose",
-    "TopK",
-    "NonMaxSuppression",
-    "ArgMax",
-    "Einsum",
-)
-_KINDS = {
-    "Pooling": work.POOL,
-    "Reduce": work.POOL,
-    "Resize": work.RESIZE,
-    "Softmax": work.SOFTMAX,
-    "Conversion": work.CONVERSION,
-    "Reformat": work.COPY,
-    "Concatenation": work.COPY,
-    "Slice": work.COPY,
-    "Padding": work.COPY,
-}
-_REGIONS = (8, 6)  # from this version on attention and normalization are regions of few kernels
-_OWN_SILU = (10, 0)  # from this version on SiLU is no part of an INT8 convolution that writes a float
-
-
-@dataclass(slots=True)
-class Extra:
-    """A kernel that the simulation does not list: a change of layout, a reformat at the edge, a Myelin region.
-
-    ``reformat`` is the change of layout that it is, if it is one.
-    """
-
-    name: str
-    work: Work
-    reformat: Reformat | None = None
-
-
-@dataclass
-class Workload:
-    """What an engine does.
-
-    Attributes:
-        layers: The work of each predicted layer, in the prediction's order.
-        extras: Kernels beside them.
-        unknown: Names of layers whose shapes are not known: they count as nothing but a kernel's floor.
-    """
-
-    layers: list[Work] = field(default_factory=list)
-    extras: list[Extra] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-    @property
-    def all(self) -> list[Work]:
-        return [*self.layers, *(e.work for e in self.extras)]
 
 
 def workload_of(
@@ -146,8 +66,7 @@ class _Reader:
 
     @functools.cached_property
     def _region_names(self) -> frozenset[str]:
-        version = target_named(self.prediction.target).version
-        return region_nodes(self.model) if version >= _REGIONS else frozenset()
+        return region_nodes(self.model) if self._target.regions else frozenset()
 
     def _regional(self, layer: EngineLayer) -> Work | None:
         """The work of a layer that lies in one of Myelin's regions and has no weights; None for others."""
@@ -170,11 +89,11 @@ class _Reader:
         layers, works = self.prediction.layers, list(self.result.layers)
         found: list[EngineLayer] = []
         matching: list[Work] = []
-        target = target_named(self.prediction.target)
+        target = self._target
         for layer, one in zip(layers, works, strict=True):
             nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
             if (
-                target.version >= _OWN_SILU and not target.is_rtx and one.written_as.is_float
+                target.activation_apart and one.written_as.is_float
                 and not one.precision.is_float and any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes)
             ):  # fmt: skip
                 made = [f"{edge.tensor} before its activation" for edge in layer.outputs]
@@ -252,16 +171,16 @@ class _Reader:
 
     def _type(self, precision: Precision, tensor: str = "") -> Precision:
         if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
-            return _ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
+            return kinds.ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
         if tensor in self.wide and precision.is_float:
             return Precision.FP32
         if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
-            return precision if precision == Precision.FP32 and self._strong else self.plain
+            return precision if precision == Precision.FP32 and self._target.strongly_typed else self.plain
         return precision
 
-    @property
-    def _strong(self) -> bool:
-        return target_named(self.prediction.target).strongly_typed
+    @functools.cached_property
+    def _target(self) -> Target:
+        return target_named(self.prediction.target)
 
     def _elements(self, tensor: str) -> float | None:
         if tensor in self.made:
@@ -292,7 +211,7 @@ class _Reader:
             layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
         ):
             return Work(work.NOTHING, low, high)
-        kind = _KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
+        kind = kinds.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
         read, written = self._moved(layer, nodes, kind)
         if read is None or written is None:
             return None
@@ -376,7 +295,7 @@ class _Reader:
 
     def _rest(self, covered: set[str]) -> None:
         """Nodes of no layer: Myelin's regions, or, on a target without named layers, everything."""
-        left = [n for n in self.model.ordered if n.name not in covered and n.op not in _FREE and self._runs(n)]
+        left = [n for n in self.model.ordered if n.name not in covered and n.op not in kinds.FREE and self._runs(n)]
         chain: list[Node] = []
         for node in left:
             if node.name in self._region_names and not (
@@ -401,7 +320,7 @@ class _Reader:
                     0.0 if second else product.columns * product.depth * product.groups * width(kind),
                     product.out * width(self.plain),
                 ))  # fmt: skip
-            elif node.op in _HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
+            elif node.op in kinds.HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
                 self._flush(chain)
                 self._region([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
             else:
@@ -413,18 +332,16 @@ class _Reader:
     def _runs(self, node: Node) -> bool:
         return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(self._elements(node.output) != 0)
 
-    def _fixed_behind(self, tensor: str) -> bool:
+    def _fixed_behind(self, tensor: str, steps: int = 4) -> bool:
         """Whether a tensor is computed from constants alone, within a few steps."""
-        for _ in range(4):
-            if self._fixed(tensor):
-                return True
-            node = self.model.producer(tensor)
-            if node is None or node.op not in (*_FREE, "Unsqueeze", "Mul", "Add") or not node.inputs:
-                return False
-            if node.op in ("Shape", "ConstantOfShape", "Range"):
-                return True
-            tensor = node.inputs[0]
-        return False
+        if self._fixed(tensor):
+            return True
+        node = self.model.producer(tensor)
+        if not steps or node is None or node.op not in (*kinds.FREE, "Transpose", "Mul", "Add") or not node.inputs:
+            return False
+        if node.op in ("Shape", "ConstantOfShape", "Range"):
+            return True
+        return all(self._fixed_behind(t, steps - 1) for t in node.inputs if t)
 
     def _flush(self, chain: list[Node]) -> None:
         if chain:
@@ -466,15 +383,3 @@ class _Reader:
     def _edge(self, tensor: str, count: float, read: Precision, written: Precision) -> None:
         moved = {"read": width(read) * count, "written": width(written) * count}
         self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=64.0, **moved))
-
-
-_ELEMENTS: dict[int, Precision] = {
-    TensorProto.FLOAT: Precision.FP32,
-    TensorProto.FLOAT16: Precision.FP16,
-    TensorProto.BFLOAT16: Precision.BF16,
-    TensorProto.INT8: Precision.INT8,
-    TensorProto.UINT8: Precision.UINT8,
-    TensorProto.INT32: Precision.INT32,
-    TensorProto.INT64: Precision.INT64,
-    TensorProto.BOOL: Precision.BOOL,
-}

@@ -45,6 +45,8 @@ class Target:
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
+        regions: Attention and normalization are regions of few kernels; for times alone.
+        activation_apart: SiLU behind an INT8 convolution that writes a float is a kernel of its own; for times alone.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
             channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
@@ -74,6 +76,8 @@ class Target:
     transposed_per_channel: bool = False
     copies_dq: bool = False
     products_in_myelin: bool = False
+    regions: bool = False
+    activation_apart: bool = False
 
     @property
     def trtexec(self) -> Trtexec:
@@ -125,6 +129,7 @@ TARGETS: dict[str, Target] = {
             Evidence.SEEN,
             "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
             int8_weights=True,
+            regions=True,
         ),
         Target(
             "trt10",
@@ -139,6 +144,8 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             products_in_myelin=True,
+            regions=True,
+            activation_apart=True,
         ),
         Target(
             "trt11",
@@ -152,6 +159,8 @@ TARGETS: dict[str, Target] = {
             blocked_scales=True,
             needs_zero_point=False,
             int8_weights=True,
+            regions=True,
+            activation_apart=True,
             residual_through_activation=True,
             residual_proof=_FUSED_11,
             copies_dq=True,

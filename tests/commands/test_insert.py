@@ -194,3 +194,19 @@ def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:
     started.stderr.close()
     assert started.wait(60) == 0
     assert error == b""
+
+
+def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A small picture on a large GPU gains less than 1.02 where the estimate says so, and then names what costs."""
+    common = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    assert run([*common, "--gpu", "RTX 4090", "--losses", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "INT8 as placed: " in text
+    assert run([*common, "--gpu", "RTX 4090", "--losses", "0", "--format", "json"]) == 0
+    gain = json.loads(capsys.readouterr().out)["time"]["gain"]["value"]
+    assert ("not expected to be at least 1.02 times as fast" in " ".join(text.split())) is (gain < 1.02)
+
+
+def test_an_unknown_gpu_is_refused_before_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--gpu", "Orin"]) == 2
+    assert "is the name of 8 GPUs" in line(capsys)
