@@ -54,8 +54,8 @@ def _measure(command: str, family: str, size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["predict", "fix", "report"])
-    parser.add_argument("sizes", nargs="+", type=int)
+    parser.add_argument("command", nargs="?", default="predict", choices=["predict", "fix", "report"])
+    parser.add_argument("sizes", nargs="*", type=int, default=[500, 1000, 2000, 4000])
     parser.add_argument("--family", action="append", choices=list(FAMILIES))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()

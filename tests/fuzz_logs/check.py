@@ -71,6 +71,6 @@ def use(build: Build) -> None:
     engine_text.render(report, "ms", 80, everything=True)
     dot.render(drawing_of(report))
     if len(report.rows) < 300:
-        engine_text.render_comparison(compare(report, report))
+        engine_text.render_engines(compare(report, report))
     with contextlib.suppress(QdqtoolError):
         graph_from_log(build)

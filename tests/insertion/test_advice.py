@@ -48,7 +48,8 @@ def test_nothing_warns_of_what_insertion_did(model: onnx.ModelProto, target: str
     try:
         made = insert(model, images(2), method="max", target=target, **options)  # type: ignore[arg-type]
     except ModelError as error:
-        assert "nothing to quantize" in str(error)
+        if "nothing to quantize" not in str(error):
+            raise
         return
     assert made.prediction is not None, made.warnings
     allowed = OF_THE_NETWORK.union(*(ASKED.get(item, set()) for item in options.items()))
