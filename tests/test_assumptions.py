@@ -100,7 +100,7 @@ def test_text_has_a_range_and_says_what_decides(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("built", ["fused", "apart"])
 def test_verify_takes_what_the_build_shows(built: str, tmp_path: Path) -> None:
     log = tmp_path / "build.log"
-    log.write_text("\n".join(log_of(qdqtool.predict(OPEN, assume={"silu-add": built}))))
+    log.write_text("\n".join(log_of(qdqtool.predict(OPEN, "trt8.5", assume={"silu-add": built}))))
     result = qdqtool.verify(OPEN, log)
     assert result.mismatches == [] and result.prediction is not None
     assert result.prediction.assumptions[0].value == built

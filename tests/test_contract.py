@@ -27,7 +27,7 @@ MEANT = {
     "Finding: new parameter causes has no default", "Finding: new parameter words has no default",
     "Finding: positional parameters were ['code', 'severity', 'node', 'message', 'fix', 'evidence', 'id', 'target', "
     "'convolutions', 'values'], are ['code', 'severity', 'node', 'causes', 'evidence', 'words', 'id', 'target', 'way', "
-    "'nodes', 'convolutions', 'values', 'automatic', 'saves_ms']",
+    "'nodes', 'convolutions', 'values', 'automatic', 'saves_ms', 'gains']",
 }
 
 

@@ -25,6 +25,7 @@ from qdqtool.options import Output, choices_of
 from qdqtool.trt.targets import Target
 
 INPUT_TYPES = choices_of(Output, "input_type")
+_FLOATS: dict[int, type[np.generic]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 _LEVELS = 255.0
 
 
@@ -92,7 +93,7 @@ def change_inputs(model: Model, kind: str, scaling: Scaling) -> list[str]:
     for name in model.inputs:
         tensor = _float_of(model, name)
         quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
-        if not quantizers or model.elem_type(tensor) != TensorProto.FLOAT:
+        if not quantizers or model.elem_type(tensor) not in _FLOATS:
             continue
         if kind == "int8":
             said.append(_int8(editor, name, tensor, quantizers, scaling))
@@ -145,12 +146,12 @@ def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
     pixels = tensor
     if tensor == name:  # else the Cast that there is makes float of pixels too
         pixels = editor.name(f"{name}_pixels")
-        editor.cast(name, pixels, TensorProto.FLOAT)
+        editor.cast(name, pixels, model.elem_type(tensor))
     readers = model.readers(tensor)
     folded = [r for r in readers if scaling.plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
     for q in folded:
-        factor = np.asarray(_scale_of(model, q) / scaling.scale, np.float32)
+        factor = np.asarray(_scale_of(model, q) / scaling.scale, _FLOATS[model.elem_type(tensor)])
         editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
     if pixels != tensor:
         editor.redirect(tensor, pixels, folded)
@@ -166,7 +167,8 @@ def _scaled(editor: Editor, name: str, pixels: str, scaling: Scaling) -> str:
     first = editor.model.readers(name)[0]
 
     def step(op: str, source: str, what: str, value: object) -> str:
-        constant = editor.constant(f"{name}_{what}", np.asarray(value, np.float32))
+        dtype = _FLOATS[editor.model.elem_type(name)]
+        constant = editor.constant(f"{name}_{what}", np.asarray(value, dtype))
         return editor.insert(first, op, f"{name}/{op}", [source, constant])
 
     if scaling.plain:

@@ -87,7 +87,7 @@ class Target:
     @property
     def has_marks(self) -> bool:
         """Whether what only 8.x shows is assumed on it."""
-        return self.version >= (10, 0)
+        return self.version >= (9, 0)
 
     @property
     def is_rtx(self) -> bool:

@@ -113,7 +113,7 @@ def test_between_tensors() -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ({}, "say what to extract"),
-    ({"finding": "NOPE"}, "has no finding NOPE on trt8.5; its findings: "),
+    ({"finding": "NOPE"}, "has no finding NOPE on trt10; its findings: "),
     ({"finding": "SKIP-FLOAT:9"}, "there is 1 of SKIP-FLOAT"),
     ({"finding": "SKIP-FLOAT:x"}, "there is 1 of SKIP-FLOAT"),
     ({"finding": "SKIP-FLOAT:0"}, "counted from 1"),
