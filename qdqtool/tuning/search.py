@@ -20,6 +20,7 @@ from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Site, candi
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
 _REMOVED = 12  # choices that are taken back one by one in the end
+_OVER = 4  # placements just over a budget that are looked at for one choice less
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
 _EQUAL = 1e-9  # by which the cost of equal placements may differ
 _SURE = 2.0  # standard errors by which another scale has to be better
@@ -166,6 +167,7 @@ class Search:
         self.measure(self.obvious())
         self._along(chain(ranges, self.gains(), self.planner.cost, neighbours(self.planner.model)))
         self._take_back()
+        self._fit_in()
 
     def _along(self, steps: Iterator[Configuration]) -> None:
         """Measures steps of the chain, ever farther apart, past the first good one, and closes in on that.
@@ -190,7 +192,7 @@ class Search:
                 good = index
             elif good is None:
                 bad = index
-            elif index > good + good // 2 and cost.value > dearest:
+            elif index > good + good // 2 and cost.value > dearest and self.goal.budget is None:
                 break
         self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
         if good is None and named:
@@ -255,6 +257,27 @@ class Search:
             self.measure([("fewer choices", less)])
             if self._is_good(less):
                 here = less
+
+    def _fit_in(self) -> None:
+        """Takes choices back from placements that are better than all that fit the budget, until they fit.
+
+        A float convolution between INT8 ones costs conversions, so that more choices are not always dearer.
+        """
+        budget = self.goal.budget
+        if budget is None:
+            return
+        points = self.points()
+        best = max((p.chosen_on for p in points if p.cost.value <= budget), default=-math.inf)
+        for point in [p for p in points if p.cost.value > budget and p.chosen_on > best][:_OVER]:
+            here, cost = point.configuration, point.cost.value
+            while cost > budget:
+                less = {self.planner.cost(c).value: c for s in self.parts(here) if (c := self.without(here, s)) != here}
+                fits = sorted(value for value in less if value <= budget)
+                self.measure([("fewer choices", less[value]) for value in fits[-_REMOVED:]])
+                if not less or min(less) >= cost:
+                    break
+                cost = min(less)
+                here = less[cost]
 
     # Parts of a configuration -----------------------------------------------------------------------------------
 
