@@ -133,8 +133,8 @@ class Placing(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output(_Checked):
-    """What the Q/DQ model is like around its quantizers, and what is looked at in the end."""
+class Remainder(_Checked):
+    """What the Q/DQ model computes in where it is not quantized."""
 
     high_precision: str | None = option(
         None, "``fp32`` leaves the float remainder as it is, ``fp16`` turns it into FP16 (but for tensors whose values "
@@ -142,6 +142,12 @@ class Output(_Checked):
         "the types of the file (TensorRT 11, TensorRT-RTX), else ``fp32``.",
         "Type of what stays float. [default: fp16 where the file's types decide (trt11, rtx1.7), else fp32]",
         choices=("fp32", "fp16"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Remainder):
+    """What the Q/DQ model is like around its quantizers."""
+
     input_type: str = option(
         "float", "``float`` leaves the network's inputs as they are; ``int8`` and ``uint8`` see "
         ":mod:`qdqtool.insertion.inputs`.",

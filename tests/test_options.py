@@ -11,11 +11,11 @@ import pytest
 import qdqtool
 from qdqtool.cli import cli
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Images, Kept, Output, Placing, Ranges, Workers, takes
+from qdqtool.options import Images, Kept, Output, Placing, Ranges, Remainder, Workers, takes
 
 GROUPS = {
     "insert": (qdqtool.insert, (Ranges, Images, Kept, Placing, Output, Workers)),
-    "tune": (qdqtool.tune, (Ranges, Images, Placing, Workers)),
+    "tune": (qdqtool.tune, (Ranges, Images, Placing, Remainder, Workers)),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from qdqtool.commands import inputs
-from qdqtool.options import Placing, Ranges, Workers
+from qdqtool.options import Placing, Ranges, Remainder, Workers
 
 
 @click.command("tune")
@@ -54,6 +54,7 @@ from qdqtool.options import Placing, Ranges, Workers
 @inputs.made_of(Ranges)
 @inputs.preprocessing
 @inputs.made_of(Placing)
+@inputs.made_of(Remainder)
 @click.option("--all", "everything", is_flag=True, help="Tell every site, also those that were never measured.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
@@ -83,7 +84,7 @@ def command(
     for written, option in ((path, "-o"), (result_file, "--result"), (kept, "--state")):
         claim(written, option)
     seconds, options = _seconds(time_limit), inputs.images_of(given)
-    for group in (Ranges, Placing, Workers):
+    for group in (Ranges, Placing, Remainder, Workers):
         options.update(inputs.given_to(group, given))
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.render.parameters import all_as_options

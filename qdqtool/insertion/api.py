@@ -83,16 +83,8 @@ def insert(
     check_input_type(output.input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
-    ours = model is not loaded.proto and model is not loaded
-    half = output.high_precision == "fp16" or (output.high_precision is None and chosen.strongly_typed)
-    try:
-        work, notes, warnings = float_model(loaded, ours, chosen, placing.weights, "fp16" if half else "fp32")
-    except ModelError as error:
-        if not half or output.high_precision is not None:
-            raise
-        half, loaded = False, load_full(model)
-        work, notes, warnings = float_model(loaded, ours, chosen, placing.weights, "fp32")
-        warnings.append(f"what is not quantized stays FP32 and runs so on {chosen.name}: {error}")
+    ours = is_ours(loaded, model)
+    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, output.high_precision)
     rules = rules_for(work, placing, chosen)
     placement = place(work, rules)
     if not placement.readers:
@@ -140,8 +132,8 @@ def insert(
     agreement = None
     if half:
         readable = data if calib_table is None else None
-        wide = _too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
-        notes.extend(_said_of_half(chosen, wide, output.high_precision is None))
+        wide = too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
+        notes.extend(said_of_half(chosen, wide, output.high_precision is None))
         first = work if output.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses and readable is not None:
@@ -173,11 +165,21 @@ def insert(
     return result
 
 
-def _too_large(
+def too_large(
     model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
     preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
 ) -> dict[str, float]:
-    """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples."""
+    """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples.
+
+    Args:
+        model: The Q/DQ model in FP32.
+        quantized: What is quantized in it.
+        seen: Largest absolute values of the calibration, by tensor.
+        data: The calibration data; None looks at no sample.
+        preprocess: As for the calibration.
+        size: As for the calibration.
+        warnings: Gets what could not be looked at.
+    """
     found = {t: amax for t, amax in seen.items() if amax > WIDE}
     for entry in quantized:
         if not isinstance(entry.scale, list) and entry.method != "weights-max" and entry.scale * LEVELS > WIDE:
@@ -191,7 +193,8 @@ def _too_large(
     return found
 
 
-def _said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
+def said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
+    """The notes on an FP16 remainder: that it is one by default, and which tensors (largest values given) stay FP32."""
     notes = []
     if by_default:
         notes.append(f"what is not quantized is FP16, inputs and outputs apart: {target.name} computes in the types of "
@@ -205,6 +208,29 @@ def _said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -
 
 def _scaling(preprocess: Preprocess | None) -> Scaling:
     return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
+
+
+def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
+    """Whether a model was read for this call, so that it may be edited."""
+    return model is not loaded.proto and model is not loaded
+
+
+def prepared(
+    model: ModelSource | Model, loaded: Model, target: Target, weights: str, high_precision: str | None
+) -> tuple[Model, bool, list[str], list[str]]:
+    """:func:`float_model` for what is to have an FP16 remainder (by default where the target computes in the file's
+    types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
+    half = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
+    ours = is_ours(loaded, model)
+    try:
+        work, notes, warnings = float_model(loaded, ours, target, weights, "fp16" if half else "fp32")
+    except ModelError as error:
+        if not half or high_precision is not None:
+            raise
+        half = False
+        work, notes, warnings = float_model(load_full(model), ours, target, weights, "fp32")
+        warnings.append(f"what is not quantized stays FP32 and runs so on {target.name}: {error}")
+    return work, half, notes, warnings
 
 
 def float_model(

@@ -117,7 +117,10 @@ class _Halver:
         """A constant in FP16: itself where nothing reads it as FP32, a copy elsewhere."""
         if tensor not in self.added:
             value = self.model.constant(tensor)
-            assert value is not None
+            if value is None:  # a placeholder, in a model that is only simulated: all readers get the one
+                self.editor.retype_constant(tensor, TensorProto.FLOAT16)
+                self.added[tensor] = tensor
+                return tensor
             half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
             if self.model.is_output(tensor) or self._readers(tensor, False):
                 self.added[tensor] = self.editor.constant(f"{tensor}_fp16", half)

@@ -103,10 +103,15 @@ class Insertion:
             "warnings": list(self.warnings),
             "losses": self.losses.as_json() if self.losses else None,
             "float_type": self.float_type,
-            "float32": [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in self.float32.items()],
+            "float32": largest_json(self.float32),
             "agreement": self.agreement.as_json() if self.agreement else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }
+
+
+def largest_json(tensors: dict[str, float]) -> list[Json]:
+    """Tensors with the largest value that was seen, None for one that is not finite."""
+    return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 
 
 def _group_json(index: int, scale: GroupScale) -> Json:

@@ -98,7 +98,17 @@ class Editor:
 
     def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
         """Gives an initializer or Constant another value, for all its readers."""
-        made = numpy_helper.from_array(np.asarray(value), tensor)
+        self._set_constant(numpy_helper.from_array(np.asarray(value), tensor))
+
+    def retype_constant(self, tensor: str, elem_type: int) -> None:
+        """Gives an initializer whose data is not at hand another element type, for all its readers."""
+        made = onnx.TensorProto()
+        made.CopyFrom(self.model.initializers[tensor])
+        made.data_type = elem_type
+        self._set_constant(made)
+
+    def _set_constant(self, made: onnx.TensorProto) -> None:
+        tensor = made.name
         self._retyping = True
         old = self._constants.get(tensor, self.model.initializers.get(tensor))
         if old is not None:

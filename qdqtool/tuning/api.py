@@ -13,16 +13,18 @@ from typing import Any
 
 from google.protobuf.message import EncodeError
 
+from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
-from qdqtool.insertion.api import float_model, rules_for
+from qdqtool.insertion import fidelity
+from qdqtool.insertion.api import prepared, rules_for, said_of_half, too_large
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
-from qdqtool.options import Images, Placing, Ranges, Workers, takes
+from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
 from qdqtool.timing import gpus
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.candidates import FREE
@@ -44,7 +46,7 @@ _JUDGED_POINTS = 10
 
 
 @watched
-@takes(ranges=Ranges, images=Images, placing=Placing, where=Workers)
+@takes(ranges=Ranges, images=Images, placing=Placing, remainder=Remainder, where=Workers)
 def tune(
     model: ModelSource | Model,
     data: object,
@@ -60,6 +62,7 @@ def tune(
     ranges: Ranges,
     images: Images,
     placing: Placing,
+    remainder: Remainder,
     where: Workers,
     chosen_on: int = CHOSEN_ON,
     judged_on: int = JUDGED_ON,
@@ -117,13 +120,12 @@ def tune(
     machine = _gpu(gpu, clock, power)
     loaded = load_full(model)
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
-    work, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
-                                        placing.weights, "fp32")
+    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
     rules = rules_for(work, placing, chosen)
     measure = metric_for(work, metric)
     sets = open_sets(work, data, evaluation, preprocess=images.preprocess, size=images.size,
                      max_images=ranges.max_images, chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
-    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine)
+    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine, half)
     settings = _settings({**vars(ranges), **vars(placing), **vars(images)}, chosen, measure.identity)
     with contextlib.ExitStack() as stack:
         opened = None
@@ -137,6 +139,9 @@ def tune(
         calibration = _calibrate(planner, sets, progress, replace(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
+        if half:
+            planner.wide = _wide(planner, sets, warnings)
+            notes.extend(said_of_half(chosen, planner.wide, remainder.high_precision is None))
         job = Job(serialized, sets.measured, base.recipe, tuple(compared(work)),
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = workers or (default_workers() if opened is None else opened.threads())
@@ -153,7 +158,9 @@ def tune(
         search.judge_points([point] if search.stopped else shown)
         bought = [] if search.stopped else search.bought(point)
         plan = planner.plan(point.configuration)
-        made, quantized = plan.recipe.build(work, placing.weights)
+        made, quantized = planner.build(plan, placing.weights)
+        if half:
+            notes.extend(_moved_by_half(work, plan.recipe.build(work)[0], made, sets, warnings))
         made.path, made.sha256 = "", None
         result = Tuning(
             made.proto, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought,
@@ -167,7 +174,8 @@ def tune(
             chosen.name, None if machine is None else machine.name,
             [*notes, *search.notes, *_float_is_better(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
-            builder=lambda configuration: planner.plan(configuration).recipe.build(work, placing.weights)[0].proto,
+            builder=lambda configuration: planner.build(planner.plan(configuration), placing.weights)[0].proto,
+            float_type="fp16" if half else "fp32", float32=dict(planner.wide),
         )  # fmt: skip
     return result
 
@@ -256,6 +264,30 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -
     )
     planner.statistics = statistics.tensors
     return report
+
+
+def _few(sets: Sets) -> Dataset:
+    """A few of the samples that ranges are made from."""
+    return Dataset(sets.calibration.source, sets.calibration.inputs, fidelity.SAMPLES)
+
+
+def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]:
+    """Tensors that near the largest value of FP16, with everything INT8."""
+    made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
+    seen = {t: s.absmax for t, s in planner.statistics.items()}
+    return too_large(made, quantized, seen, _few(sets), None, None, warnings)
+
+
+def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[str]) -> list[str]:
+    """How far FP16 moves the outputs of what was measured in FP32."""
+    try:
+        errors = [fidelity.compare(work, m, _few(sets), samples=fidelity.SAMPLES) for m in (single, made)]
+    except ModelError as error:
+        warnings.append(f"agreement of the FP16 model with the float model was not measured: {error}")
+        return []
+    before, after = (e.error if e is not None else math.nan for e in errors)
+    return [f"accuracy was measured with FP32 where nothing is quantized; against the float model's outputs the error "
+            f"is {before:.2%} of their spread so, and {after:.2%} in FP16, as written"]
 
 
 def _thinned(front: list[Point], chosen: Point) -> list[Point]:

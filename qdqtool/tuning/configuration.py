@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool import prediction
 from qdqtool.graph import EDITED, Model
-from qdqtool.insertion import presets
+from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
@@ -22,7 +22,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import placeholder
 from qdqtool.trt.targets import Target
 from qdqtool.tuning.recipe import Pair, Recipe
-from qdqtool.types import Prediction
+from qdqtool.types import Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -100,12 +100,18 @@ class Planner:
         methods: The user's calibration methods.
         unify: Whether tied tensors share a scale.
         gpu: Where it will run; None counts float convolutions and conversions.
+        half: Whether what is not quantized will be FP16.
+
+    Attributes:
+        wide: Tensors that FP16 cannot hold; set before costs are asked for.
     """
 
     def __init__(
         self, model: Model, rules: Rules, target: Target, methods: MethodChoice, unify: bool = True,
-        gpu: Gpu | None = None,
+        gpu: Gpu | None = None, half: bool = False,
     ) -> None:
+        self.half = half
+        self.wide: Mapping[str, float] = {}
         self.model = model
         self.rules = rules
         self.target = target
@@ -174,6 +180,13 @@ class Planner:
             self._plans[configuration] = Plan(configuration, placement, scales, _recipe(placement, scales), warnings)
         return self._plans[configuration]
 
+    def build(self, plan: Plan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
+        """The finished Q/DQ model, and what got a pair; ``weights`` as in :meth:`Recipe.build`."""
+        made, quantized = plan.recipe.build(self.model, weights)
+        if self.half:
+            halfprecision.to_half(made, self.wide)
+        return made, quantized
+
     def cost(self, configuration: Configuration) -> Cost:
         """What TensorRT makes of it; methods do not matter, only who shares a scale."""
         if configuration not in self._known:
@@ -190,10 +203,9 @@ class Planner:
         return self._costs[recipe.key]
 
     def _cost(self, recipe: Recipe) -> Cost:
-        if not recipe.pairs:
-            index = self._slim
-        else:
-            index, _ = recipe.build(self._slim, "sketch")
+        index = self._slim.copy() if not recipe.pairs else recipe.build(self._slim, "sketch")[0]
+        if self.half:
+            halfprecision.to_half(index, self.wide)
         predicted = prediction.predict(index, self.target, advice=False)
         ms = None
         if self.gpu is not None:

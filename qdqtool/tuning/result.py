@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.files import Guard, not_over
+from qdqtool.insertion.result import largest_json
 from qdqtool.jsontext import json_text
 from qdqtool.modelfile import save
 from qdqtool.outputs import write_visible
@@ -158,6 +159,8 @@ class Tuning:
         info: Path, hash, opset and number of nodes of the float model.
         target: Which TensorRT.
         gpu: Which GPU; None without.
+        float_type: Type of what is not quantized, ``fp32`` or ``fp16``.
+        float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
     """
 
     model: onnx.ModelProto
@@ -183,6 +186,8 @@ class Tuning:
     warnings: list[str] = field(default_factory=list)
     source: str = ""
     output: str = ""
+    float_type: str = "fp32"
+    float32: dict[str, float] = field(default_factory=dict)
     builder: Callable[[Configuration], onnx.ModelProto] | None = field(default=None, repr=False, compare=False)
     read: Guard | None = field(default=None, repr=False, compare=False)
 
@@ -229,5 +234,6 @@ class Tuning:
             "sites": [s.as_json(self.base) for s in self.sites], "front": front,
             "others": [p.as_json() for p in self.others],
             "chosen": {**self.chosen.as_json(), "index": index, "choices": [b.as_json() for b in self.bought]},
+            "float_type": self.float_type, "float32": largest_json(self.float32),
             "effort": self.effort, "notes": list(self.notes), "warnings": list(self.warnings),
         }  # fmt: skip

@@ -112,6 +112,42 @@ def test_what_cannot_pay_is_never_measured() -> None:
     assert tuning.effort["never_measured"] == len(never)
 
 
+def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> None:
+    tuning = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", target="trt11", exclude=["^c3$"])
+    check(tuning.model)
+    model = Model(tuning.model)
+    excluded = model.node("c3")
+    assert {model.elem_type(t) for t in excluded.inputs} == {onnx.TensorProto.FLOAT16}
+    assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [onnx.TensorProto.FLOAT]
+    calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
+    floats = sorted({"c3", *tuning.chosen.configuration.floats})
+    inserted = qdqtool.insert(branchy(), calibration, method="mse", target="trt11",
+                              exclude=[f"^{n}$" for n in floats])  # fmt: skip
+    assert tuning.model.graph.node == inserted.model.graph.node
+    assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])
+    assert set(inserted.notes) <= set(tuning.notes) and tuning.as_json()["float_type"] == "fp16"
+    predicted = qdqtool.predict(tuning.model, "trt11")
+    assert predicted.summary()["int8"] == tuning.chosen.cost.int8
+    assert "FLOAT-FP32" not in {f.code for f in predicted.findings}
+    error = next(n for n in tuning.notes if n.startswith("accuracy was measured with FP32"))
+    judged = [1.0 - agreement(tuning.model, [d]) for d in calibration]
+    assert f"and {np.mean(judged):.2%} in FP16" in error
+
+
+def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
+    net = branchy()
+    for tensor in net.graph.initializer:
+        if tensor.name == "c6.weight":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
+    assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
+    single = qdqtool.tune(branchy(), DATA, keep=0.5, method="mse", target="trt11", high_precision="fp32")
+    assert single.float_type == "fp32" and not single.notes
+    assert all(t.data_type != onnx.TensorProto.FLOAT16 for t in single.model.graph.initializer)
+    with pytest.raises(QdqtoolError, match=r"trt8\.5 takes no FP16 scales"):
+        qdqtool.tune(branchy(), DATA, target="trt8.5", high_precision="fp16")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int) -> None:
     again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", workers=workers)
