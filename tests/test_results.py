@@ -30,7 +30,7 @@ def test_reprs_are_short(model: Path) -> None:
 
 def test_ok(model: Path) -> None:
     assert not qdqtool.predict(model, "trt8.5").ok
-    assert qdqtool.predict(network(), "trt8.5").ok
+    assert qdqtool.predict(network(weights="tensor"), "trt8.5").ok
     assert qdqtool.extract(model, finding="W-NO-DQ").ok
     assert qdqtool.compare(float_network(), network()).ok and not qdqtool.compare(network(), model).ok
 

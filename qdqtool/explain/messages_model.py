@@ -91,6 +91,47 @@ def _stored(finding: Finding, cause: Cause, r: lint.WeightsStored) -> str:
     return f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone."
 
 
+@words(lint.NothingQuantized)
+def _nothing(finding: Finding, cause: Cause, r: lint.NothingQuantized) -> str:
+    some = "one layer" if r.convolutions == 1 else f"{r.convolutions} layers"
+    return f"there is no Q/DQ in this model; {some} with constant weights could run in INT8."
+
+
+_SCALES = {
+    lint.WeightScalesCause.AXIS: (
+        "they fit along the other axis of the weights",
+        "Take the scales along the output channels, and write that axis.",
+    ),
+    lint.WeightScalesCause.FACTOR: (
+        "all by one factor, {factor:.4g}",
+        "Take scale = max|w| / 127 for each channel; a factor of 1.008 is that of 128 codes, 2 one of a wrong range.",
+    ),
+    lint.WeightScalesCause.OTHER_WEIGHTS: (
+        "they were most likely taken before BatchNormalization was folded into the weights, or from another checkpoint",
+        "Take the scales from the weights that this file holds: fold BatchNormalization first, then quantize.",
+    ),
+    lint.WeightScalesCause.TENSOR: (
+        "there is one scale for all channels of a layer, taken from a part of them or from other weights",
+        "Take max|w| / 127 of the whole tensor, or better one scale for each output channel.",
+    ),
+    lint.WeightScalesCause.TOO_LARGE: (
+        "they were most likely taken from other weights, or from the range of a whole network",
+        "Take scale = max|w| / 127 for each channel of the weights that this file holds.",
+    ),
+}
+
+
+@words(lint.WeightScales)
+def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
+    why, fix = _SCALES[r.cause]
+    shares = f"{r.clipped:.0%} of the channels are clipped, {r.wasted:.0%} use a quarter of the steps or less"
+    off = f"{r.worst:.3g} times what the scale holds" if r.worst >= 1 else f"{r.worst:.3g} of what the scale holds"
+    return (
+        f"the scales of the weights do not fit the weights in {len(r.layers)} of {r.total} layers looked at: "
+        f"{why.format(factor=r.factor)} ({shares}; the largest weight of {r.node} is {off}).", fix,
+    )
+
+
 @words(lint.WeightsOutput)
 def _output(finding: Finding, cause: Cause, r: lint.WeightsOutput) -> str:
     return f"{r.node}: the quantized weights of {r.convolution} are a network output."

@@ -18,6 +18,7 @@ from qdqtool.trt.faults import (
     IntegerOperator,
     LargeKernel,
     NormalizationFloat,
+    NothingQuantized,
     OtherTypes,
     UnknownOperator,
 )
@@ -47,6 +48,10 @@ def run(view: View, report: Report) -> None:
     _outside(view, report, outside)
     for op, nodes in unknown.items():
         report.add("PLUGIN-OUTSIDE", UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+    if not outside and not qdq.is_quantized(view.model):
+        floats = [n for n in view.weighted if view.weights(n).folded]
+        if floats and not any(_computes_integers(n) for n in view.model.nodes):
+            report.add("NO-QDQ", NothingQuantized(CHECK, "", len(floats)))
 
 
 def _computes_integers(node: Node) -> bool:

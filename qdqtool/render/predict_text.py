@@ -23,12 +23,21 @@ _MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "n
 _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
 
+_NOTHING = {
+    "NO-QDQ": "for the model has no Q/DQ; 'qdqtool insert' adds them",
+    "QOPERATOR": "for it has integer operators instead of Q/DQ, which TensorRT does not take",
+}
+
+
 def verdict(prediction: Prediction) -> str:
     """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
     s = _ranges(prediction)
     count = _outside(prediction) + _count(s["convolutions"], "convolution")
     if not s["convolutions"]:
         return f"{count}: nothing to run in INT8"
+    why = next((text for code, text in _NOTHING.items() if any(f.code == code for f in prediction.findings)), "")
+    if why and not prediction.summary()["int8"]:
+        return f"{count}: none in INT8, {why}"
     if s["conversions"] is None:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""

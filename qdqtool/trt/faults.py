@@ -5,10 +5,24 @@ A fault that a pass finds too (weights without a DQ, a zero point that is not 0)
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Precision, Refusal, record
 
 CHECK = "model"  # who looked: no pass
+
+
+@record
+class NothingQuantized(Refusal):
+    """A model without any Q/DQ or integer operator.
+
+    Attributes:
+        convolutions: Conv, ConvTranspose, Gemm and MatMul with constant weights, which could have some.
+    """
+
+    convolutions: int
+
 
 # Quantizers -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +137,39 @@ class WeightsStored(Refusal):
 
     convolution: str
     weight: str
+
+
+class WeightScalesCause(StrEnum):
+    """Why scales do not fit the weights that they are for."""
+
+    AXIS = "axis"
+    FACTOR = "factor"
+    OTHER_WEIGHTS = "other-weights"
+    TENSOR = "tensor"
+    TOO_LARGE = "too-large"
+
+
+@record
+class WeightScales(Refusal):
+    """Scales that do not fit the weights; the node is the worst layer.
+
+    Attributes:
+        cause: The likely cause.
+        layers: The layers where they do not fit.
+        total: Layers that were looked at.
+        clipped: Share of the channels whose largest weight is more than half beyond what their scale holds.
+        wasted: Share of those whose scale holds four times their largest weight or more.
+        worst: Largest weight over the largest that the scale holds, in the worst layer.
+        factor: The one factor, where it is one.
+    """
+
+    cause: WeightScalesCause
+    layers: tuple[str, ...]
+    total: int
+    clipped: float
+    wasted: float
+    worst: float
+    factor: float
 
 
 @record
