@@ -100,7 +100,7 @@ def command(
         width = 100 if output else terminal_width()
         text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
         if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
-            text += f"\n\nbuild: {trtexec_command(chosen, model)}"
+            text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, model)}"
         emit(text, output)
     for line in unmet:
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
+from qdqtool.insertion.structure import FLOATS
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.options import Output, choices_of
 from qdqtool.trt.targets import Target
 
 INPUT_TYPES = choices_of(Output, "input_type")
-_FLOATS: dict[int, type[np.generic]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 _LEVELS = 255.0
 
 
@@ -93,7 +93,7 @@ def change_inputs(model: Model, kind: str, scaling: Scaling) -> list[str]:
     for name in model.inputs:
         tensor = _float_of(model, name)
         quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
-        if not quantizers or model.elem_type(tensor) not in _FLOATS:
+        if not quantizers or model.elem_type(tensor) not in FLOATS:
             continue
         if kind == "int8":
             said.append(_int8(editor, name, tensor, quantizers, scaling))
@@ -143,15 +143,15 @@ def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
     model = editor.model
     if model.is_output(name):
         raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
-    pixels = tensor
+    pixels, kind = tensor, model.elem_type(tensor)
     if tensor == name:  # else the Cast that there is makes float of pixels too
         pixels = editor.name(f"{name}_pixels")
-        editor.cast(name, pixels, model.elem_type(tensor))
+        editor.cast(name, pixels, kind)
     readers = model.readers(tensor)
     folded = [r for r in readers if scaling.plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
     for q in folded:
-        factor = np.asarray(_scale_of(model, q) / scaling.scale, _FLOATS[model.elem_type(tensor)])
+        factor = np.asarray(_scale_of(model, q) / scaling.scale, helper.tensor_dtype_to_np_dtype(kind))
         editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
     if pixels != tensor:
         editor.redirect(tensor, pixels, folded)
@@ -165,10 +165,10 @@ def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
 def _scaled(editor: Editor, name: str, pixels: str, scaling: Scaling) -> str:
     """What the float network takes, made of pixels: one Mul, and an Add where there is a mean."""
     first = editor.model.readers(name)[0]
+    kind = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 
     def step(op: str, source: str, what: str, value: object) -> str:
-        dtype = _FLOATS[editor.model.elem_type(name)]
-        constant = editor.constant(f"{name}_{what}", np.asarray(value, dtype))
+        constant = editor.constant(f"{name}_{what}", np.asarray(value, kind))
         return editor.insert(first, op, f"{name}/{op}", [source, constant])
 
     if scaling.plain:

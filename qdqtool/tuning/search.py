@@ -23,6 +23,7 @@ _REMOVED = 12  # choices that are taken back one by one in the end
 _OVER = 4  # placements just over a budget that are looked at for one choice less
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
 _EQUAL = 1e-9  # by which the cost of equal placements may differ
+_FITTING = 3  # last steps of the chain within a budget, which are measured
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 Say = Callable[[str], None]
@@ -192,8 +193,11 @@ class Search:
                 good = index
             elif good is None:
                 bad = index
-            elif index > good + good // 2 and cost.value > dearest and self.goal.budget is None:
+            elif self.goal.budget is None and index > good + good // 2 and cost.value > dearest:
                 break
+        if self.goal.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
+            fits = [n for n in named if self.planner.cost(n[1]).value <= self.goal.budget]
+            self.measure(fits[-_FITTING:])
         self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
         if good is None and named:
             self.measure([named[-1]])

@@ -28,7 +28,7 @@ ASKED = {
     ("head", "none"): {"HEAD-QUANT"},
     ("unify", False): {"CONCAT-SCALE", "POOL-SCALE", "DOUBLE-QDQ"},
     ("residual", "none"): {"SKIP-FLOAT", "ADD-ACT", "POOL-MIXED", "ADD-OUT-FLOAT"},
-    ("residual", "skip"): {"ADD-ACT", "SKIP-FLOAT"},
+    ("residual", "skip"): {"ADD-ACT", "ADD-OUT-FLOAT", "SKIP-FLOAT"},
     ("residual", "both"): {"ADD-BOTH", "ADD-OUT-FLOAT", "SKIP-FLOAT"},
     ("weights", "int8"): {"WEIGHT-PREQUANT"},
 }
