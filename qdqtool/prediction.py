@@ -6,12 +6,16 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load
+from qdqtool.modelfile import ModelSource, load, load_full
 from qdqtool.trt.simulation import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+
+if TYPE_CHECKING:
+    from calibration import Preprocess
 
 
 def predict(
@@ -56,6 +60,43 @@ def predict(
         if advice:
             prediction.findings = advise(index, prediction, chosen, way)
     return prediction
+
+
+def check_activations(
+    model: ModelSource | Model, prediction: Prediction, data: object, *, preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None, max_images: int = 64, progress: bool = False,
+) -> None:
+    """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
+
+    Args:
+        model: The model that was predicted; its weights are needed.
+        prediction: Its prediction, to which the finding is added.
+        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays.
+        preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
+        size: Height and width in pixels where the model leaves them open.
+        max_images: Use at most so many samples, spread evenly.
+        progress: Whether to draw progress on stderr (only when that is a terminal).
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+        DataError: There is no usable data.
+    """
+    from calibration import Preprocess, collect
+    from qdqtool.explain.report import Report
+    from qdqtool.lint import activation_scales
+    from qdqtool.onnxgraph.view import View
+
+    index = load_full(model)
+    view = View(index)
+    tensors = list(dict.fromkeys(q.input(0) for q in activation_scales.quantized(view)))
+    if not tensors:
+        return
+    statistics = collect(index, data, tensors, preprocess=preprocess or Preprocess(), size=size, max_images=max_images,
+                         progress=progress)
+    report = Report(prediction.target)
+    activation_scales.run(view, report, statistics)
+    prediction.findings = _ordered([*prediction.findings, *report.findings])
+    _number(prediction.findings, prediction, index)
 
 
 def outcome(model: Model, target: Target) -> Prediction:

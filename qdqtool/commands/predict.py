@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -45,6 +45,9 @@ _SEVERITIES = ("error", "warning")
               help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
+@click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
+              help="Run the model on images too: what the scales of activations clip and waste.")
+@inputs.preprocessing
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
@@ -52,7 +55,7 @@ def command(
     gpu: str | None, sm: str | None, clock: float | None, power: str | None, batch: int | None, no_fp16: bool,
     calibrate: str | None, save_calibration: str | None, assume: tuple[str, ...], way: str | None,
     require_gain: float | None,
-    required: tuple[str, ...], fail_on: tuple[str, ...], form: str, output: str | None,
+    required: tuple[str, ...], fail_on: tuple[str, ...], calib: str | None, form: str, output: str | None, **given: Any,
 ) -> int:
     """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -87,6 +90,10 @@ def command(
         request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
         prediction, time = ask.predict_on(model, chosen, request, assume=choices, way=way,
                                           also=_add_fixes)
+    if calib is not None:
+        from qdqtool.prediction import check_activations
+
+        check_activations(model, prediction, calib, progress=True, **inputs.images_of(given))
     if choices and not prediction.assumptions:
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]

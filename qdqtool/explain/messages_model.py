@@ -91,6 +91,18 @@ def _stored(finding: Finding, cause: Cause, r: lint.WeightsStored) -> str:
     return f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone."
 
 
+@words(lint.ActivationScales)
+def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales) -> str:
+    def fit(f: lint.ActivationFit) -> str:
+        what = f"clips {f.clipped:.1%} of its values" if f.used > 1 else f"uses {f.used:.1%} of its steps"
+        return f"{f.quantizer} (scale {number(f.scale)}) {what}"
+
+    listed = "; ".join(map(fit, r.worst))
+    more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
+    samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
+    return f"{r.bad} of {r.total} scales of activations do not fit {samples}: {listed}{more}."
+
+
 @words(lint.NothingQuantized)
 def _nothing(finding: Finding, cause: Cause, r: lint.NothingQuantized) -> str:
     some = "one layer" if r.convolutions == 1 else f"{r.convolutions} layers"

@@ -5,6 +5,7 @@ A fault that a pass finds too (weights without a DQ, a zero point that is not 0)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.trt.provenance import Scale, Step
@@ -137,6 +138,40 @@ class WeightsStored(Refusal):
 
     convolution: str
     weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationFit:
+    """How a Q fits the values that were seen in front of it.
+
+    Attributes:
+        quantizer: The Q.
+        scale: Its scale, in units of the tensor per integer step.
+        clipped: Share of the values that it clips.
+        used: Largest magnitude over the largest that the scale holds: the share of the steps that is used.
+    """
+
+    quantizer: str
+    scale: float
+    clipped: float
+    used: float
+
+
+@record
+class ActivationScales(Refusal):
+    """Scales of activations that do not fit the data; the node is the worst Q.
+
+    Attributes:
+        worst: The worst ones, the worst first.
+        bad: How many there are.
+        total: How many were looked at.
+        samples: On how many samples.
+    """
+
+    worst: tuple[ActivationFit, ...]
+    bad: int
+    total: int
+    samples: int
 
 
 class WeightScalesCause(StrEnum):

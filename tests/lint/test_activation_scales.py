@@ -1,0 +1,71 @@
+"""ACT-SCALE: scales of activations against images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qdqtool
+from qdqtool.cli import run
+from qdqtool.prediction import check_activations
+from qdqtool.trt.faults import ActivationScales
+from tests.trt.builder import Graph
+
+RNG = np.random.default_rng(0)
+DATA = [{"x": RNG.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)} for _ in range(4)]
+
+
+def float_network() -> onnx.ModelProto:
+    g = Graph()
+    x = g.input(1, 8, 16, 16)
+    for i in range(3):
+        x = g.relu(g.conv(x, f"c{i}", scale=None, weights="float"), f"r{i}")
+    return g.model(x)
+
+
+def scaled(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
+    """A copy in which the scale of one quantizer pair is another."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    node = next(n for n in copy.graph.node if n.name == name)
+    for tensor in copy.graph.initializer:
+        if tensor.name == node.input[1]:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+    return copy
+
+
+def reported(proto: onnx.ModelProto) -> ActivationScales | None:
+    prediction = qdqtool.predict(proto)
+    check_activations(proto, prediction, DATA)
+    found = [c.refusal for f in prediction.findings if f.code == "ACT-SCALE" for c in f.causes]
+    assert all(f.id == i for i, f in enumerate(prediction.findings))
+    return found[0] if found else None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
+def test_what_insert_calibrates_fits(method: str) -> None:
+    model = qdqtool.insert(float_network(), DATA, method=method, predict=False).model
+    assert reported(model) is None
+
+
+def test_a_scale_too_small_clips_and_one_too_large_wastes() -> None:
+    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    small, large = reported(scaled(model, name, 0.25)), reported(scaled(model, name, 8.0))
+    assert small is not None and small.worst[0].quantizer == name
+    scale = small.worst[0].scale
+    values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
+    assert small.worst[0].clipped == pytest.approx(float(np.mean(values > 127.5 * scale)), abs=2e-3)
+    assert large is not None and large.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    onnx.save(scaled(model, name, 0.2), tmp_path / "bad.onnx")
+    np.savez(tmp_path / "data.npz", x=np.concatenate([d["x"] for d in DATA]))
+    assert run(["predict", str(tmp_path / "bad.onnx"), "--calib", str(tmp_path / "data.npz"), "--fail-on", "ACT-SCALE"]) == 1
+    assert f"{name} (scale" in capsys.readouterr().out.replace("\n     ", "")
