@@ -22,7 +22,7 @@ COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "tune": "Find the fastest placement of Q/DQ that is accurate enough.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
-    "verify": "Hold the prediction against a real TensorRT build.",
+    "verify": "Compare the prediction with a real TensorRT build.",
     "compare": "Show what differs between two models, two builds, or a model and its build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",

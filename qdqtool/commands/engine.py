@@ -16,7 +16,7 @@ _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 @click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
 @click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
               help="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.")
-@click.option("--gpu", metavar="NAME", help="Where it ran, if the log does not tell: adds what each layer "
+@click.option("--gpu", metavar="NAME", help="Where it ran, if the log does not say: adds what each layer "
                                             "usually takes.")
 @click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
 @click.option("--dot", default=None, type=click.Path(), help="Write the engine as a Graphviz file.")

@@ -7,7 +7,7 @@ import click
 
 @click.command("gpus")
 @click.argument("name", required=False)
-@click.option("--sources", is_flag=True, help="Tell where each figure comes from, and how well it is proven.")
+@click.option("--sources", is_flag=True, help="Show where each figure comes from, and how well it is proven.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(name: str | None, sources: bool, form: str, output: str | None) -> int:

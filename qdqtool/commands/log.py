@@ -10,7 +10,7 @@ import click
 @click.option("--pass", "pass_name", default=None, metavar="NAME", help="Print the lines of one optimizer pass.")
 @click.option("--all", "everything", is_flag=True, help="List every conversion, reformat and merge.")
 @click.option("--to-onnx", default=None, type=click.Path(), metavar="FILE",
-              help="Write the ONNX graph that the parse section tells (no weights).")
+              help="Write the ONNX graph that the parse section states (no weights).")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(

@@ -25,7 +25,7 @@ _SEVERITIES = ("error", "warning")
 @click.argument("model", type=click.Path())
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @inputs.strongly_typed
-@click.option("--all", "everything", is_flag=True, help="Tell every convolution and every finding in full.")
+@click.option("--all", "everything", is_flag=True, help="Show every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
 @click.option("--gpu", metavar="NAME", help="Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).")
@@ -40,7 +40,7 @@ _SEVERITIES = ("error", "warning")
 @click.option("--assume", "assume", multiple=True, metavar="silu-add=fused|apart",
               help="Settle what TensorRT decides by timing: whether Conv + activation + Add become one layer.")
 @click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "
-                                                  "deepstream. Tells the flags in its words.")
+                                                  "deepstream. Gives the flags in its words.")
 @click.option("--require-gain", type=click.FloatRange(0.01, 100), metavar="X",
               help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")

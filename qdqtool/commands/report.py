@@ -23,7 +23,7 @@ _MODELS = (".onnx", ".onnx.gz")
 @click.option("--assume", "assume", multiple=True, metavar="silu-add=fused|apart",
               help="Settle what TensorRT decides by timing.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="How to tell what was written.")
+              help="How to report what was written.")
 def command(
     model: str, files: tuple[str, ...], before: str | None, output: str | None, target: str | None, gpu: str | None,
     clock: float | None, calib_cache: str | None, tuning: str | None, assume: tuple[str, ...], form: str,

@@ -55,7 +55,7 @@ from qdqtool.options import Placing, Ranges, Remainder, Workers
 @inputs.preprocessing
 @inputs.made_of(Placing)
 @inputs.made_of(Remainder)
-@click.option("--all", "everything", is_flag=True, help="Tell every site, also those that were never measured.")
+@click.option("--all", "everything", is_flag=True, help="Show every site, also those that were never measured.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, calib: str, evaluation: str | None, keep: float | None, budget_ms: float | None, metric: str | None,

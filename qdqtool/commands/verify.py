@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), help="Build MODEL here, then compare."
 )
 @click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
-@click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not tell: times are compared.")
+@click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not say: times are compared.")
 @click.option("--from-log", "from_log", is_flag=True, help="No model at hand: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -35,7 +35,7 @@ def command(
     form: str,
     output: str | None,
 ) -> int:
-    """Hold the prediction against a real TensorRT build.
+    """Compare the prediction with a real TensorRT build.
 
     MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a profile, or several
     files of the same build; - is standard input. With --builder the model is built on this machine first, with

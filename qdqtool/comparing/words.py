@@ -12,6 +12,8 @@ _LOST = {
     Lost.DATA: "the Q/DQ of {} input are gone",
 }
 
+_LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of ranges
+
 
 def answer(comparison: Comparison) -> str:
     """One line: what B lost and gained against A."""
@@ -79,7 +81,11 @@ def _scales(comparison: Comparison) -> list[str]:
     for change, what in ((Change.SCALE, "activations"), (Change.WEIGHTS_SCALE, "weights")):
         number = comparison.count(change)
         if number:
-            parts.append(f"scales of {what} differ at {number} node{'s' if number != 1 else ''}")
+            factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.nodes
+                       if change in n.changes]
+            little = all(f is not None and abs(f - 1.0) < _LITTLE for f in factors)
+            parts.append(f"scales of {what} differ at {number} node{'s' if number != 1 else ''}"
+                         + f", by less than {_LITTLE:.1%}" * little)
     return parts
 
 
@@ -119,15 +125,21 @@ def why(node: NodeChange, finding: str = "") -> str:
         elif change == Change.GAINED_QDQ:
             parts.append("Q/DQ added")
         elif change == Change.SCALE and a is not None and b is not None:
-            parts.append(f"scale {scale(a.scale)} -> {scale(b.scale)} (times {node.factor:.3g})")
+            parts.append(f"scale {scale(a.scale)} -> {scale(b.scale)} ({_factor(node.factor)})")
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
             parts.append(f"weights' scale {scale(a.weights_scale)} -> {scale(b.weights_scale)} "
-                         f"(times {node.weights_factor:.3g})")
+                         f"({_factor(node.weights_factor)})")
         elif change == Change.FUSION and a is not None and b is not None:
             parts.append(f"fused with {', '.join(a.fused) or 'nothing'} -> {', '.join(b.fused) or 'nothing'}")
         elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
             parts.append(f"only in {'A' if change == Change.ONLY_IN_A else 'B'}")
-    return "; ".join(parts)
+    return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
+
+
+def _factor(factor: float | None) -> str:
+    assert factor is not None  # where scales differ it is known
+    more = factor - 1.0
+    return f"times {factor:.3g}" if abs(more) >= 0.01 else f"{100.0 * more:+.2g}%"
 
 
 def scale(scales: Scales | None) -> str:

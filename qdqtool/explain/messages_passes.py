@@ -299,7 +299,7 @@ def _activation(finding: Finding, cause: Cause, r: trt.ActivationBeforeAdd) -> s
     other = ""
     if r.residual is not None:
         state = "is quantized" if r.residual.quantizer else "is not quantized either"
-        other = f", whose other input {origin_words(r.residual)} {state}"
+        other = f", whose other input, {origin_words(r.residual)}, {state}"
     return f"{_writes(r)}: {r.activation} stands between it and {r.add}{other}."
 
 

@@ -70,7 +70,7 @@ def error_text(known: KnownError, width: int) -> str:
             lines += ["", heading, *wrap(text, 2, width)]
     if known.codes:
         told = ", ".join(known.codes)
-        lines += ["", *wrap(f"'qdqtool predict' tells it before the build: {told} (qdqtool explain {known.codes[0]})",
+        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {told} (qdqtool explain {known.codes[0]})",
                             2, width, "")]
     return as_text(lines)
 

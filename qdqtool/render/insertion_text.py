@@ -100,7 +100,8 @@ def _losses(losses: Losses | None, width: int) -> list[str]:
         less = f"{loss.gain:.1%} less"
         price = ""
         if loss.convolutions is not None:
-            conversions = "" if loss.conversions is None else f", {loss.conversions:+d} conversions"
+            more = loss.conversions
+            conversions = "" if more is None else f", {more:+d} conversion{'s' * (abs(more) != 1)}"
             price = f"; {loss.convolutions} fewer in INT8{conversions}"
         lines += wrap(f"{loss.tensor}: {less}{price}", 4, width, "  - ")
     return lines

@@ -96,7 +96,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
         )
         other = next(iter(a.alternatives))
         told = f"Counted as {a.value}: {a.why}."
-        told += "" if a.given else f" --assume {a.name}={other} tells the other in full."
+        told += "" if a.given else f" --assume {a.name}={other} shows the other in full."
         lines.append(
             f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
             f"of its kernels may decide. {each} {told}"
@@ -195,7 +195,7 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     if ledger:
         lines += ["", *_conversions(ledger, width, everything)]
     if notes:
-        lines += ["", "Notes (--all tells them in full)"]
+        lines += ["", "Notes (--all shows them in full)"]
         for same in notes:
             lines += _note(same, width)
     return lines
@@ -231,7 +231,7 @@ def _group(same: list[Finding], width: int, everything: bool) -> list[str]:
             lines += wrap(finding.fix, 6, width, "    > ")
     rest = same[len(shown):]
     if rest:
-        lines += wrap(f"and {len(rest)} more: {_names([f.node for f in rest])}", 4, width)
+        lines += wrap(f"and {len(rest)} more: {_names([f.node for f in rest], counted=False)}", 4, width)
     if len(fixes) == 1 and head.fix:
         lines += wrap(head.fix, 4, width, "  > ")
     if head.automatic:
@@ -297,10 +297,10 @@ def _layers(layers: Iterable[EngineLayer]) -> list[str]:
     return lines
 
 
-def _names(items: list[str], limit: int = 3) -> str:
+def _names(items: list[str], limit: int = 3, counted: bool = True) -> str:
     unique = [i for i in dict.fromkeys(items) if i]
     told = ", ".join(unique[:limit])
-    return told if len(unique) <= limit else f"{told}, ... ({len(unique)} in all)"
+    return told if len(unique) <= limit else f"{told}, ..." + f" ({len(unique)} in all)" * counted
 
 
 def _count(number: int | str | None, what: str) -> str:

@@ -156,7 +156,7 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
         "",
         *wrap(
             "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; "
-            "--sources tells where each figure comes from.",
+            "--sources shows where each figure comes from.",
             0,
             width,
         ),

@@ -120,5 +120,6 @@ def _kind(site: SiteResult) -> str:
 
 def _price(site: SiteResult, tuning: Tuning) -> str:
     change = site.as_json(tuning.base)
-    text = f"{change['int8']:+d} INT8, {change['conversions']:+d} conversions"
+    more = change["conversions"]
+    text = f"{change['int8']:+d} INT8, {more:+d} conversion{'s' * (abs(more) != 1)}"
     return text if change["ms"] is None else f"{text}, {change['ms']:+.3f} ms"

@@ -56,13 +56,13 @@ def render_verification(result: Verification, width: int = 80) -> str:
     build = result.build
     target = result.prediction.target if result.prediction else ""
     product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
-    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not told"
+    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not stated"
     device = f" on {build.device}" if build.device else ""
     lines += wrap(f"Build: {version}{device} ({build.source}); predicted for {target}.", 2, width, first="")
     if result.prediction is not None:
         lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")
     if not result.complete or build.missing:
-        missing = ", ".join(build.missing or ["not told"])
+        missing = ", ".join(build.missing or ["not stated"])
         word = "Incomplete build" if not result.complete else "Not in the files given"
         lines += wrap(f"{word}: {missing}.", 2, width, first="")
     layers = result.layers
@@ -84,7 +84,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
                 lines.append(f"  ... and {len(found) - _SHOWN} more (all in --format json)")
     unknown = result.convolutions.unknown_names
     if unknown:
-        lines += ["", "Not told by the build:"]
+        lines += ["", "Not stated by the build:"]
         lines += [f"  {name}" for name in unknown[:_SHOWN]]
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")

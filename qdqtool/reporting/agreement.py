@@ -18,11 +18,11 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
     if result is None:
         return None
     build = result.build
-    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "a TensorRT that does not tell its version"
+    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "a TensorRT that does not state its version"
     where = f" on {build.device}" if build.device else ""
     files = ", ".join(shown(f, 120) for f in build.files)
     conv, layers, conversions = result.convolutions, result.layers, result.conversions
-    rows = [["convolutions", str(conv.agree), str(conv.total), f"{conv.unknown} not told by the build" if conv.unknown
+    rows = [["convolutions", str(conv.agree), str(conv.total), f"{conv.unknown} not stated by the build" if conv.unknown
              else "data types of inputs and output, and what each layer took in"]]
     if layers.total:
         rows.append(["engine layers", str(layers.agree), str(layers.total), "name and data types"])

@@ -94,11 +94,11 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         return TARGETS["rtx1.7"], []
     version = build.tensorrt or build.version_hint
     if version is None:
-        return TARGETS[DEFAULT_TARGET], [f"the build does not tell its version; predicted for {DEFAULT_TARGET}"]
+        return TARGETS[DEFAULT_TARGET], [f"the build does not state its version; predicted for {DEFAULT_TARGET}"]
     chosen = target_of_version(version)
     notes = []
     if build.tensorrt is None:
-        notes.append(f"the build does not tell its version; its spelling is that of {version}, taken as {chosen.name}")
+        notes.append(f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}")
     return chosen, notes
 
 

@@ -39,7 +39,7 @@ def test_list(capsys):
 def test_error_text(capsys, message):
     assert run(["explain", message]) == 0
     out = capsys.readouterr().out
-    assert "Cause" in out and "Fix" in out and "'qdqtool predict' tells it before the build" in out
+    assert "Cause" in out and "Fix" in out and "'qdqtool predict' reports it before the build" in out
 
 
 def test_unquoted_error_text(capsys):

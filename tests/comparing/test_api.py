@@ -11,6 +11,7 @@ import pytest
 
 import qdqtool
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange
+from qdqtool.comparing.words import answer
 from qdqtool.errors import QdqtoolError
 from tests.comparing.networks import float_network, network
 from tests.trt.builder import Graph
@@ -58,6 +59,11 @@ def test_scales_by_how_much() -> None:
     assert result.summary()["scales"] == 10  # seven convolutions, three Adds
     assert at(result, "b0.a").factor == pytest.approx(2.5)
     assert result.summary()["weights_scales"] == 0
+    assert "scale 0.1 -> 0.25 (times 2.5)" in at(result, "b0.a").why
+    assert "differ at 10 nodes" in answer(result) and "by less than" not in answer(result)
+    rounded = compare(network(scale=0.1), network(scale=0.10005))
+    assert "differ at 10 nodes, by less than 0.1%" in answer(rounded)
+    assert "scale 0.1 -> 0.1001 (+0.05%)" in at(rounded, "b0.a").why
 
 
 def test_one_scale_for_all_weights_against_one_for_each_channel() -> None:

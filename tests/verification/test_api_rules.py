@@ -38,7 +38,7 @@ def model(count: int) -> Model:
     (Build(tensorrt="10.3.0"), None, "trt10", ""),
     (Build(tensorrt="8.4.1", version_hint="10.0"), None, "trt8.4", ""),
     (Build(version_hint="10.0"), None, "trt10", "its spelling is that of 10.0, taken as trt10"),
-    (Build(), None, "trt10", "the build does not tell its version; predicted for trt10"),
+    (Build(), None, "trt10", "the build does not state its version; predicted for trt10"),
     (Build(is_rtx=True), None, "rtx1.7", ""),
     (Build(is_rtx=True, tensorrt="1.7.1"), None, "rtx1.7", ""),
 ])  # fmt: skip

@@ -114,4 +114,4 @@ def test_notes_stand_in_the_order_of_what_they_are_about() -> None:
     at = next(i for i, x in enumerate(lines) if "fusing" in x)
     build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
     first, second, third = verify(MODEL, build).notes
-    assert "does not tell its version" in first and "more mismatches" in second and "silu-add" in third
+    assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third
