@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import EncodeError
 
-from qdqtool import prediction
+from qdqtool import budgets, prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
@@ -66,6 +66,7 @@ def tune(
     swept_on: int | None = None,
     whole_front: bool = False,
     time_limit: float | None = None,
+    check_timeout: float | None = None,
     state: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     mapper: Mapper | None = None,
@@ -94,6 +95,7 @@ def tune(
         swept_on: At most so many of the images to choose on for the sensitivity of single sites; None for all of them.
         whole_front: Whether to measure the front even where everything INT8 is accurate enough.
         time_limit: Seconds after which the best that was found is taken.
+        check_timeout: Seconds that one call of ``metric`` may take; 600 by default.
         state: A file that keeps what was measured, so that another run goes on from there.
         workers: Threads that measure; by default one for each core. The result does not depend on it.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
@@ -111,6 +113,7 @@ def tune(
         from qdqtool.cluster.connection import check_where
 
         check_where(where.cluster)
+    limit = budgets.seconds(check_timeout, "check_timeout")
     _check(keep, budget_ms, gpu, time_limit, workers, chosen_on, judged_on, swept_on)
     goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
     chosen = target_named(target)
@@ -120,7 +123,7 @@ def tune(
     work, notes, warnings = float_model(loaded, model is not loaded.proto and model is not loaded, chosen,
                                         placing.weights, "fp32")
     rules = rules_for(work, placing, chosen)
-    measure = metric_for(work, metric)
+    measure = metric_for(work, metric, limit)
     sets = open_sets(work, data, evaluation, preprocess=images.preprocess, size=images.size,
                      max_images=ranges.max_images, chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
     planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine)
