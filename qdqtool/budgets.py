@@ -68,7 +68,23 @@ DRAWN_POINTS = 12_000  # edges, and the rows that they pass
 DRAWN_ROW = 400  # layers side by side
 REPORT = 48 * MB  # a page that a browser still opens; YOLOv8x takes a fortieth
 
+# The user's own commands and functions.
+USER_SECONDS = 600.0  # one run of `--check` or one call of `--metric`, unless `--check-timeout` says otherwise
+
 PIPE_SECONDS = 10.0  # until the first byte of a named pipe
+
+
+def seconds(given: float | None, name: str) -> float:
+    """A limit on the user's own commands and functions.
+
+    Raises:
+        QdqtoolError: It is not a number of seconds above 0.
+    """
+    if given is None:
+        return USER_SECONDS
+    if not 0 < given <= 1e6:
+        raise QdqtoolError(f"`{name}={given!r}`: give seconds above 0, up to a million")
+    return float(given)
 
 
 def amount(size: float) -> str:

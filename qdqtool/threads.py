@@ -15,12 +15,19 @@ R = TypeVar("R")
 class Crew(Generic[T, R]):
     """What threads share: the tasks, and the results for the thread that asked for them.
 
+    Args:
+        tasks: The tasks.
+        ending: Called with the threads when they are to stop, to end what they wait for.
+
     Attributes:
         stopped: Set when the tasks left are not wanted any more; work at a long task may look at it.
     """
 
-    def __init__(self, tasks: Iterable[T]) -> None:
+    def __init__(
+        self, tasks: Iterable[T], ending: Callable[[Sequence[threading.Thread]], None] = lambda threads: None
+    ) -> None:
         self.stopped = False
+        self._ending = ending
         self._tasks = iter(tasks)
         self._lock = threading.Lock()
         self._finished: queue.SimpleQueue[R | _Ended] = queue.SimpleQueue()
@@ -70,6 +77,7 @@ class Crew(Generic[T, R]):
     def stop(self) -> None:
         """Ends the threads after the tasks that they are at."""
         self.stopped = True
+        self._ending(self._threads)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()

@@ -27,11 +27,9 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
-        _end(process)
         return None
-    except BaseException:
-        _end(process)
-        raise
+    finally:
+        _end(process)  # what it left running as well
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
               help="Build here; the small model has to fail or differ as the whole does.")
 @click.option("--check", metavar="COMMAND", help="Run this on each model; it has to exit as it does for the whole.")
 @click.option("--says", metavar="TEXT", help="What COMMAND prints of the whole, and has to print of the small model.")
+@click.option("--check-timeout", type=float, default=None, metavar="SECONDS",
+              help="What one run of COMMAND may take. [default: 600]")
 @click.option("--limit", type=click.IntRange(min=1), help="The most models to try (default 2000, 400 with builds).")
 @click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
 @click.option("--report", type=click.Path(), help="Write what an issue needs, in Markdown.")
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 def command(
     model: str, output: str, finding: tuple[str, ...], node: str | None, hops: int | None, inputs: tuple[str, ...],
     outputs: tuple[str, ...], target: str | None, minimize: bool, builder: str | None, check: str | None,
-    says: str | None, limit: int | None, private: bool, report: str | None, verification: str | None, form: str,
+    says: str | None, check_timeout: float | None, limit: int | None, private: bool,
+    report: str | None, verification: str | None, form: str,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
@@ -75,7 +78,7 @@ def command(
     result = extract(
         index, finding=finding, node=node, hops=hops, inputs=inputs, outputs=outputs,
         target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, says=says, private=private,
-        limit=limit, keep_interrupted=True,
+        limit=limit, check_timeout=check_timeout, keep_interrupted=True,
     )
     issue = _issue(result, model, output, seen) if report is not None else None
     save(result.proto, output, source=model)
@@ -138,10 +141,11 @@ def _command_line(name: Callable[[str], str]) -> str:
     context = click.get_current_context()
     values = context.params
     words = ["qdqtool", "extract", "model.onnx"]
-    for option in ("finding", "node", "hops", "inputs", "outputs", "target", "builder", "limit"):
+    for option in ("finding", "node", "hops", "inputs", "outputs", "target", "builder", "check_timeout", "limit"):
         value = values[option]
         for item in value if isinstance(value, tuple) else [value] if value is not None else []:
-            words += [f"--{option}", name(item) if option in ("node", "inputs", "outputs") else str(item)]
+            text = name(item) if option in ("node", "inputs", "outputs") else str(item)
+            words += [f"--{option.replace('_', '-')}", text]
     words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
     if values["check"]:
         words += ["--check", values["check"] if not values["private"] else "..."]

@@ -38,6 +38,8 @@ from qdqtool.options import Placing, Ranges, Remainder, Workers
 @click.option("--no-state", is_flag=True, help="Keep nothing.")
 @click.option("--time-limit", default=None, metavar="TIME",
               help="Take the best that was found after so long: 600, 10m, 1.5h.")
+@click.option("--check-timeout", type=float, default=None, metavar="SECONDS",
+              help="What one call of --metric may take. [default: 600]")
 @click.option("--front", "whole_front", is_flag=True,
               help="Measure the whole front even where everything INT8 is accurate enough.")
 @click.option("--chosen-on", type=click.IntRange(1), default=32, show_default=True, metavar="N",
@@ -60,7 +62,8 @@ from qdqtool.options import Placing, Ranges, Remainder, Workers
 def command(
     model: str, calib: str, evaluation: str | None, keep: float | None, budget_ms: float | None, metric: str | None,
     gpu: str | None, clock: float | None, power: str | None, output: str | None, result_file: str | None,
-    state: str | None, no_state: bool, time_limit: str | None, whole_front: bool, chosen_on: int, judged_on: int,
+    state: str | None, no_state: bool, time_limit: str | None,
+    check_timeout: float | None, whole_front: bool, chosen_on: int, judged_on: int,
     swept_on: int | None, workers: int | None, target: str | None, everything: bool, form: str, **given: Any,
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL that is fastest and still accurate enough.
@@ -97,7 +100,8 @@ def command(
         result = tune(
             model, calib, evaluation=evaluation, keep=keep, budget_ms=budget_ms, metric=metric, gpu=gpu, clock=clock,
             power=power, target=target or DEFAULT_TARGET, chosen_on=chosen_on, judged_on=judged_on, swept_on=swept_on,
-            whole_front=whole_front, time_limit=seconds, state=kept, workers=workers, progress=True, **options,
+            whole_front=whole_front, time_limit=seconds, check_timeout=check_timeout, state=kept,
+            workers=workers, progress=True, **options,
             say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
         )  # fmt: skip
     result.save(path)

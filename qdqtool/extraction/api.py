@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import Job
 from qdqtool.extraction.result import Extraction
@@ -30,6 +31,7 @@ def extract(
     builder: str | None = None,
     check: str | None = None,
     says: str | None = None,
+    check_timeout: float | None = None,
     private: bool = False,
     limit: int | None = None,
     keep_interrupted: bool = False,
@@ -52,6 +54,7 @@ def extract(
             :class:`qdqtool.extraction.checks.CommandCheck`.
         says: A text that the command prints of the whole model and has to print of the part; the exit code alone
             cannot tell one error from another.
+        check_timeout: Seconds that one run of the command may take; 600 by default.
         private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
         limit: The most models to try when shrinking (default 2000; 400 with a builder or a command).
         keep_interrupted: Whether Ctrl-C while shrinking ends that, and the smallest model found by then is returned.
@@ -66,6 +69,7 @@ def extract(
     """
     if builder is not None and check is not None:
         raise QdqtoolError("give a builder or a check, not both")
+    timeout = budgets.seconds(check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
         raise QdqtoolError("limit is at least 1, hops at least 0")
@@ -84,7 +88,7 @@ def extract(
     job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
     with ExitStack() as stack:
         if builder or check:
-            job.use(builder, check, says or "", stack)
+            job.use(builder, check, says or "", stack, timeout)
         job.keep_checked()
         if minimize:
             job.minimize(tries, keep_interrupted)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import onnx
 
+from qdqtool import budgets
 from qdqtool.agreement import MismatchKind
 from qdqtool.builders.child import Child
 from qdqtool.builders.names import log_names
@@ -27,7 +28,7 @@ from qdqtool.trt.targets import TARGETS
 from qdqtool.verification.build_model import BuiltModel, build_model, mapped
 from qdqtool.verification.pairs import compare, status_agrees
 
-TIMEOUT = 600.0  # seconds for one build or one run of the user's command
+TIMEOUT = 600.0  # seconds for one build
 _PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may take for a smaller one
 _SM = (86,)
 _BLOCK = 2**20
@@ -188,7 +189,9 @@ class CommandCheck:
         QdqtoolError: The command is empty, cannot be split or started, does not end in time, or does not say the text.
     """
 
-    def __init__(self, proto: onnx.ModelProto, command: str, says: str = "", timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, command: str, says: str = "", timeout: float = budgets.USER_SECONDS
+    ) -> None:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
@@ -210,7 +213,8 @@ class CommandCheck:
             raise
         if code is None:
             self.close()
-            raise QdqtoolError(f"`check`: '{self._words[0]}' did not end within {timeout:g} s on the whole model")
+            raise QdqtoolError(f"`check`: '{self._words[0]}' did not end within {timeout:g} s on the whole model; "
+                               "give it more with `check_timeout`")
         if not self._said():
             self.close()
             raise QdqtoolError(f"the command does not say '{says}' of the whole model (exit code {code}); correct the "

@@ -201,7 +201,7 @@ class Job:
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 
-    def use(self, builder: str | None, command: str | None, says: str, stack: ExitStack) -> None:
+    def use(self, builder: str | None, command: str | None, says: str, stack: ExitStack, seconds: float) -> None:
         """Asks a compiler or a command about the whole model."""
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
@@ -219,7 +219,7 @@ class Job:
                 )
             self.check, self.built = asked, True
         elif command is not None:
-            ran = CommandCheck(whole, command, says)
+            ran = CommandCheck(whole, command, says, seconds)
             stack.callback(ran.close)
             self.check = ran
         assert self.check is not None

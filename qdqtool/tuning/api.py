@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import EncodeError
 
 from calibration.dataset import Dataset
-from qdqtool import prediction
+from qdqtool import budgets, prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
@@ -69,6 +69,7 @@ def tune(
     swept_on: int | None = None,
     whole_front: bool = False,
     time_limit: float | None = None,
+    check_timeout: float | None = None,
     state: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     mapper: Mapper | None = None,
@@ -97,6 +98,7 @@ def tune(
         swept_on: At most so many of the images to choose on for the sensitivity of single sites; None for all of them.
         whole_front: Whether to measure the front even where everything INT8 is accurate enough.
         time_limit: Seconds after which the best that was found is taken.
+        check_timeout: Seconds that one call of ``metric`` may take; 600 by default.
         state: A file that keeps what was measured, so that another run goes on from there.
         workers: Threads that measure; by default one for each core. The result does not depend on it.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
@@ -114,6 +116,7 @@ def tune(
         from qdqtool.cluster.connection import check_where
 
         check_where(where.cluster)
+    limit = budgets.seconds(check_timeout, "check_timeout")
     _check(keep, budget_ms, gpu, time_limit, workers, chosen_on, judged_on, swept_on)
     goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
     chosen = target_named(target)
@@ -122,7 +125,7 @@ def tune(
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
     rules = rules_for(work, placing, chosen)
-    measure = metric_for(work, metric)
+    measure = metric_for(work, metric, limit)
     sets = open_sets(work, data, evaluation, preprocess=images.preprocess, size=images.size,
                      max_images=ranges.max_images, chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
     planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine, half)

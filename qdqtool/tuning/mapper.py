@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from qdqtool.runtime import cores
 from qdqtool.threads import Crew
+from qdqtool.tuning import limited
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, iterate
 
 _MAX_WORKERS = 8
@@ -21,7 +22,7 @@ def local(workers: int | None = None) -> Mapper:
     count = workers or default_workers()
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        crew: Crew[Task, Result] = Crew(tasks)
+        crew: Crew[Task, Result] = Crew(tasks, limited.end)
 
         def work() -> None:
             for task in crew.tasks():

@@ -26,7 +26,7 @@ from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.onnxgraph.heads import find_head
-from qdqtool.tuning import detection
+from qdqtool.tuning import detection, limited
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Evidence = Any  # of JSON's types
@@ -142,11 +142,13 @@ class UserMetric:
         name: ``package.module:function``, imported where it is called.
         tensors: The network's outputs.
         function: The function itself, where it was given as one.
+        seconds: How long one call may take.
     """
 
     name: str
     tensors: tuple[str, ...]
     function: Callable[[Outputs, Outputs, str], float] | None = None
+    seconds: float = budgets.USER_SECONDS
 
     @property
     def identity(self) -> str:
@@ -169,7 +171,10 @@ class UserMetric:
         function = self.function or imported(self.name)
         reference = {name: array.copy() for name, array in kept.items()}  # the next call gets the same
         try:
-            value = float(function(reference, found, image))
+            value = float(limited.within(self.seconds, function, reference, found, image))
+        except limited.Over:
+            raise QdqtoolError(f"`metric` {self.name}: did not end within {self.seconds:g} s on {image}; give it more "
+                               "with `check_timeout`") from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
             raise QdqtoolError(
@@ -222,7 +227,9 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
 
 
-def metric_for(model: Model, wanted: str | Callable[[Outputs, Outputs, str], float] | None) -> Metric:
+def metric_for(
+    model: Model, wanted: str | Callable[[Outputs, Outputs, str], float] | None, seconds: float = budgets.USER_SECONDS
+) -> Metric:
     """The user's metric, or the one that fits the outputs.
 
     Raises:
@@ -230,10 +237,10 @@ def metric_for(model: Model, wanted: str | Callable[[Outputs, Outputs, str], flo
     """
     if isinstance(wanted, str):
         imported(wanted)
-        return UserMetric(wanted, tuple(model.outputs))
+        return UserMetric(wanted, tuple(model.outputs), seconds=seconds)
     if wanted is not None:
         name = f"{getattr(wanted, '__module__', '')}:{getattr(wanted, '__qualname__', type(wanted).__name__)}"
-        return UserMetric(name, tuple(model.outputs), wanted)
+        return UserMetric(name, tuple(model.outputs), wanted, seconds)
     found = _detector(model)
     if found is not None:
         return found

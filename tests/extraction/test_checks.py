@@ -165,3 +165,18 @@ def test_constants_stay_nodes_where_the_command_needs_them(tmp_path: Path) -> No
     assert any(n.op_type == "Constant" for n in result.proto.graph.node) and not result.notes
     assert not any(n.op_type == "Constant" for n in plain.proto.graph.node)
     assert len(plain.proto.graph.node) < len(result.proto.graph.node) < len(model.graph.node)
+
+
+def test_the_limit_of_each_run_is_an_option() -> None:
+    command = f"'{sys.executable}' -c 'import time; time.sleep(30)'"
+    with pytest.raises(QdqtoolError, match=r"did not end within 0\.4 s on the whole model"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0.4)
+    with pytest.raises(QdqtoolError, match="`check_timeout=0`: give seconds above 0"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0)
+
+
+def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    CommandCheck(residual(1), f"sh -c '(sleep 2; touch {mark}) & exit 0'").close()
+    time.sleep(2.5)
+    assert not mark.exists()

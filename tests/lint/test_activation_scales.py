@@ -67,5 +67,6 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     onnx.save(scaled(model, name, 0.2), tmp_path / "bad.onnx")
     np.savez(tmp_path / "data.npz", x=np.concatenate([d["x"] for d in DATA]))
-    assert run(["predict", str(tmp_path / "bad.onnx"), "--calib", str(tmp_path / "data.npz"), "--fail-on", "ACT-SCALE"]) == 1
+    arguments = ["predict", str(tmp_path / "bad.onnx"), "--calib", str(tmp_path / "data.npz")]
+    assert run([*arguments, "--fail-on", "ACT-SCALE"]) == 1
     assert f"{name} (scale" in capsys.readouterr().out.replace("\n     ", "")
