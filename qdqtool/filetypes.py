@@ -16,12 +16,14 @@ class FileType:
         step: How to get an ONNX model, or what to do with it instead.
         endings: Endings of its names.
         magics: Bytes that it has at an offset.
+        of_build: Whether it may tell of a build.
     """
 
     name: str
     step: str
     endings: tuple[str, ...] = ()
     magics: tuple[tuple[int, bytes], ...] = ()
+    of_build: bool = False
 
 
 _EXPORT = "export it to ONNX first: torch.onnx.export, or `yolo export model=... format=onnx` for Ultralytics"
@@ -45,8 +47,9 @@ _TYPES = (
              ((0, b"version https://git-lfs"),)),
     FileType("a web page", "the download went wrong: fetch the file itself", (),
              ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html"))),
-    FileType("JSON", "give the ONNX model first, then the builds of it", (".json",), ((0, b"{"), (0, b"["))),
-    FileType("a log", "give the ONNX model first, then the builds of it", (".log",)),
+    FileType("JSON", "give the ONNX model first, then the builds of it", (".json",), ((0, b"{"), (0, b"[")),
+             of_build=True),
+    FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
     FileType("a zip archive", "unpack it; a PyTorch file is one too: export that to ONNX", (".zip",),
              ((0, b"PK\x03\x04"),)),
 )
@@ -74,7 +77,7 @@ def explain(name: str, head: bytes, missing: str = "") -> str:
         missing: What it lacks, where it could be read as an ONNX model.
     """
     if not head:
-        return "is empty so not an ONNX model; export or copy it again"
+        return "is empty, not an ONNX model; export or copy it again"
     found = recognise(name, head)
     if found is not None:
         return f"is {found.name}, not an ONNX model; {found.step}"

@@ -15,6 +15,7 @@ from tests.comparing.networks import float_network, network
 def models(tmp_path: Path) -> Path:
     (tmp_path / "float.onnx").write_bytes(float_network().SerializeToString())
     (tmp_path / "good.onnx").write_bytes(network().SerializeToString())
+    (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
     (tmp_path / "bad.onnx").write_bytes(network(spoilt=[0, 2]).SerializeToString())
     return tmp_path
 
@@ -62,7 +63,7 @@ def test_a_report_of_both(models: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["good.onnx", "missing.onnx"], "missing.onnx"),
+    (["good.onnx", "missing.onnx"], "missing.onnx"), (["good.onnx", "best.pt"], "PyTorch"),
     (["good.onnx", "bad.onnx", "--with-a", "bad.onnx"], "--with-a"),
     (["good.onnx", "bad.onnx", "--target", "trt5"], "trt5"),
     (["good.onnx", "bad.onnx", "--fail-on", "weather"], "weather"),
