@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -50,6 +51,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; see 'qdqtool --help'"
+            raise click.UsageError(f"there is no command '{args[0]}'{hint}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -63,13 +73,17 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, invoke_without_command=True,
+             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """INT8 for TensorRT without surprises, and without a GPU.
 
     Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def _fail(message: str, code: int) -> int:
