@@ -17,6 +17,10 @@ PAYS = 1.02  # gain below which INT8 is not worth building
 _WORTH = 0.002  # share of the total below which a fix is not listed
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def decision_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """Whether INT8 pays: the network as placed, in float and as ``insert`` would place it, and how sure that is."""
     gain, base = time.gain_range, time.float_time
@@ -31,8 +35,9 @@ def decision_lines(time: TimeEstimate, prediction: Prediction, width: int) -> li
         verdict = f"{base.precision} is faster than this model, which is {gain.value:.2f} times as fast"
     sure = "" if gain.is_sure else ", so that either may be faster"
     verdict += f" ({gain.low:.2f} to {gain.high:.2f}{sure})"
-    costs = [f"{prediction.conversions} conversions"] if prediction.conversions and time.conversions_ms else []
-    costs += [f"{time.layouts} layout changes"] if time.layouts else []
+    count = prediction.conversions or 0
+    costs = [_counted(count, "conversion")] if count and time.conversions_ms else []
+    costs += [_counted(time.layouts, "layout change")] if time.layouts else []
     if costs and gain.value < _MATTERS:
         verdict += f": {' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}"
     lines += wrap(f"{verdict}.", 2, width, first="")
@@ -56,8 +61,9 @@ def paying_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list
         )
         lines += wrap(
             f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on {time.gpu.name}: "
-            f"{len(slow)} conversions take {ms(time.conversions_ms)}, {time.layouts} layout changes "
-            f"{ms(time.layouts_ms)}" + (f"; the slowest is {short(slow[0][1], width)}" if slow else ""),
+            f"{ms(time.conversions_ms)} in {_counted(len(slow), 'conversion')}, {ms(time.layouts_ms)} in "
+            f"{_counted(time.layouts, 'layout change')}"
+            + (f"; the slowest is {short(slow[0][1], width)}" if slow else ""),
             2, width, first="",
         )  # fmt: skip
     return lines

@@ -352,7 +352,8 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
     """
     if twin.has_qdq(model):
         simulated, ms = _total(result, twin.float_twin(model), target)
-        wide = target.strongly_typed and any(c.precision == Precision.FP32 for c in simulated.convolutions)
+        single = sum(c.precision == Precision.FP32 for c in simulated.convolutions)  # DFL is, in FP16 networks too
+        wide = target.strongly_typed and 2 * single > len(simulated.convolutions)
         result.float_time = FloatTime(Precision.FP32 if wide else result.plain, ms)
         if result.gpu.has_int8:
             plain = twin.with_weights(twin.float_twin(given))

@@ -65,7 +65,8 @@ class Estimate:
             long = f"at most about a minute with {many}"
         else:
             long = f"at most about {self.seconds / 60:.0f} minutes with {many}"
-        return f"{self.choices} choices to measure on {self.images} images{never}, then combinations: {long}"
+        images = "1 image" if self.images == 1 else f"{self.images} images"
+        return f"{self.choices} choices to measure on {images}{never}, then combinations: {long}"
 
 
 def share_behind(model: Model) -> list[float]:

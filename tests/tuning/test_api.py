@@ -17,12 +17,14 @@ import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.timing import gpus
+from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task
 from qdqtool.tuning.result import Tuning
+from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, resnet, segmentation
@@ -140,6 +142,9 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
         if tensor.name == "c6.weight":
             tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
     tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
+    _, time_of = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
+    assert time_of is not None and time_of.float_time is not None
+    assert time_of.float_time.precision == Precision.FP16  # the type of most of it, not of the one that stays FP32
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
     single = qdqtool.tune(branchy(), DATA, keep=0.5, method="mse", target="trt11", high_precision="fp32")
     assert single.float_type == "fp32" and not single.notes
