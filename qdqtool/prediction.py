@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.parameters import typed
 from qdqtool.trt.simulation import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 
+@typed
 def predict(
     model: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,

@@ -18,6 +18,7 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
+from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.qdq import is_quantized
 from qdqtool.rtx import records as rtx
@@ -131,6 +132,7 @@ class Fixed:
         }
 
 
+@typed
 def fix(
     source: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,

@@ -23,6 +23,7 @@ from qdqtool.insertion.calibrate import collect_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.options import Images, Placing, Ranges, Workers, takes
+from qdqtool.parameters import typed
 from qdqtool.timing import gpus
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.candidates import FREE
@@ -45,6 +46,7 @@ _JUDGED_POINTS = 10
 
 @watched
 @takes(ranges=Ranges, images=Images, placing=Placing, where=Workers)
+@typed
 def tune(
     model: ModelSource | Model,
     data: object,
