@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
+from qdqtool import budgets
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
@@ -138,6 +139,7 @@ def fix(
     target: str | Target = DEFAULT_TARGET,
     only: Sequence[str] = (),
     inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+    effort: float = 1.0,
 ) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration.
 
@@ -152,6 +154,7 @@ def fix(
         only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
             is quantized and have to be asked for.
         inputs: Arrays by input name to run the model with; random ones without it.
+        effort: By how much to raise the limits on comparing outputs (multiplications, bytes): for large models.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
@@ -160,10 +163,12 @@ def fix(
     """
     chosen = target_named(target)
     wanted = _wanted(only)
+    if not 0 < effort <= budgets.EFFORT:
+        raise QdqtoolError(f"`effort={effort!r}`: give a number above 0, up to {budgets.EFFORT:g}")
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
-    work = _Work(model, chosen, inputs)
+    work = _Work(model, chosen, inputs, effort)
     for step in STEPS:
         if wanted & set(step.codes) or (not only and step.default):
             work.try_step(step, wanted if only else set(step.codes))
@@ -190,7 +195,9 @@ def _wanted(only: Sequence[str]) -> set[str]:
 class _Work:
     """The model as it stands, and what is known about it."""
 
-    def __init__(self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None) -> None:
+    def __init__(
+        self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None, effort: float
+    ) -> None:
         self.model = model
         self.given = model
         self.target = target
@@ -198,7 +205,7 @@ class _Work:
         self.applied: list[Change] = []
         self.refused: list[Change] = []
         self.notes: list[str] = []
-        self._runs = compare.Runs()
+        self._runs = compare.Runs(effort)
         self._given = inputs
         self._arrays: compare.Arrays = {}
         self._reference: compare.Arrays | None = None
