@@ -52,9 +52,12 @@ ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied fo
 SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estimated from the shapes
 SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096
 SESSION_PROCESS = 768 * MB  # what the process may take beside tensors and weights
-SESSION_SECONDS = 4.0  # of a run, and a second more for each so many bytes of the model
-SESSION_BYTES_PER_SECOND = 10 * MB
-SESSION_RUNS = 4  # all runs of one `fix` together, in multiples of the longest that one may take
+SESSION_WORK = 3 * 10**11  # multiplications of one run: YOLOv8x at 640 x 640 has 1.3 * 10^11
+SESSION_WORK_ALL = 2 * 10**12  # of all runs of one `fix`
+SESSION_RUN = 10**8  # what each run counts beside its multiplications: loading the model
+SESSION_WORK_BYTE = 100  # and for each byte of the model
+SESSION_SECONDS = 600.0  # a net for what cannot be counted, such as loops; far above what any counted run takes
+EFFORT = 1000.0  # the most by which `--effort` raises these
 
 # Tuning.
 TUNING_CUTS = 512 * MB  # activations at cuts, of all samples that are measured at the same time

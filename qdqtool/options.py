@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.parameters import require
 
 if TYPE_CHECKING:
     from calibration import Preprocess
@@ -47,9 +48,10 @@ def option(
 
 class _Checked:
     def __post_init__(self) -> None:
-        """Raises QdqtoolError where a field is none of its choices."""
+        """Raises QdqtoolError where a field is of another type, or none of its choices."""
         for entry in fields(self):  # type: ignore[arg-type]
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
+            require(entry.name, value, entry.type, type(self).__module__)
             if choices and value not in choices and value != entry.default:
                 raise QdqtoolError(f"`{entry.name}={value!r}`: choose one of {', '.join(choices)}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load, load_full
+from qdqtool.parameters import typed
 from qdqtool.trt.simulation import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from calibration import Preprocess
 
 
+@typed
 def predict(
     model: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,

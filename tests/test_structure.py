@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("verified",),
     ("cluster",),
     ("arrayfiles", "extents", "external", "files", "filetypes", "functions", "inference", "message", "modelform",
-     "modelnames", "outputs", "packed", "process", "runtime", "subgraphs", "threads"),
+     "modelnames", "outputs", "packed", "parameters", "process", "runtime", "subgraphs", "threads"),
     ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "knowledge", "patterns",
      "progress", "regions", "text", "types"),
 )

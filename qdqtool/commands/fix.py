@@ -14,10 +14,12 @@ from qdqtool.commands import inputs as options
 @options.strongly_typed
 @click.option("--only", multiple=True, metavar="CODE", help="Fix these findings only (HEAD-QUANT has to be asked for).")
 @click.option("--inputs", type=click.Path(), default=None, help="npz with an array for each input; random without it.")
+@click.option("--effort", type=float, default=1.0, metavar="FACTOR",
+              help="Raise the limits on comparing outputs, for large models. [default: 1]")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, output: str, target: str | None, strongly_typed: bool, only: tuple[str, ...], inputs: str | None,
-    form: str,
+    effort: float, form: str,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
@@ -34,7 +36,8 @@ def command(
     from qdqtool.render.output import emit, terminal_width, to_json
 
     claim(output, "-o")
-    fixed = fix(model, options.target_of(target, strongly_typed), only, read_arrays(inputs) if inputs else None)
+    fixed = fix(model, options.target_of(target, strongly_typed), only, read_arrays(inputs) if inputs else None,
+                effort)
     save(fixed.proto, output, source=model)
     if form == "json":
         emit(to_json({**fixed.as_json(), "output": output}), None)

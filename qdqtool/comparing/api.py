@@ -20,6 +20,7 @@ from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.onnxgraph.view import View
+from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Prediction, Severity
@@ -28,6 +29,7 @@ from qdqtool.verification.api import check_same_model, choose_target
 Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
+@typed
 def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: str | None = None) -> Comparison:
     """Says what differs between two sides, what was lost first.
 

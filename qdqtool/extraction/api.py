@@ -12,12 +12,14 @@ from qdqtool.extraction.result import Extraction
 from qdqtool.files import watch
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.parameters import typed
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 
 TRIES = 2000  # predictions
 BUILDS = 400  # builds or runs of the user's command
 
 
+@typed
 def extract(
     model: ModelSource | Model,
     *,

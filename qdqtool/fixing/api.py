@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
+from qdqtool import budgets
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
@@ -18,6 +19,7 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.view import View
+from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.qdq import is_quantized
 from qdqtool.rtx import records as rtx
@@ -131,11 +133,13 @@ class Fixed:
         }
 
 
+@typed
 def fix(
     source: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,
     only: Sequence[str] = (),
     inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+    effort: float = 1.0,
 ) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration.
 
@@ -150,6 +154,7 @@ def fix(
         only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
             is quantized and have to be asked for.
         inputs: Arrays by input name to run the model with; random ones without it.
+        effort: By how much to raise the limits on comparing outputs (multiplications, bytes): for large models.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
@@ -158,10 +163,12 @@ def fix(
     """
     chosen = target_named(target)
     wanted = _wanted(only)
+    if not 0 < effort <= budgets.EFFORT:
+        raise QdqtoolError(f"`effort={effort!r}`: give a number above 0, up to {budgets.EFFORT:g}")
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
-    work = _Work(model, chosen, inputs)
+    work = _Work(model, chosen, inputs, effort)
     for step in STEPS:
         if wanted & set(step.codes) or (not only and step.default):
             work.try_step(step, wanted if only else set(step.codes))
@@ -188,7 +195,9 @@ def _wanted(only: Sequence[str]) -> set[str]:
 class _Work:
     """The model as it stands, and what is known about it."""
 
-    def __init__(self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None) -> None:
+    def __init__(
+        self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None, effort: float
+    ) -> None:
         self.model = model
         self.given = model
         self.target = target
@@ -196,7 +205,7 @@ class _Work:
         self.applied: list[Change] = []
         self.refused: list[Change] = []
         self.notes: list[str] = []
-        self._runs = compare.Runs()
+        self._runs = compare.Runs(effort)
         self._given = inputs
         self._arrays: compare.Arrays = {}
         self._reference: compare.Arrays | None = None

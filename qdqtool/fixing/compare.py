@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.live import peak_bytes
+from qdqtool.onnxgraph.live import load_of
 from qdqtool.onnxgraph.view import View
 
 __all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
@@ -177,20 +176,26 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 
 
 class Runs:
-    """Runs of models in onnxruntime, within limits on the time and memory of each and on the time of all together.
+    """Runs of models in onnxruntime, within limits on the work and memory of each and on the work of all together.
+
+    The limits are counted from the model, not measured: a loaded machine gives the same result.
+
+    Args:
+        effort: By how much they are raised.
 
     Attributes:
-        seconds: What is left for all runs; None before the first one.
+        left: Multiplications that are left for all runs.
     """
 
-    def __init__(self) -> None:
-        self.seconds: float | None = None
+    def __init__(self, effort: float = 1.0) -> None:
+        self.effort = effort
+        self.left = budgets.SESSION_WORK_ALL * effort
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
         """The outputs of a model, computed on the CPU without fusing Q/DQ.
 
         Raises:
-            TooMuch: It needs more than it may, or the time for all runs is used up.
+            TooMuch: It needs more than it may, or the work for all runs is used up.
             RunError: onnxruntime cannot load or run it.
         """
         try:
@@ -199,21 +204,20 @@ class Runs:
             raise RunError("the model is over 2 GB") from None
         if proto.ir_version > runtime.IR_VERSION:  # of a field that is there twice, the last one counts
             source += onnx.ModelProto(ir_version=runtime.IR_VERSION).SerializeToString()
-        limit = budgets.SESSION_SECONDS + len(source) / budgets.SESSION_BYTES_PER_SECOND
-        if self.seconds is None:
-            self.seconds = limit * budgets.SESSION_RUNS
-        if self.seconds <= 0:
-            raise TooMuch("the time for comparing outputs is used up")
-        need = peak_bytes(proto, {n: array.shape for n, array in inputs.items()})
-        if need > budgets.SESSION_BYTES:
+        load = load_of(proto, {n: array.shape for n, array in inputs.items()})
+        need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
+        if need > memory:
             raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
-                          f"{budgets.amount(budgets.SESSION_BYTES)}")
-        sandbox.SHARED.ready()
-        started = time.monotonic()
-        try:
-            return sandbox.SHARED.run(source, inputs, limit, budgets.SESSION_PROCESS + 4 * len(source) + need)
-        finally:
-            self.seconds -= time.monotonic() - started
+                          f"{budgets.amount(memory)}, raise it with `effort`")
+        if load.operations > budgets.SESSION_WORK * self.effort:
+            raise TooMuch(f"it takes {load.operations:.2g} multiplications; the limit is "
+                          f"{budgets.SESSION_WORK * self.effort:.2g}, raise it with `effort`")
+        work = load.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
+        if work > self.left:
+            raise TooMuch("the work for comparing outputs is used up; raise it with `effort`")
+        self.left -= work
+        return sandbox.SHARED.run(source, inputs, budgets.SESSION_SECONDS * self.effort,
+                                  budgets.SESSION_PROCESS + 4 * len(source) + need)
 
 
 def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:

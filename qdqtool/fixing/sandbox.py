@@ -63,7 +63,7 @@ class Sandbox:
         except (BrokenPipeError, EOFError) as error:
             self.close()
             if late.is_set():
-                raise TooMuch(f"it takes more than {seconds:.0f} s, the limit for a model of this size") from None
+                raise TooMuch(f"it did not end within {seconds:.0f} s") from None
             raise RunError("onnxruntime crashed on it, or ran out of memory") from error
         except RunError:
             raise

@@ -26,6 +26,7 @@ from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_sc
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
 from qdqtool.options import Images, Kept, Output, Placing, Ranges, Workers, takes
+from qdqtool.parameters import typed
 from qdqtool.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Json, QuantizedTensor
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 @watched
 @takes(ranges=Ranges, images=Images, kept=Kept, placing=Placing, output=Output, where=Workers)
+@typed
 def insert(
     model: ModelSource | Model,
     data: object = None,

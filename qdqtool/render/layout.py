@@ -99,8 +99,12 @@ def place(ranks: dict[str, int], edges: Sequence[Edge], width: float, gap: float
     linked: set[str] = set()
     if chains:
         unique = list(dict.fromkeys(chains))
-        for positions, *_ in from_edges(unique, vertex_spacing=4, crossing_minimization="barycenter"):
-            placed = {str(name): x / 4 for name, (x, _y) in positions}
+        names = list(dict.fromkeys(itertools.chain.from_iterable(unique)))
+        numbers = {name: i for i, name in enumerate(names)}  # the layout follows hashes; those of text change
+        parts = from_edges([(numbers[a], numbers[b]) for a, b in unique], vertex_spacing=4,
+                           crossing_minimization="barycenter")
+        for positions in sorted(sorted(part[0]) for part in parts):
+            placed = {names[number]: x / 4 for number, (x, _y) in positions}
             low = min(placed.values())
             columns.update({name: x - low + offset for name, x in placed.items()})
             offset = max(columns[name] for name in placed) + 1.0

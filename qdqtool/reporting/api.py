@@ -13,6 +13,7 @@ from qdqtool.files import Guard, not_over, watched
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource
 from qdqtool.outputs import write_text
+from qdqtool.parameters import typed
 from qdqtool.reporting import data
 from qdqtool.trt.targets import Target
 from qdqtool.types import TOOL_VERSION, Json
@@ -61,6 +62,7 @@ class Report:
 
 
 @watched
+@typed
 def report(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,

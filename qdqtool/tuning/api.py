@@ -25,6 +25,7 @@ from qdqtool.insertion.calibrate import collect_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
+from qdqtool.parameters import typed
 from qdqtool.timing import gpus
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.candidates import FREE
@@ -47,6 +48,7 @@ _JUDGED_POINTS = 10
 
 @watched
 @takes(ranges=Ranges, images=Images, placing=Placing, remainder=Remainder, where=Workers)
+@typed
 def tune(
     model: ModelSource | Model,
     data: object,

@@ -13,6 +13,7 @@ from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
@@ -33,6 +34,7 @@ BuildSource = str | os.PathLike[str]
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 
 
+@typed
 def verify(
     model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None,
     gpu: str | None = None, clock: float | None = None,

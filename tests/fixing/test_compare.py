@@ -1,12 +1,16 @@
 """Noise against the float network, computed by hand."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 
-from qdqtool.fixing import compare
+from qdqtool import budgets
+from qdqtool.fixing import compare, sandbox
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.live import load_of
 from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
 
@@ -115,3 +119,50 @@ def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     np.testing.assert_allclose(compare.run(model, {"x": x})["p.DQ:0"], x, atol=0.05)
     assert model.ir_version == ir
+
+
+def convolution(side: int) -> onnx.ModelProto:
+    weight = onnx.numpy_helper.from_array(np.ones((16, 8, 3, 3), np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), onnx.helper.make_node("Relu", ["c"], ["y"])],
+        "g", [onnx.helper.make_tensor_value_info("x", 1, [1, 8, side, side])],
+        [onnx.helper.make_tensor_value_info("y", 1, None)], [weight],
+    )  # fmt: skip
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+
+def test_work_is_counted_from_the_shapes() -> None:
+    made = 16 * 20 * 20
+    assert load_of(convolution(20), {}).operations == made * (8 * 3 * 3) + made
+
+
+def test_the_budget_of_work_ends_runs_and_effort_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
+    one = load_of(model, {}).operations
+    monkeypatch.setattr(budgets, "SESSION_WORK", one - 1)
+    with pytest.raises(compare.TooMuch, match=r"multiplications; the limit is .*raise it with `effort`"):
+        compare.Runs().run(model, x)
+    assert compare.Runs(2.0).run(model, x)["y"].shape == (1, 16, 20, 20)
+    monkeypatch.setattr(budgets, "SESSION_WORK", 10 * one)
+    monkeypatch.setattr(budgets, "SESSION_WORK_ALL", 2 * (one + budgets.SESSION_RUN + 10**6))
+    runs = compare.Runs()
+    runs.run(model, x)
+    runs.run(model, x)
+    with pytest.raises(compare.TooMuch, match="work for comparing outputs is used up"):
+        runs.run(model, x)
+
+
+def test_a_slow_machine_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each run takes, up to the net."""
+    model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
+    real, now = sandbox.SHARED.run, [0.0]
+
+    def slow(*args: Any) -> Any:
+        now[0] += 100.0
+        return real(*args)
+
+    monkeypatch.setattr(sandbox.SHARED, "run", slow)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    runs = compare.Runs()
+    for _ in range(5):
+        assert set(runs.run(model, x)) == {"y"}
