@@ -56,7 +56,7 @@ SESSION_WORK = 3 * 10**11  # multiplications of one run: YOLOv8x at 640 x 640 ha
 SESSION_WORK_ALL = 2 * 10**12  # of all runs of one `fix`
 SESSION_RUN = 10**8  # what each run counts beside its multiplications: loading the model
 SESSION_WORK_BYTE = 100  # and for each byte of the model
-SESSION_SECONDS = 600.0  # a net for what cannot be counted, such as loops; far above what any counted run takes
+SESSION_SECONDS = 60.0  # a net for what cannot be counted, such as loops; the first run that it ends is the last
 EFFORT = 1000.0  # the most by which `--effort` raises these
 
 # Tuning.

@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError
 from qdqtool import budgets, qdq, runtime
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
-from qdqtool.fixing.sandbox import Arrays, RunError, TooMuch
+from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.live import load_of
@@ -216,8 +216,12 @@ class Runs:
         if work > self.left:
             raise TooMuch("the work for comparing outputs is used up; raise it with `effort`")
         self.left -= work
-        return sandbox.SHARED.run(source, inputs, budgets.SESSION_SECONDS * self.effort,
-                                  budgets.SESSION_PROCESS + 4 * len(source) + need)
+        try:
+            return sandbox.SHARED.run(source, inputs, budgets.SESSION_SECONDS * self.effort,
+                                      budgets.SESSION_PROCESS + 4 * len(source) + need)
+        except TookTooLong:
+            self.left = 0  # what could not be counted once would not be counted again
+            raise
 
 
 def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:

@@ -30,6 +30,10 @@ class TooMuch(RunError):
     """A model that takes more time or memory than it may."""
 
 
+class TookTooLong(TooMuch):
+    """The run did not end, though what could be counted of it was within the limits."""
+
+
 class Sandbox:
     """A worker process; started when first used, and again after it had to be ended."""
 
@@ -63,7 +67,7 @@ class Sandbox:
         except (BrokenPipeError, EOFError) as error:
             self.close()
             if late.is_set():
-                raise TooMuch(f"it did not end within {seconds:.0f} s") from None
+                raise TookTooLong(f"it did not end within {seconds:.0f} s") from None
             raise RunError("onnxruntime crashed on it, or ran out of memory") from error
         except RunError:
             raise
