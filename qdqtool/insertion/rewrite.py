@@ -158,7 +158,8 @@ def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
     """Scales of the right shape and type for weights whose values are not at hand."""
     shape = model.constant_shape(site.tensor)
     assert shape is not None
-    return np.ones(() if site.axis is None else shape[site.axis], _float_type(model, site.tensor))
+    per_channel = site.axis is not None and site.axis < len(shape)  # a damaged file may say anything
+    return np.ones(shape[site.axis or 0] if per_channel else (), _float_type(model, site.tensor))
 
 
 def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16]:

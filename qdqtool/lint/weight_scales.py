@@ -122,7 +122,8 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
-    if params.precision != Precision.INT8 or params.scale is None or not np.all(params.scale > 0):
+    scale = params.scale
+    if params.precision != Precision.INT8 or scale is None or not scale.size or not np.all(scale > 0):
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:
@@ -131,9 +132,10 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     if values is None or not values.size:
         return None
     stored = weights.q is None
-    scale = params.scale
     axis = view.axis(first)
-    if scale.size == 1 or axis is None:
+    if axis is None and scale.size > 1:
+        return None  # a file that contradicts itself
+    if axis is None or scale.size == 1:
         return _Fit(node, _ratios(values.reshape(1, -1), scale, stored), np.empty(0), stored)
     axis %= len(shape)
     if axis >= len(shape) or shape[axis] != scale.size:

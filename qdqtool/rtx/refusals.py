@@ -160,7 +160,7 @@ def _zero_point(model: Model, constants: Constants, node: Node) -> Iterator[Refu
         return
     value = constants.value(name)
     if value is not None and np.any(np.asarray(value).astype(np.float64) != 0):
-        zeros = np.asarray(value).astype(np.float64)
+        zeros = np.nan_to_num(np.asarray(value).astype(np.float64))
         yield NonzeroZeroPoint(COMPILER, node.name, node.name, (int(zeros.min()), int(zeros.max())))
 
 

@@ -130,3 +130,13 @@ def test_dead_channels_count_for_nothing(placed: onnx.ModelProto) -> None:
             weights[::2] = 0
             tensors[q.input[0]].CopyFrom(numpy_helper.from_array(weights, q.input[0]))
     assert reported(copy) is None
+
+
+def test_a_file_that_contradicts_itself_is_left_to_the_other_checks(placed: onnx.ModelProto) -> None:
+    copy = onnx.ModelProto.FromString(placed.SerializeToString())
+    tensors = {t.name: t for t in copy.graph.initializer}
+    q = [n for n in copy.graph.node if n.op_type == "QuantizeLinear" and n.input[0] in tensors]
+    for node, scale in zip(q, (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4)), strict=False):
+        name = node.input[1]
+        tensors[name].CopyFrom(numpy_helper.from_array(scale.astype(np.float32), name))
+    assert reported(copy) is None
