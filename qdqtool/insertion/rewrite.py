@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool import qdq
+from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
@@ -22,6 +23,7 @@ from qdqtool.types import QuantizedTensor
 
 WEIGHT_FORMS = choices_of(Placing, "weights")
 _ROLES = ("_residual_quantizer", "_input_quantizer")
+_CHANNELS = 1 << 20  # of one layer; more is damage
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,11 @@ def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
     """Scales of the right shape and type for weights whose values are not at hand."""
     shape = model.constant_shape(site.tensor)
     assert shape is not None
-    per_channel = site.axis is not None and site.axis < len(shape)  # a damaged file may say anything
-    return np.ones(shape[site.axis or 0] if per_channel else (), _float_type(model, site.tensor))
+    if site.axis is None:
+        return np.ones((), _float_type(model, site.tensor))
+    if site.axis >= len(shape) or not 0 <= shape[site.axis] <= _CHANNELS:
+        raise ModelError(f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged")
+    return np.ones(shape[site.axis], _float_type(model, site.tensor))
 
 
 def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16]:

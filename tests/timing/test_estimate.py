@@ -1,5 +1,6 @@
 """Whole engines: what is counted, what the range says, what fixes save."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model, without_large_weights
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
+from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen, find, gpus
 from qdqtool.timing.physics import constants
@@ -291,3 +294,13 @@ def test_computed_shapes_need_no_weights():
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     for version in (proto, without_large_weights(proto)):
         assert Shapes(Model(version)).get("y") == (1, 64, 16, 32)
+
+
+@pytest.mark.parametrize("channels", [-3, 1 << 45])
+def test_weights_of_an_impossible_shape_end_in_a_note_or_one_line(channels):
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 8, 16, 16), "c", 8, scale=None, weights="float"))
+    next(t for t in proto.graph.initializer if t.name == "c.weight").dims[0] = channels
+    with contextlib.suppress(QdqtoolError):
+        prediction, time = predict_on(proto, "trt10", Request(gpu="T4"))
+        assert time is not None and time.best is None and prediction.convolutions
