@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from calibration.digests import read_ahead, unframed
 from calibration.looks import Looks
+from qdqtool import budgets
 from qdqtool.errors import DataError
 
 Array = npt.NDArray[Any]
@@ -197,6 +198,9 @@ class Dataset:
         self.skipped: list[tuple[str, str]] = []
         self.max_images = max_images
         self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
+        if self.batch > budgets.SAMPLE_ROWS:
+            raise DataError(f"the model has a fixed batch of {self.batch}; the most is {budgets.SAMPLE_ROWS}: export "
+                            "it with a batch of 1, or a dynamic one")
         known = source.count()
         self.indices = None if known is None else spread(known, max_images)
         self._lock = threading.Lock()

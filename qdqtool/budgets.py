@@ -48,6 +48,8 @@ FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
 
+SAMPLE_ROWS = 4096  # the batch of a model that is calibrated
+
 # Sessions of onnxruntime that `fix` opens to compare outputs.
 SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estimated from the shapes
 SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096

@@ -286,3 +286,9 @@ def test_what_a_plain_source_says_of_itself() -> None:
     with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
         source.portion([0])
     assert printable("a\udcffb.png") == "a\\xffb.png"
+
+
+def test_a_fixed_batch_of_thousands_is_refused() -> None:
+    """One sample would be all of it: gigabytes for a model of a kilobyte."""
+    with pytest.raises(DataError, match="fixed batch of 65536"):
+        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
