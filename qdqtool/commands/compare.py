@@ -69,14 +69,10 @@ def command(
         report(b, before=a, target=target, gpu=gpu).save(page)
     text = render(result, 100 if output else terminal_width(), everything=everything)
     emit(to_json(result.as_json()) if form == "json" else text, output)
-    met = [name for name in dict.fromkeys(fail_on) if _met(result, name)]
+    met = [name for name in dict.fromkeys(fail_on) if _CHECKS[name][0](result)]
     for name in met:
         print(f"qdqtool: --fail-on {name}: {_CHECKS[name][1]}", file=sys.stderr)
     return 1 if met else 0
-
-
-def _met(result: Comparison, name: str) -> bool:
-    return _CHECKS[name][0](result)
 
 
 def _count(*names: str) -> Callable[[Comparison], bool]:

@@ -167,14 +167,15 @@ def _pair_classes(
         if len(members) != len(others) or (alone and len(members) != 1):
             continue
         named = {two.view.model.nodes[j].name: j for j in others}
-        rest = []
+        rest, found = [], set()
         for i in members:
             j = named.pop(one.view.model.nodes[i].name, None)
             if j is None:
                 rest.append(i)
             else:
                 pairs[i] = j
-        pairs.update(zip(rest, [j for j in others if j in set(named.values())], strict=True))
+                found.add(j)
+        pairs.update(zip(rest, (j for j in others if j not in found), strict=True))
 
 
 def _names_mean_the_same(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
