@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from qdqtool.cli import run
 from qdqtool.errors import DataError
-from qdqtool.reporting.tuning import tuning_of
+from qdqtool.graph import Model
+from qdqtool.modelfile import load
+from qdqtool.reporting import data
+from qdqtool.reporting.tuning import tuning_of as read_tuning
 from tests.reporting.conftest import Made
 
 POINT = {"name": "p", "convolutions": 4, "conversions": 1, "low": 0.9, "high": 0.99, "chosen_on": 0.95}
@@ -29,6 +33,24 @@ def result(**changes: Any) -> dict[str, Any]:
         "notes": ["a note"], "warnings": [],
     }  # fmt: skip
     return {**found, **changes}
+
+
+def tuning_of(path: Path) -> data.Tuning:
+    """Read for a model of two nodes."""
+    nodes = [onnx.helper.make_node("Relu", [a], [b], name=b) for a, b in (("x", "/a"), ("/a", "/b"))]
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "/b"))
+    return read_tuning(path, Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))))
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(["/a"], True), (["/a", "/c"], True), (["/c"], False),
+                                             (["/a", "/c", "/d"], False), ([], True)])
+def test_of_another_network_it_is_refused(tmp_path: Path, nodes: list[str], fits: bool) -> None:
+    path = write(tmp_path, result(sites=[{"site": "s", "kind": "convolution", "choice": "float", "nodes": nodes}]))
+    if fits:
+        assert tuning_of(path).points
+    else:
+        with pytest.raises(DataError, match=r"tuning\.json: .*another network"):
+            tuning_of(path)
 
 
 def write(folder: Path, value: Any) -> Path:
@@ -86,7 +108,7 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
                 "--front", "--no-state", "-o", str(tmp_path / "tuned.onnx"), "--result", str(out)])
     assert code in (0, 1)
     written = json.loads(out.read_text())
-    found = tuning_of(out)
+    found = read_tuning(out, load(made.model))
     assert [p.metric for p in found.points if p.on_front] == [p["metric"] for p in written["front"]]
     assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
     assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]
