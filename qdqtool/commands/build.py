@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.errors import BuilderError
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -83,7 +83,12 @@ def _text(result: BuiltModel, model: str) -> str:
         return as_text([head, f"{result.status}: {result.message}", *_files(result)])
     lines = [head]
     int8 = sum(n.precision == "INT8" for n in result.nodes)
-    lines.append(f"{int8} of {len(result.nodes)} convolutions in INT8")
+    products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
+    lines.append(f"{int8} of {layers_counted(len(result.nodes) - products, products)} in INT8")
+    fused = sum("_mha" in layer.name for layer in result.build.layers) if result.build is not None else 0
+    if fused:
+        lines.append(f"{fused} attention{'s' if fused > 1 else ''} compiled into one kernel each (_gemm_mha), both "
+                     "products and the Softmax")
     width = min(max((len(n.name) for n in result.nodes), default=4), 44)
     for node in result.nodes:
         name = node.name if len(node.name) <= width else "..." + node.name[3 - width:]
