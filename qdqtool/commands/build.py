@@ -76,6 +76,8 @@ def _shapes(text: str) -> tuple[str, list[list[int]]]:
 
 
 def _text(result: BuiltModel, model: str) -> str:
+    from qdqtool.verification.mapping import ATTENTION
+
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
     head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
@@ -85,10 +87,9 @@ def _text(result: BuiltModel, model: str) -> str:
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
     lines.append(f"{int8} of {layers_counted(len(result.nodes) - products, products)} in INT8")
-    fused = sum("_mha" in layer.name for layer in result.build.layers) if result.build is not None else 0
+    fused = sum(ATTENTION in layer.name for layer in result.build.layers) if result.build is not None else 0
     if fused:
-        lines.append(f"{fused} attention{'s' if fused > 1 else ''} compiled into one kernel each (_gemm_mha), both "
-                     "products and the Softmax")
+        lines.append(f"kernels that compute a whole attention, both products and the Softmax ({ATTENTION}): {fused}")
     width = min(max((len(n.name) for n in result.nodes), default=4), 44)
     for node in result.nodes:
         name = node.name if len(node.name) <= width else "..." + node.name[3 - width:]
