@@ -30,7 +30,7 @@ _NOTHING = {
 
 
 def verdict(prediction: Prediction) -> str:
-    """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
+    """One line: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``."""
     s = _ranges(prediction)
     count = _outside(prediction) + _count(s["convolutions"], "convolution")
     if not s["convolutions"]:
@@ -40,7 +40,7 @@ def verdict(prediction: Prediction) -> str:
         return f"{count}: none in INT8, {why}"
     if s["conversions"] is None:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
-    both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
+    both = f" ({s['int8_to_int8']} to INT8, {s['int8_to_float']} to float)" if s["int8"] else ""
     causes = ["Conv + activation + Add"] if _open(prediction) else []
     if any(r.uncertain for r in prediction.regions):
         causes.append("how much Myelin takes in")
@@ -91,7 +91,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
         each = " ".join(
-            f"{value.capitalize()}, {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}."
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {_count(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
@@ -136,7 +136,7 @@ def render(
         time: How long it takes on a GPU.
         way: How it is to be built.
     """
-    lines = [verdict(prediction)]
+    lines = wrap(verdict(prediction), 2, width, "")
     if time is not None:
         from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
@@ -184,25 +184,34 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     lines: list[str] = []
     notes: list[list[Finding]] = []
     ledger: list[Finding] = []
-    for _, group in itertools.groupby(_by_code(prediction.findings), key=lambda f: f.code):
-        same = list(group)
+    for same in _grouped(prediction.findings):
         if same[0].code in _LEDGER:
             ledger += same
-        elif same[0].severity == Severity.INFO and not everything and same[0].code not in _EXPLAINS:
+        elif same[0].severity == Severity.INFO and not everything:
             notes.append(same)
         else:
             lines += ["", *_group(same, width, everything)]
     if ledger:
         lines += ["", *_conversions(ledger, width, everything)]
     if notes:
-        lines += ["", "Notes (--all shows them in full)"]
-        for same in notes:
+        nothing = any(same[0].code in _NOTHING for same in _grouped(prediction.findings))
+        shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
+        hidden = [same[0].code for same in notes if same not in shown]
+        more = f"; {', '.join(hidden)} only there" if hidden else ""
+        title = f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}"
+        lines += ["", *wrap(title, 2, width, "")]
+        for same in shown:
             lines += _note(same, width)
     return lines
 
 
-# Notes that are the reason of a convolution that is not INT8 to INT8: told like warnings.
-_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-BOTH", "CT-FLOAT")
+# Notes that repeat on every network: told with --all alone.
+_EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
+
+
+def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """The findings of each code."""
+    return [list(group) for _, group in itertools.groupby(_by_code(findings), key=lambda f: f.code)]
 
 
 def _by_code(findings: Iterable[Finding]) -> list[Finding]:
