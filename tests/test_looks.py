@@ -59,7 +59,8 @@ _WHOLE = re.compile(r"build: |next: |^\s*\S+$|qdqtool: |wrote ")
 @pytest.mark.parametrize("command", [
     "predict qdq.onnx", "predict qdq.onnx --all", "predict qdq.onnx --gpu T4", "predict float.onnx --target 8.6",
     "insert float.onnx --calib samples.npz --include conv -o new.onnx --all", "verify own.onnx own.log --allow-partial",
-    "compare float.onnx inserted.onnx", "fix qdq.onnx -o fixed.onnx", "extract qdq.onnx --finding OUT-FLOAT -o part.onnx",
+    "compare float.onnx inserted.onnx", "fix qdq.onnx -o fixed.onnx",
+    "extract qdq.onnx --finding OUT-FLOAT -o part.onnx",
     "explain SKIP-FLOAT", "explain --list", "explain 'Missing scale and zero-point for tensor x'",
     "explain 'ConstShuffleFusion: Fusing a with b'", "explain --for deepstream",
     "log own.log", "log own.log --all", "engine layers.json", "gpus", "gpus T4", "gpus --sources",
