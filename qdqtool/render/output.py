@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.jsontext import json_text
 from qdqtool.outputs import commit, write_text
 from qdqtool.process import silence_stdout
 from qdqtool.text import as_line, visible
@@ -78,6 +77,8 @@ def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
+    from qdqtool.jsontext import json_text
+
     return visible(json_text(data))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -70,7 +70,6 @@ def test_merging_is_associative_commutative_and_the_same_as_adding(
 
 
 @given(ARRAYS)
-@settings(max_examples=50)
 def test_order_does_not_matter(values: npt.NDArray[np.float32]) -> None:
     grown = TensorStatistics(64)
     for value in np.sort(np.abs(values)):  # the window moves as often as it can

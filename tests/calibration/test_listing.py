@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import listing
@@ -20,7 +20,6 @@ from qdqtool.errors import DataError, QdqtoolError
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
 @given(TEXTS, st.booleans(), st.integers(1, 7))
 def test_names_on_disk_are_those_in_memory(texts: list[str], ordered: bool, limit: int) -> None:
     before, listing.IN_MEMORY = listing.IN_MEMORY, limit
@@ -74,7 +73,6 @@ def test_no_listed_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             files_under(tmp_path / "in", {".png"})
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
 def test_intervals_are_sets(one: list[int], other: list[int]) -> None:
     a, b = Intervals(one), Intervals(other)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -173,7 +173,6 @@ def test_a_constant_tensor_is_represented(method: str, value: float) -> None:
     hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
     st.sampled_from(METHODS),
 )
-@settings(max_examples=150, deadline=None)
 def test_any_tensor_gets_a_usable_range(values: Floats32, method: str) -> None:
     stats = TensorStatistics.of(values)
     amax = amax_of(stats, method)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -179,7 +179,6 @@ def state(part: TensorStatistics | None) -> Any:
             state(part.focus))
 
 
-@settings(deadline=None, max_examples=150)
 @given(ARRAYS, st.randoms(use_true_random=False), st.booleans())
 def test_any_partition_in_any_order_is_the_whole(lists: list[list[float]], random: Any, focused: bool) -> None:
     arrays = [np.array(values, np.float32) for values in lists]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import TensorStatistics, amax_of, collect, load_statistics
@@ -27,7 +27,6 @@ def test_samples_are_evenly_spread(samples: int) -> None:
     assert chosen(None) == frozenset(range(IMAGES))
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 130), st.integers(7, 40), st.integers(7, 40))
 def test_values_are_those_of_the_map_and_spread_over_it(number: int, channels: int, height: int, width: int) -> None:
     where = np.arange(height * width, dtype=np.float32).reshape(1, 1, height, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -155,7 +155,6 @@ def edit(model: Model, draw: st.DrawFn) -> None:
     editor.finish()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 3), st.booleans())
 def test_the_index_is_that_of_the_message(data: st.DataObject, seed: int, asked: bool) -> None:
     model = Model(network(seed))
