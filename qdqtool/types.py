@@ -19,7 +19,7 @@ from qdqtool.assumption import Assumption
 from qdqtool.records import record
 from qdqtool.regions import MyelinRegion
 
-TOOL_VERSION = "0.1.0"
+TOOL_VERSION = "0.2.0"
 
 PREDICTION_SCHEMA = "qdqtool/prediction/1"
 VERIFICATION_SCHEMA = "qdqtool/verification/1"

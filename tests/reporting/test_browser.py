@@ -14,8 +14,8 @@ import qdqtool
 from tests.reporting.browser import Page
 from tests.reporting.conftest import Made
 from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.reporting.test_collect import result, write
 from tests.reporting.test_page import hostile
-from tests.reporting.test_tuning import result, write
 from tests.trt.evidence import CASES, HOME, truth
 
 pytestmark = pytest.mark.slow
