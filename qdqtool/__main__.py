@@ -22,6 +22,8 @@ def _overview() -> None:
 
     try:
         print(overview())
+    except BrokenPipeError:  # nobody reads on
+        process.silence_stdout()
     except OSError:
         sys.exit(2)
     sys.exit(process.finish(0))

@@ -18,6 +18,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.text import Filtered, one_line
 from qdqtool.types import TOOL_VERSION
 
+
 class LazyGroup(click.Group):
     """Loads the module of a command only when that command runs."""
 
