@@ -210,10 +210,19 @@ def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
     return float(np.exp(np.abs(errors)[order][np.searchsorted(run, share * run[-1])]))
 
 
-def wide_enough(errors: Array, weights: Array) -> float:
-    """The factor within which 80 % of whole networks lie, by weight and by number."""
+def wide_enough(errors: Array, weights: Array, data: Data) -> float:
+    """The factor within which 80 % of whole networks lie, by weight and by number.
+
+    By number an engine that was measured several times (the same GPU, network, types and batch) counts once, with the
+    error in the middle.
+    """
     used = weights > 0
-    return max(spread(errors[used], weights[used]), spread(errors[used], np.ones(used.sum())))
+    engines: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for gpu, label, error, use in zip(data.firsts, data.labels, errors, used, strict=True):
+        if use:
+            engines[gpu.name, label].append(abs(error))
+    single = np.asarray([sorted(found)[len(found) // 2] for found in engines.values()])
+    return max(spread(errors[used], weights[used]), spread(single, np.ones(len(single))))
 
 
 def main() -> int:
@@ -241,8 +250,8 @@ def main() -> int:
     layer_weights, total_weights = weights[:count], weights[count:]
     spreads = {
         "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
-        "total": wide_enough(by_gpu[count:], total_weights),
-        "total_unknown": wide_enough(by_cc[count:], total_weights),
+        "total": wide_enough(by_gpu[count:], total_weights, whole),
+        "total_unknown": wide_enough(by_cc[count:], total_weights, whole),
     }
     spreads["total_unknown"] = max(spreads["total_unknown"], spreads["total"])
     spreads["total_calibrated"] = min(spread(*calibrated(whole, by_gpu[count:])), spreads["total"])

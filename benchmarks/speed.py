@@ -266,7 +266,7 @@ def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, p
 def _in_turns(name: str, files: Files, trees: dict[str, Path], turns: int) -> str:
     case, made = CASES[name], files.made(name)
     words = [made.get(word, word) for word in case.command.split()]
-    commands = {what: ([sys.executable, "-m", "qdqtool.cli", *words], tree) for what, tree in trees.items()}
+    commands = {what: ([sys.executable, "-m", "qdqtool", *words], tree) for what, tree in trees.items()}
     if case.plain:
         commands["plain"] = ([sys.executable, "-c", _PLAIN, made["MODEL"], made["IMAGES"]], trees["now"])
     runs: dict[str, list[Run]] = {what: [] for what in commands}

@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.types import TOOL_VERSION as __version__
-
 if TYPE_CHECKING:
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.result import Comparison
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from qdqtool.reporting.api import Report
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
+    from qdqtool.types import TOOL_VERSION as __version__
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
     from qdqtool.verified import Verification
@@ -49,6 +48,7 @@ _HOMES = {
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
     "Verification": "qdqtool.verified",
+    "__version__": "qdqtool.types",
 }
 
 __all__ = [
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'qdqtool' has no attribute '{name}'")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), "TOOL_VERSION" if name == "__version__" else name)
     globals()[name] = value
     return value
 

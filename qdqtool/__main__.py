@@ -1,3 +1,33 @@
-from qdqtool.cli import main
+"""Where the `qdqtool` script begins: the overview of the commands takes nothing of what they need."""
 
-main()
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `qdqtool` script."""
+    try:
+        if sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
+            _overview()
+        from qdqtool.cli import main as command_line
+    except KeyboardInterrupt:
+        sys.exit(130)
+    command_line()
+
+
+def _overview() -> None:
+    from qdqtool import process
+    from qdqtool.commands import overview
+
+    try:
+        print(overview())
+    except BrokenPipeError:  # nobody reads on
+        process.silence_stdout()
+    except OSError:
+        sys.exit(2)
+    sys.exit(process.finish(0))
+
+
+if __name__ == "__main__":
+    main()

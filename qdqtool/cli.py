@@ -13,27 +13,10 @@ from typing import Any
 import click
 
 from qdqtool import files, outputs, process
+from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
 from qdqtool.text import Filtered, one_line
 from qdqtool.types import TOOL_VERSION
-
-# Module and one-line help are kept here so that `qdqtool --help` imports none of them.
-COMMANDS = {
-    "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
-    "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
-    "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
-    "verify": "Compare the prediction with a real TensorRT build.",
-    "compare": "Show what differs between two models, builds, or a model and build.",
-    "report": "Write one HTML page: the network as a graph, tables and plots.",
-    "fix": "Apply the fixes that need no new data to a Q/DQ model.",
-    "extract": "Cut out the smallest model that still shows a finding.",
-    "explain": "Explain a finding code or a TensorRT error message.",
-    "log": "Summarize a TensorRT build log.",
-    "gpus": "List the GPUs that times can be estimated for.",
-    "engine": "Per-layer precision, memory, MACs and time of a built engine.",
-    "build": "Build a model with a TensorRT found on this machine.",
-    "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
-}
 
 
 class LazyGroup(click.Group):
@@ -69,10 +52,8 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             raise process.Stopped(process.INTERRUPTED) from None
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-        formatter.write("\nqdqtool COMMAND --help lists its options, with examples.\n")
+    def get_help(self, ctx: click.Context) -> str:
+        return overview()
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True,
@@ -80,10 +61,7 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """INT8 for TensorRT without surprises, and without a GPU.
-
-    Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.
-    """
+    """The overview of the commands is :func:`qdqtool.commands.overview`."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

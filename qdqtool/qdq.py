@@ -200,7 +200,7 @@ def _axis(node: Node) -> int:
 
 def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None:
     """A constant's values, kept with the model for its other readers."""
-    known = model.memory.setdefault(f"numbers of {np.dtype(dtype)}", {})
+    known = model.memory.setdefault(f"numbers of {dtype.__name__}", {})
     if name not in known:
         value = model.constant(name)
         known[name] = None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))

@@ -21,6 +21,7 @@ from onnx import helper
 
 from qdqtool import text
 from qdqtool.cli import run
+from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import ModelError
 from qdqtool.modelfile import load
 from tests.buildlog import samples
@@ -288,3 +289,22 @@ def test_a_signal_that_a_library_turned_into_its_own_error(kind: str) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (130, "")
     assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
+
+
+@pytest.mark.parametrize("columns", [20, 64, 80, 100, 300])
+def test_the_overview_names_every_command_within_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(["--help"]) == 0 == run([])
+    shown = capsys.readouterr().out
+    text = overview()
+    assert shown == f"{text}\n" * 2
+    assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
+    assert all(" ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items())
+    assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
+
+
+def test_an_overview_that_cannot_be_written_is_no_success() -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2

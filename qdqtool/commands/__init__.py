@@ -1,1 +1,69 @@
-"""One module per command of the command line; each has a click command named `command`."""
+"""The command line's commands: each a module here, with a click command named `command`, and its line of the overview.
+
+The overview is made without click, whose import takes longer than all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Module and one-line help: `qdqtool --help` imports none of them.
+COMMANDS = {
+    "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
+    "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
+    "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
+    "verify": "Compare the prediction with a real TensorRT build.",
+    "compare": "Show what differs between two models, builds, or a model and build.",
+    "report": "Write one HTML page: the network as a graph, tables and plots.",
+    "fix": "Apply the fixes that need no new data to a Q/DQ model.",
+    "extract": "Cut out the smallest model that still shows a finding.",
+    "explain": "Explain a finding code or a TensorRT error message.",
+    "log": "Summarize a TensorRT build log.",
+    "gpus": "List the GPUs that times can be estimated for.",
+    "engine": "Per-layer precision, memory, MACs and time of a built engine.",
+    "build": "Build a model with a TensorRT found on this machine.",
+    "demo": "Insert, predict and verify on an embedded YOLOv8-style model.",
+}
+_ABOUT = (
+    "INT8 for TensorRT without surprises, and without a GPU.",
+    'Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.',
+)
+_OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
+_LEAST, _MOST = 50, 78  # columns
+
+
+def overview() -> str:
+    """What `qdqtool --help` prints, as wide as the terminal (or ``COLUMNS``) lets it."""
+    width = max(_LEAST, min(_MOST, _columns() - 2))
+    lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
+    for paragraph in _ABOUT:
+        lines += ["", *_filled(paragraph, "  ", "  ", width)]
+    for heading, rows in (("Options", _OPTIONS), ("Commands", COMMANDS)):
+        indent = max(map(len, rows)) + 4
+        lines += ["", f"{heading}:"]
+        for name, text in rows.items():
+            lines += _filled(text, f"  {name}".ljust(indent), " " * indent, width)
+    lines += ["", "qdqtool COMMAND --help lists its options, with examples."]
+    return "\n".join(lines)
+
+
+def _columns() -> int:
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
+
+
+def _filled(text: str, first: str, rest: str, width: int) -> list[str]:
+    """A paragraph in lines; what stands in front of the first, and of the others."""
+    lines, line = [], first
+    for word in text.split():
+        if len(line) + len(word) > width and line.strip() and line != first:
+            lines.append(line.rstrip())
+            line = rest
+        line += f"{word} "
+    return [*lines, line.rstrip()]

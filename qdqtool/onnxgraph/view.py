@@ -108,7 +108,13 @@ class View:
 
     def weights(self, node: Node) -> Weights:
         """Where the weights of a convolution come from (its second input)."""
-        return self._trace(node.input(1))
+        known = self.known.setdefault("weights", {})
+        tensor = node.input(1)
+        found = known.get(tensor)
+        if found is None:
+            found = known[tensor] = self._trace(tensor)
+        assert isinstance(found, Weights)
+        return found
 
     def _trace(self, tensor: str) -> Weights:
         model = self.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
 
 from qdqtool.evidence import Case
@@ -15,10 +16,13 @@ _OF_NO_OUTCOME = frozenset({"constant", "identity"})
 
 def seen_on(case: Case, target: Target) -> bool:
     """Whether a build of the target's major version shows a case; later ones than 10 count as their own."""
-    if case.evidence != Evidence.SEEN:
-        return False
-    major = target.version[0]
-    return any(_is_of(BUILDS[name].tensorrt, major) for name in case.build_names() if name in BUILDS)
+    return _seen_on(case, target.version[0])
+
+
+@functools.cache
+def _seen_on(case: Case, major: int) -> bool:
+    return case.evidence == Evidence.SEEN and any(
+        _is_of(BUILDS[name].tensorrt, major) for name in case.build_names() if name in BUILDS)
 
 
 def _is_of(versions: str, major: int) -> bool:
@@ -27,11 +31,11 @@ def _is_of(versions: str, major: int) -> bool:
 
 def weakest(cases: Collection[Case], target: Target) -> Evidence:
     """How well an outcome is proven on the target: as its cases are, what only 8.x shows assumed on later ones."""
-    found = Evidence.SEEN
+    found = set()
     for case in cases:
         shown = case.evidence != Evidence.SEEN or not target.has_marks or seen_on(case, target)
-        found = found.weaker(case.evidence if shown else Evidence.ASSUMED)
-    return found
+        found.add(case.evidence if shown else Evidence.ASSUMED)
+    return functools.reduce(Evidence.weaker, found, Evidence.SEEN)
 
 
 def sentence(cases: Iterable[Case], target: Target) -> str:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import re
+import tomllib
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from qdqtool import knowledge
 from qdqtool.explain.codes import CODES, _code
 from qdqtool.explain.errors import KNOWN
 from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
@@ -13,7 +16,7 @@ from qdqtool.explain.knowledge import Holds
 from qdqtool.explain.lines import HEADINGS, MEANINGS
 from qdqtool.explain.ways import WAYS
 from qdqtool.finding_codes import FindingCode
-from qdqtool.knowledge import entry
+from qdqtool.knowledge import entry, table
 from qdqtool.trt.rules import passes
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Evidence
@@ -78,3 +81,9 @@ def test_a_code_and_an_error_are_read():
               "source": "s", "codes": ["ZP-NONZERO"]}
     known = entry(KnownError, fields, "x")
     assert known.pattern == "two  spaces" and known.codes == ("ZP-NONZERO",)
+
+
+@pytest.mark.parametrize("name", ["codes", "ways", "meanings", "errors"])
+def test_sections_read_one_by_one_are_what_the_whole_file_says(name: str) -> None:
+    whole = tomllib.loads(Path(knowledge.__file__).with_name(f"{name}.toml").read_text("utf-8"))
+    assert dict(table(name)) == whole

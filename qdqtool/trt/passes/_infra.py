@@ -43,11 +43,8 @@ class Pass(ABC):
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.name = type(self).__name__
         self._result = PassResult()
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__
 
     def run(self, network: Network) -> PassResult:
         """Applies the pass once over the whole network."""
