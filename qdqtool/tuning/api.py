@@ -156,7 +156,7 @@ def tune(
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, goal, whole_front, say or (lambda line: None))
+        search = Search(planner, bench, goal, whole_front, say or (lambda line: None), time_limit or 0.0)
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
@@ -195,8 +195,10 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
         bench.job = bench.job.based_on(search.recipe(search.start))
-        if say is not None:
-            say(Estimate.of(search, bench).sentence)
+        if say is not None or bench.deadline is not None:
+            expected = Estimate.of(search, bench)
+            search.say(expected.sentence)
+            search.leave_time(expected.each or 0.0)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(

@@ -27,6 +27,7 @@ class Estimate:
         images: Samples that they are swept on.
         seconds: Of all of it, at worst; none where an earlier run has measured so much that nothing could be timed.
         workers: At the same time.
+        each: Seconds for one run on one sample, all workers at work.
     """
 
     choices: int
@@ -34,6 +35,7 @@ class Estimate:
     images: int
     seconds: float | None
     workers: int
+    each: float | None = None
 
     @staticmethod
     def of(search: Search, bench: Measurements) -> Estimate:
@@ -53,7 +55,7 @@ class Estimate:
         whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
         total = None if seconds is None else seconds * (sweep * len(bench.sets.swept_on) + whole)
         return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.swept_on),
-                        total, bench.workers)  # fmt: skip
+                        total, bench.workers, seconds)  # fmt: skip
 
     @property
     def sentence(self) -> str:
