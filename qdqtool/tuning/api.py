@@ -160,8 +160,8 @@ def tune(
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
-        search.judge_points([point] if search.stopped else shown)
-        bought = [] if search.stopped else search.bought(point)
+        search.judge_points([point])
+        bought = [] if search.stopped else search.more_of(point, shown)
         plan = planner.plan(point.configuration)
         made, quantized = planner.build(plan, placing.weights)
         if half:

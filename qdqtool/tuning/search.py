@@ -55,6 +55,8 @@ class Search:
         whole_front: Whether to measure the front even where everything INT8 is enough.
         say: Told what comes next.
         limit: Seconds that all of it may take, where the bench has a deadline.
+        ends: When all of that is measured has to be; None without a limit.
+        last_judged: When only one placement more can be judged.
     """
 
     planner: Planner
@@ -63,6 +65,8 @@ class Search:
     whole_front: bool
     say: Say
     limit: float = 0.0
+    ends: float | None = None
+    last_judged: float | None = None
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)
@@ -146,8 +150,10 @@ class Search:
         if room < len(judged):
             bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
             self.notes.append(f"judged on {room} of {len(judged)} images: more would not have fitted the time limit")
-        left = bench.deadline - time.monotonic()
-        bench.deadline -= min(_JUDGED * each * len(bench.sets.judged_on) + _WRITING * self.limit, left / 2)
+        one, left = each * len(bench.sets.judged_on), bench.deadline - time.monotonic()
+        self.ends = bench.deadline - _WRITING * self.limit
+        self.last_judged = self.ends - 1.5 * one
+        bench.deadline -= min(_JUDGED * one + _WRITING * self.limit, left / 2)
 
     def _with(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
@@ -432,7 +438,7 @@ class Search:
                 self._judge([point.configuration])
                 if self._reaches(self.recipe(point.configuration), self.bench.sets.judged_on):
                     return point, True
-                if self.stopped:  # time is left for one more
+                if self.last_judged is not None and time.monotonic() > self.last_judged:
                     break
         return front[-1], False
 
@@ -445,6 +451,19 @@ class Search:
             point.metric = self.bench.value(recipe, samples)
             values = self.bench.resampled(recipe, samples)
             point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
+
+    def more_of(self, point: Point, shown: Sequence[Point]) -> list[Bought]:
+        """Judges the rest of the front, and measures what each choice bought, as far as there is time."""
+        self.bench.deadline = self.ends
+        try:
+            for other in shown:
+                self.judge_points([other])
+            return self.bought(point)
+        except OutOfTime:
+            self.notes.append("the time limit left no time to judge all of the front, or what each choice bought")
+            return []
+        finally:
+            self.bench.deadline = None
 
     def bought(self, point: Point) -> list[Bought]:
         """What each choice of a placement bought: measured again without it."""
