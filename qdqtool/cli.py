@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True,
-             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

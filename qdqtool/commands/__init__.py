@@ -11,13 +11,13 @@ import sys
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
-    "tune": "Find the fastest placement of Q/DQ that is accurate enough.",
+    "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Compare the prediction with a real TensorRT build.",
-    "compare": "Show what differs between two models, two builds, or a model and its build.",
+    "compare": "Show what differs between two models, builds, or a model and build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
-    "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",
+    "extract": "Cut out the smallest model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs that times can be estimated for.",
@@ -30,6 +30,7 @@ _ABOUT = (
     'Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.',
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
+_MORE = "qdqtool COMMAND --help lists its options, with examples."
 _LEAST, _MOST = 50, 98  # columns
 
 
@@ -44,7 +45,7 @@ def overview() -> str:
         lines += ["", f"{heading}:"]
         for name, text in rows.items():
             lines += _filled(text, f"  {name}".ljust(indent), " " * indent, width)
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_filled(_MORE, "", "", width)])
 
 
 def _columns() -> int:
