@@ -5,8 +5,7 @@ The overview is made without click, whose import takes longer than all of it.
 
 from __future__ import annotations
 
-import os
-import sys
+from qdqtool.process import columns
 
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {
@@ -36,7 +35,7 @@ _LEAST, _MOST = 50, 98  # columns
 
 def overview() -> str:
     """What `qdqtool --help` prints, as wide as the terminal (or ``COLUMNS``) lets it."""
-    width = max(_LEAST, min(_MOST, _columns() - 2))
+    width = max(_LEAST, min(_MOST, columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
         lines += ["", *_filled(paragraph, "  ", "  ", width)]
@@ -46,16 +45,6 @@ def overview() -> str:
         for name, text in rows.items():
             lines += _filled(text, f"  {name}".ljust(indent), " " * indent, width)
     return "\n".join([*lines, "", *_filled(_MORE, "", "", width)])
-
-
-def _columns() -> int:
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    try:
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):
-        return 80
 
 
 def _filled(text: str, first: str, rest: str, width: int) -> list[str]:
