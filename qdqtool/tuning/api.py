@@ -329,7 +329,7 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
-            loss = before - first.error
+            loss = search.loss(search.start.joined(site.as_float()))
         choice, why = site.default, "accurate enough in INT8" if site.default == INT8 else "the head preset"
         if set(site.nodes) <= search.start.floats:
             choice, why = FLOAT, FREE

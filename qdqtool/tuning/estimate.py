@@ -11,7 +11,7 @@ from qdqtool.timing.products import product_of
 from qdqtool.timing.shapes import Shapes
 from qdqtool.tuning.measurements import Measurements
 from qdqtool.tuning.recipe import first_change
-from qdqtool.tuning.search import FLOAT_RECIPE, Search
+from qdqtool.tuning.search import BETTER, FIRST_SAMPLES, FLOAT_RECIPE, Search
 
 _WHOLE = 30  # combinations that a search usually measures
 _FEW = 2
@@ -53,7 +53,9 @@ class Estimate:
             recipe = search.recipe(search.start.joined(judged.candidate.configuration))
             sweep += behind[first_change(search.planner.model, base, recipe)]
         whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-        total = None if seconds is None else seconds * (sweep * len(bench.sets.swept_on) + whole)
+        images = len(bench.sets.swept_on)
+        swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
+        total = None if seconds is None else seconds * (sweep * swept + whole)
         return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.swept_on),
                         total, bench.workers, seconds)  # fmt: skip
 

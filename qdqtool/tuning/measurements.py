@@ -55,18 +55,21 @@ class Measurements:
 
     # Sweeps: one site at a time --------------------------------------------------------------------------------
 
-    def sweep(self, recipes: Sequence[Recipe], what: str, until: float | None = None) -> bool:
+    def sweep(
+        self, recipes: Sequence[Recipe], what: str, until: float | None = None, images: Sequence[int] | None = None
+    ) -> bool:
         """Measures the error of each recipe on the samples for single sites.
 
         Args:
             recipes: What to measure.
             what: In words, for the bar.
             until: When to stop, where that is in front of the deadline.
+            images: Other samples.
 
         Returns:
             Whether all was measured; False where the time came first.
         """
-        images = self.sets.swept_on
+        images = tuple(self.sets.swept_on if images is None else images)
         unique = {r.key: r for r in recipes}
         room = self.job.network.images_at_once(unique.values(), self.workers)
         size = max(1, min(room, self._at_once, -(-len(images) // self.workers)))

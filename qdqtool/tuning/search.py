@@ -31,6 +31,8 @@ _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take,
 _FEWEST_JUDGED = 4  # with at least so many samples
 _WRITING = 0.03  # part of it that is left for the prediction and the files
+FIRST_SAMPLES = 8  # on which all choices are measured alone,
+BETTER = 1 / 3  # and this part of them on all samples
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 Say = Callable[[str], None]
@@ -131,10 +133,21 @@ class Search:
         return self._reaches(recipe, self.bench.sets.judged_on)
 
     def _sweep(self) -> bool:
-        """The error of each choice alone; False where the time for it came first, of which a third is left."""
-        recipes = [self.recipe(self.start), *(self.recipe(self._with(j.candidate)) for j in self.swept())]
+        """The error of each choice alone, on a few samples first; the better part of them then on all.
+
+        Returns:
+            False where the time for it was over first: a third of it is left for combinations.
+        """
+        start, images = self.recipe(self.start), self.bench.sets.swept_on
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        return self.bench.sweep(recipes, "Sensitivity", until)
+        recipes = [self.recipe(self._with(j.candidate)) for j in self.swept()]
+        if len(images) > FIRST_SAMPLES:
+            first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
+            if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
+                return False
+            better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
+            recipes = [self.recipe(self._with(j.candidate)) for j, _ in better]
+        return self.bench.sweep([start, *recipes], "Sensitivity", until)
 
     def leave_time(self, each: float) -> None:
         """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be.
@@ -158,6 +171,12 @@ class Search:
     def _with(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
 
+    def loss(self, configuration: Configuration) -> float | None:
+        """By how much it makes the output error smaller, on the samples that it was measured on."""
+        before, after = (self.bench.errors(self.recipe(c)) ** 2 for c in (self.start, configuration))
+        both = ~np.isnan(before) & ~np.isnan(after)
+        return float(np.sqrt(before[both].mean()) - np.sqrt(after[both].mean())) if both.any() else None
+
     def error(self, configuration: Configuration) -> float | None:
         """Root of the mean squared output error over the samples; None where it was not measured."""
         errors = self.bench.errors(self.recipe(configuration))
@@ -166,8 +185,8 @@ class Search:
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
         before = self.bench.errors(self.recipe(self.start))
-        worst = sorted((j for j in self.swept() if j.candidate.choice == FLOAT and j.candidate.site.tensors),
-                       key=lambda j: self.error(self._with(j.candidate)) or math.inf)  # fmt: skip
+        worst = [j for j, _ in sorted(self._gained(), key=lambda x: -x[1])
+                 if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
         self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
         self.scales = [c for c in self.scales

@@ -310,6 +310,30 @@ def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch,
         qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
 
 
+def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_placement(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = images(48, 16, 16)
+    found = []
+    for first in (2, 100):
+        monkeypatch.setattr(search_module, "FIRST_SAMPLES", first)
+        rows: dict[str, set[int]] = {}
+
+        def counting(job: Job, tasks: Sequence[Task], rows: dict[str, set[int]] = rows) -> Iterator[Result]:
+            for result in local(2)(job, tasks):
+                if not any(t.whole for t in tasks):
+                    for key, measured in result.rows.items():
+                        rows.setdefault(key, set()).update(measured)
+                yield result
+
+        found.append(qdqtool.tune(branchy(), data, keep=KEEP, method="mse", mapper=counting))
+        sizes = sorted(map(len, rows.values()))
+        assert set(sizes) == ({2, 12} if first == 2 else {12})
+        assert first == 100 or 0.2 < sizes.count(12) / len(sizes) < 0.9
+    assert found[0].chosen.sites == found[1].chosen.sites and found[0].chosen.metric == found[1].chosen.metric
+    assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
+
+
 @pytest.mark.parametrize("limit", [40.0, 60.0, 90.0, 150.0])
 def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, limit: float
