@@ -85,6 +85,9 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the table of --compare between the markers of that page")
     options = parser.parse_args(arguments)
     if options.compare:
+        unknown = [n for n in options.names if n not in CASES]
+        if unknown or options.runs < 1:
+            parser.error(f"no case '{unknown[0]}'" if unknown else "--runs: at least 1")
         return compared(options)
     if options.list:
         for name, text in known.items():
