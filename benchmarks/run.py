@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from marked import replace_between  # noqa: E402
 
-from benchmarks.speed import BEGIN, CASES, END, USUAL, compare  # noqa: E402
+from benchmarks.speed import BEGIN, CASES, END, HEAD, USUAL, compare  # noqa: E402
 
 DATA = {  # run these by name, with their arguments
     "accuracy": "models and images of your own",
@@ -63,8 +63,7 @@ def compared(options: argparse.Namespace) -> int:
     """Measures two versions; nothing is right or wrong about it."""
     rows = compare(options.compare, options.names or USUAL, options.runs, options.model, options.photos)
     if options.page is not None:
-        head = ["| | processor time | wall time | peak memory |", "|---|---|---|---|"]
-        replace_between(options.page, BEGIN, END, "\n".join([*head, *rows]))
+        replace_between(options.page, BEGIN, END, "\n".join([HEAD, *rows]))
     return 0
 
 
@@ -86,6 +85,9 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the table of --compare between the markers of that page")
     options = parser.parse_args(arguments)
     if options.compare:
+        unknown = [n for n in options.names if n not in CASES]
+        if unknown or options.runs < 1:
+            parser.error(f"no case '{unknown[0]}'" if unknown else "--runs: at least 1")
         return compared(options)
     if options.list:
         for name, text in known.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from qdqtool.records import record
 
 HEAD = 64  # first bytes that tell
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileType:
     """A kind of file that users take for a model.
 

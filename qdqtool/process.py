@@ -67,6 +67,17 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+def columns() -> int:
+    """Columns of the terminal (or ``COLUMNS``), 80 where there is none; :mod:`shutil` loads all it compresses with."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
+
+
 def load_numpy() -> None:
     """Imports numpy without threads for its linear algebra: starting them is work that only large products pay for."""
     threads = "OPENBLAS_NUM_THREADS"

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper
 
-from qdqtool import cli, modelfile
+from qdqtool import cli, external, modelfile
 from qdqtool.errors import ModelError
 from qdqtool.modelfile import load, load_full, save
 from qdqtool.sessions import open_proto
@@ -216,3 +216,18 @@ def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.Ca
     for command in ("predict", "predict --target rtx1.7", "predict --gpu T4", "fix -o o.onnx"):
         assert cli.run([*command.split(), str(path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"])
+def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
+    values = np.array([[0, 1, 3], [5, 7, 100]]).astype(kind)
+    tensor = onnx.numpy_helper.from_array(values, "w")
+    if not raw:
+        tensor = onnx.helper.make_tensor("w", tensor.data_type, values.shape, values.reshape(-1).tolist())
+    found = external.array_of(tensor)
+    assert found.dtype == values.dtype and np.array_equal(found, onnx.numpy_helper.to_array(tensor))
+    for damage in ({"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}):
+        broken = onnx.TensorProto(name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage})
+        with pytest.raises(ModelError, match="'w' cannot be read"):
+            external.array_of(broken)

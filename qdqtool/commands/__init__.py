@@ -5,8 +5,7 @@ The overview is made without click, whose import takes longer than all of it.
 
 from __future__ import annotations
 
-import os
-import sys
+from qdqtool.process import columns
 
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {
@@ -30,12 +29,13 @@ _ABOUT = (
     'Exit codes: 0 done (and, for verify, everything agreed); 1 the answer is "no"; 2 bad input or usage.',
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
+_MORE = "qdqtool COMMAND --help lists its options, with examples."
 _LEAST, _MOST = 50, 78  # columns
 
 
 def overview() -> str:
     """What `qdqtool --help` prints, as wide as the terminal (or ``COLUMNS``) lets it."""
-    width = max(_LEAST, min(_MOST, _columns() - 2))
+    width = max(_LEAST, min(_MOST, columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
         lines += ["", *_filled(paragraph, "  ", "  ", width)]
@@ -44,18 +44,7 @@ def overview() -> str:
         lines += ["", f"{heading}:"]
         for name, text in rows.items():
             lines += _filled(text, f"  {name}".ljust(indent), " " * indent, width)
-    lines += ["", "qdqtool COMMAND --help lists its options, with examples."]
-    return "\n".join(lines)
-
-
-def _columns() -> int:
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    try:
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):
-        return 80
+    return "\n".join([*lines, "", *_filled(_MORE, "", "", width)])
 
 
 def _filled(text: str, first: str, rest: str, width: int) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from qdqtool.explain.report import Report
 from qdqtool.finding_codes import FindingCode
+from qdqtool.records import record
 from qdqtool.trt.provenance import Size
 from qdqtool.trt.refusals import AddOutputNotQuantized
 from qdqtool.types import Cause, ConvOutcome, Evidence, Prediction, Refusal
@@ -18,7 +18,7 @@ See = tuple[FindingCode, str]
 """Another finding: its code and node."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Diagnosis:
     """What a refusal becomes.
 

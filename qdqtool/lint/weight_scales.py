@@ -7,7 +7,6 @@ training moves weights after their scales were taken, so that it takes a share o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import output_axis
+from qdqtool.records import record
 from qdqtool.trt.faults import CHECK, WeightScales, WeightScalesCause
 from qdqtool.types import Precision
 
@@ -32,7 +32,7 @@ _ROUNDING = 0.006  # exporters divide by 127, 127.5 (which is .004 more) or what
 _FEW = 3  # layers below which a share says nothing
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Fit:
     """How the scales of one layer fit.
 
@@ -166,7 +166,8 @@ def _ratios(
     channels: npt.NDArray[Any], scale: npt.NDArray[np.float64], stored: bool
 ) -> npt.NDArray[np.float64]:
     """Largest weight over the largest that the scale holds; channels without a weight that is not 0 are left out."""
-    largest = np.abs(channels.astype(np.float64)).max(axis=1)
+    # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
+    largest = np.maximum(channels.max(axis=1).astype(np.float64), -channels.min(axis=1).astype(np.float64))
     alive = (largest > 0) & np.isfinite(largest)
     held = _STEPS if stored else _STEPS * scale[alive]
     ratios: npt.NDArray[np.float64] = largest[alive] / held

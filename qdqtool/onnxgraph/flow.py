@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qdqtool import operators, qdq
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import inputs_behind_q
+from qdqtool.records import record
 
 _LIMIT = 400  # readers looked at from one tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Use:
     """A reader of a tensor, behind the operators on the way to it that a Q passes.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any, TextIO
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.outputs import commit, write_text
-from qdqtool.process import silence_stdout
+from qdqtool.process import columns, silence_stdout
 from qdqtool.text import as_line, visible
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
@@ -84,7 +83,7 @@ def to_json(data: Any) -> str:
 
 def terminal_width() -> int:
     """Columns to write for: the terminal's (or ``COLUMNS``), 80 where there is none."""
-    return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size((80, 24)).columns))
+    return max(MIN_WIDTH, min(MAX_WIDTH, columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from qdqtool.records import record
 from qdqtool.types import Event
 
 RUNNING = "Running"
@@ -41,7 +41,7 @@ COPY_UNMOVABLE = "Generating copy because input is not movable"
 NO_PASS = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Format:
     """The wording of one kind of line.
 

@@ -156,12 +156,12 @@ def tune(
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, goal, whole_front, say or (lambda line: None))
+        search = Search(planner, bench, goal, whole_front, say or (lambda line: None), time_limit or 0.0)
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
-        search.judge_points([point] if search.stopped else shown)
-        bought = [] if search.stopped else search.bought(point)
+        search.judge_points([point])
+        bought = [] if search.stopped else search.more_of(point, shown)
         plan = planner.plan(point.configuration)
         made, quantized = planner.build(plan, placing.weights)
         if half:
@@ -195,8 +195,10 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
         bench.job = bench.job.based_on(search.recipe(search.start))
-        if say is not None:
-            say(Estimate.of(search, bench).sentence)
+        if say is not None or bench.deadline is not None:
+            expected = Estimate.of(search, bench)
+            search.say(expected.sentence)
+            search.leave_time(expected.each or 0.0)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(
@@ -327,7 +329,7 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
-            loss = before - first.error
+            loss = search.loss(search.start.joined(site.as_float()))
         choice, why = site.default, "accurate enough in INT8" if site.default == INT8 else "the head preset"
         if set(site.nodes) <= search.start.floats:
             choice, why = FLOAT, FREE

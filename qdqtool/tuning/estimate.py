@@ -11,7 +11,7 @@ from qdqtool.timing.products import product_of
 from qdqtool.timing.shapes import Shapes
 from qdqtool.tuning.measurements import Measurements
 from qdqtool.tuning.recipe import first_change
-from qdqtool.tuning.search import FLOAT_RECIPE, Search
+from qdqtool.tuning.search import BETTER, FIRST_SAMPLES, FLOAT_RECIPE, Search
 
 _WHOLE = 30  # combinations that a search usually measures
 _FEW = 2
@@ -27,6 +27,7 @@ class Estimate:
         images: Samples that they are swept on.
         seconds: Of all of it, at worst; none where an earlier run has measured so much that nothing could be timed.
         workers: At the same time.
+        each: Seconds for one run on one sample, all workers at work.
     """
 
     choices: int
@@ -34,6 +35,7 @@ class Estimate:
     images: int
     seconds: float | None
     workers: int
+    each: float | None = None
 
     @staticmethod
     def of(search: Search, bench: Measurements) -> Estimate:
@@ -51,9 +53,11 @@ class Estimate:
             recipe = search.recipe(search.start.joined(judged.candidate.configuration))
             sweep += behind[first_change(search.planner.model, base, recipe)]
         whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-        total = None if seconds is None else seconds * (sweep * len(bench.sets.swept_on) + whole)
+        images = len(bench.sets.swept_on)
+        swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
+        total = None if seconds is None else seconds * (sweep * swept + whole)
         return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.swept_on),
-                        total, bench.workers)  # fmt: skip
+                        total, bench.workers, seconds)  # fmt: skip
 
     @property
     def sentence(self) -> str:

@@ -19,6 +19,7 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import SWEEP, WHOLE, Store
 
 _AT_ONCE = 8  # samples of one task: enough to pay for its sessions
+_WITHIN_LIMIT = 2  # the same where time is limited: tasks that are begun are ended
 RESAMPLES = 300
 
 
@@ -54,16 +55,24 @@ class Measurements:
 
     # Sweeps: one site at a time --------------------------------------------------------------------------------
 
-    def sweep(self, recipes: Sequence[Recipe], what: str) -> bool:
+    def sweep(
+        self, recipes: Sequence[Recipe], what: str, until: float | None = None, images: Sequence[int] | None = None
+    ) -> bool:
         """Measures the error of each recipe on the samples for single sites.
 
+        Args:
+            recipes: What to measure.
+            what: In words, for the bar.
+            until: When to stop, where that is in front of the deadline.
+            images: Other samples.
+
         Returns:
-            Whether all was measured; False where the time limit came first.
+            Whether all was measured; False where the time came first.
         """
-        images = self.sets.swept_on
+        images = tuple(self.sets.swept_on if images is None else images)
         unique = {r.key: r for r in recipes}
         room = self.job.network.images_at_once(unique.values(), self.workers)
-        size = max(1, min(room, _AT_ONCE, -(-len(images) // self.workers)))
+        size = max(1, min(room, self._at_once, -(-len(images) // self.workers)))
         tasks = []
         for start in range(0, len(images), size):
             chunk = images[start : start + size]
@@ -71,14 +80,14 @@ class Measurements:
             if left:
                 tasks.append(Task(f"sweep {start}", chunk, tuple(left)))
         try:
-            self._run(SWEEP, tasks, what)
+            self._run(SWEEP, tasks, what, until)
         except OutOfTime:
             return False
         return True
 
     def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
-        """Errors of a swept recipe on the samples that were measured, NaN for the others."""
-        rows = self.store.known(SWEEP, recipe.key)
+        """Errors of a recipe on the samples for single sites that were measured, NaN for the others."""
+        rows = {**self.store.known(WHOLE, recipe.key), **self.store.known(SWEEP, recipe.key)}
         found = [rows.get(n) for n in self.sets.swept_on]
         return np.asarray([math.nan if r is None else r.error for r in found], np.float64)
 
@@ -90,7 +99,7 @@ class Measurements:
         Raises:
             OutOfTime: The time limit came first.
         """
-        size = max(1, min(_AT_ONCE, -(-len(samples) // self.workers)))
+        size = max(1, min(self._at_once, -(-len(samples) // self.workers)))
         tasks = []
         for recipe in {r.key: r for r in recipes}.values():
             left = [n for n in samples if n not in self.store.known(WHOLE, recipe.key)]
@@ -139,11 +148,16 @@ class Measurements:
 
     # Running ---------------------------------------------------------------------------------------------------
 
-    def _run(self, kind: str, tasks: Sequence[Task], what: str) -> None:
+    @property
+    def _at_once(self) -> int:
+        return _AT_ONCE if self.deadline is None else _WITHIN_LIMIT
+
+    def _run(self, kind: str, tasks: Sequence[Task], what: str, until: float | None = None) -> None:
         if not tasks:
             return
         total = sum(len(t.candidates) * len(t.images) for t in tasks)
-        results = self._until_deadline(self.mapper(self.job, tasks))
+        ends = [t for t in (self.deadline, until) if t is not None]
+        results = self._until(min(ends, default=None), self.mapper(self.job, tasks))
         try:
             for result in track(_single(results), what, total) if self.progress else _single(results):
                 if isinstance(result, Result):
@@ -152,11 +166,11 @@ class Measurements:
         finally:
             self.store.save()
 
-    def _until_deadline(self, results: Iterator[Result]) -> Iterator[Result]:
+    def _until(self, end: float | None, results: Iterator[Result]) -> Iterator[Result]:
         try:
             for result in results:
                 yield result
-                if self.deadline is not None and time.monotonic() > self.deadline:
+                if end is not None and time.monotonic() > end:
                     raise OutOfTime
         finally:
             close = getattr(results, "close", None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from calibration.dataset import spread
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion import losses
 from qdqtool.tuning.candidates import Judged, judge
 from qdqtool.tuning.chain import Gain, chain, neighbours
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
@@ -24,6 +27,12 @@ _OVER = 4  # placements just over a budget that are looked at for one choice les
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
 _EQUAL = 1e-9  # by which the cost of equal placements may differ
 _FITTING = 3  # last steps of the chain within a budget, which are measured
+_JUDGED = 2  # placements that are judged when the time is over
+_JUDGING = 0.2  # part of a time limit that this may take,
+_FEWEST_JUDGED = 4  # with at least so many samples
+_WRITING = 0.03  # part of it that is left for the prediction and the files
+FIRST_SAMPLES = 8  # on which all choices are measured alone,
+BETTER = 1 / 3  # and this part of them on all samples
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 Say = Callable[[str], None]
@@ -47,6 +56,9 @@ class Search:
         goal: What is to be reached.
         whole_front: Whether to measure the front even where everything INT8 is enough.
         say: Told what comes next.
+        limit: Seconds that all of it may take, where the bench has a deadline.
+        ends: When all of that is measured has to be; None without a limit.
+        last_judged: When only one placement more can be judged.
     """
 
     planner: Planner
@@ -54,6 +66,9 @@ class Search:
     goal: Goal
     whole_front: bool
     say: Say
+    limit: float = 0.0
+    ends: float | None = None
+    last_judged: float | None = None
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)
@@ -92,9 +107,9 @@ class Search:
             if self._is_enough(self.start) and not self.whole_front:
                 self.enough = True
                 return
-            self._sweep()
-            ranges = self._ranges()
-            self._combinations(ranges)
+            if self.bench.deadline is not None:
+                self.measure([*self._heads(), *self._worst(self._by_own_error(), "by their own error")])
+            self._combinations(self._ranges() if self._sweep() else self.start)
         except OutOfTime:
             self.stopped = "time limit"
 
@@ -117,13 +132,50 @@ class Search:
         self._judge([configuration])
         return self._reaches(recipe, self.bench.sets.judged_on)
 
-    def _sweep(self) -> None:
-        recipes = [self.recipe(self.start), *(self.recipe(self._with(j.candidate)) for j in self.swept())]
-        if not self.bench.sweep(recipes, "Sensitivity"):
-            raise OutOfTime
+    def _sweep(self) -> bool:
+        """The error of each choice alone, on a few samples first; the better part of them then on all.
+
+        Returns:
+            False where the time for it was over first: a third of it is left for combinations.
+        """
+        start, images = self.recipe(self.start), self.bench.sets.swept_on
+        until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
+        recipes = [self.recipe(self._with(j.candidate)) for j in self.swept()]
+        if len(images) > FIRST_SAMPLES:
+            first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
+            if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
+                return False
+            better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
+            recipes = [self.recipe(self._with(j.candidate)) for j, _ in better]
+        return self.bench.sweep([start, *recipes], "Sensitivity", until)
+
+    def leave_time(self, each: float) -> None:
+        """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be.
+
+        Args:
+            each: Seconds that a run on one sample takes.
+        """
+        bench = self.bench
+        if bench.deadline is None:
+            return
+        judged = bench.sets.judged_on
+        room = max(_FEWEST_JUDGED, int(_JUDGING * self.limit / (_JUDGED * max(each, 1e-9))))
+        if room < len(judged):
+            bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
+            self.notes.append(f"judged on {room} of {len(judged)} images: more would not have fitted the time limit")
+        one, left = each * len(bench.sets.judged_on), bench.deadline - time.monotonic()
+        self.ends = bench.deadline - _WRITING * self.limit
+        self.last_judged = self.ends - 1.5 * one
+        bench.deadline -= min(_JUDGED * one + _WRITING * self.limit, left / 2)
 
     def _with(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
+
+    def loss(self, configuration: Configuration) -> float | None:
+        """By how much it makes the output error smaller, on the samples that it was measured on."""
+        before, after = (self.bench.errors(self.recipe(c)) ** 2 for c in (self.start, configuration))
+        both = ~np.isnan(before) & ~np.isnan(after)
+        return float(np.sqrt(before[both].mean()) - np.sqrt(after[both].mean())) if both.any() else None
 
     def error(self, configuration: Configuration) -> float | None:
         """Root of the mean squared output error over the samples; None where it was not measured."""
@@ -133,8 +185,8 @@ class Search:
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
         before = self.bench.errors(self.recipe(self.start))
-        worst = sorted((j for j in self.swept() if j.candidate.choice == FLOAT and j.candidate.site.tensors),
-                       key=lambda j: self.error(self._with(j.candidate)) or math.inf)  # fmt: skip
+        worst = [j for j, _ in sorted(self._gained(), key=lambda x: -x[1])
+                 if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
         self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
         self.scales = [c for c in self.scales
@@ -219,15 +271,29 @@ class Search:
         before = self.error(self.start)
         price = self.planner.cost(self.start).value
         found = []
-        for judged in self.swept():
-            after = self.error(self._with(judged.candidate))
-            if judged.candidate.choice == FLOAT and before is not None and after is not None:
-                gain = max(before**2 - after**2, _LEAST * before**2)
+        for judged, gain in self._gained():
+            if judged.candidate.choice == FLOAT and before is not None:
+                gain = max(gain, _LEAST * before**2)
                 found.append(Gain(judged.candidate.configuration, gain, judged.cost.value - price))
         return found
 
+    def _gained(self) -> Iterator[tuple[Judged, float]]:
+        """By how much each choice made the squared error smaller, on the samples that it was measured on."""
+        before = self.bench.errors(self.recipe(self.start)) ** 2
+        for judged in self.swept():
+            after = self.bench.errors(self.recipe(self._with(judged.candidate))) ** 2
+            both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
+            if both.any():
+                yield judged, float(before[both].mean() - after[both].mean())
+
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
+        single = [(gain, j.candidate) for j, gain in self._gained()
+                  if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
+        ranked = [c.configuration for _, c in sorted(single, key=lambda x: -x[0])]
+        return [*self._heads(), *self._worst(ranked, "worst by sensitivity")]
+
+    def _heads(self) -> list[tuple[str, Configuration]]:
         found = []
         heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
         last = next((s for s in heads if s.name == "last convolutions"), None)
@@ -236,14 +302,24 @@ class Search:
         branches = frozenset(n for s in heads for n in s.nodes)
         if branches and (last is None or branches != frozenset(last.nodes)):
             found.append(("whole head float", self.start.joined(Configuration(floats=branches))))
-        single = [(self.error(self._with(j.candidate)), j.candidate) for j in self.swept()
-                  if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
-        ranked = [c for e, c in sorted(((e, c) for e, c in single if e is not None), key=lambda x: x[0])]
-        for k in (1, 2, 4, 8, 16):
-            if k <= len(ranked):
-                floats = frozenset(n for c in ranked[:k] for n in c.configuration.floats)
-                found.append((f"{k} worst by sensitivity", self.start.joined(Configuration(floats=floats))))
         return found
+
+    def _worst(self, ranked: Sequence[Configuration], why: str) -> list[tuple[str, Configuration]]:
+        """The first few of single convolutions together, ever more of them."""
+        return [
+            (f"{k} {why}", self.start.joined(Configuration(floats=frozenset(n for c in ranked[:k] for n in c.floats))))
+            for k in (1, 2, 4, 8, 16) if k <= len(ranked)
+        ]
+
+    def _by_own_error(self) -> list[Configuration]:
+        """Single convolutions, the largest error inside what they read first: known without a run."""
+        plan = self.planner.plan(self.start)
+        sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
+        quantized = [q for q in plan.recipe.build(self.planner.model)[1] if q.tensor in sources]
+        single = {s.nodes[0]: s.as_float() for s in self.sites if s.kind == CONVOLUTION and s.default == INT8}
+        worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
+        names = (r.node.name for q in worst for r in plan.placement.readers[q.tensor])
+        return [single[n] for n in dict.fromkeys(names) if n in single and not single[n].floats <= self.start.floats]
 
     def _take_back(self) -> None:
         """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good."""
@@ -304,8 +380,11 @@ class Search:
     def measure(self, named: Sequence[tuple[str, Configuration]]) -> None:
         """Measures combinations as a whole, on the samples to choose on; the float network is none."""
         new = [(n, c) for n, c in named if self.recipe(c).key not in self.pool and self.planner.cost(c).int8]
-        self.bench.whole([self.recipe(c) for _, c in new], self.bench.sets.chosen_on, "Combinations")
+        if self.bench.deadline is None:
+            self.bench.whole([self.recipe(c) for _, c in new], self.bench.sets.chosen_on, "Combinations")
         for name, configuration in new:
+            if self.bench.deadline is not None:  # one by one: what was measured when time is over is in the pool
+                self.bench.whole([self.recipe(configuration)], self.bench.sets.chosen_on, "Combinations")
             recipe = self.recipe(configuration)
             value = self.bench.value(recipe, self.bench.sets.chosen_on)
             self.pool.setdefault(recipe.key, Point(
@@ -378,6 +457,8 @@ class Search:
                 self._judge([point.configuration])
                 if self._reaches(self.recipe(point.configuration), self.bench.sets.judged_on):
                     return point, True
+                if self.last_judged is not None and time.monotonic() > self.last_judged:
+                    break
         return front[-1], False
 
     def judge_points(self, points: Sequence[Point]) -> None:
@@ -389,6 +470,19 @@ class Search:
             point.metric = self.bench.value(recipe, samples)
             values = self.bench.resampled(recipe, samples)
             point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
+
+    def more_of(self, point: Point, shown: Sequence[Point]) -> list[Bought]:
+        """Judges the rest of the front, and measures what each choice bought, as far as there is time."""
+        self.bench.deadline = self.ends
+        try:
+            for other in shown:
+                self.judge_points([other])
+            return self.bought(point)
+        except OutOfTime:
+            self.notes.append("the time limit left no time to judge all of the front, or what each choice bought")
+            return []
+        finally:
+            self.bench.deadline = None
 
     def bought(self, point: Point) -> list[Bought]:
         """What each choice of a placement bought: measured again without it."""

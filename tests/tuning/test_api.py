@@ -21,6 +21,8 @@ from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
+from qdqtool.tuning import estimate as estimate_module
+from qdqtool.tuning import search as search_module
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task
 from qdqtool.tuning.result import Tuning
@@ -306,6 +308,59 @@ def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch,
     assert agreement(tuning.model, DATA[3::4]) == pytest.approx(tuning.chosen.metric, abs=1e-9)
     with pytest.raises(QdqtoolError, match=r"`time_limit`: over before"):
         qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
+
+
+def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_placement(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = images(48, 16, 16)
+    found = []
+    for first in (2, 100):
+        monkeypatch.setattr(search_module, "FIRST_SAMPLES", first)
+        rows: dict[str, set[int]] = {}
+
+        def counting(job: Job, tasks: Sequence[Task], rows: dict[str, set[int]] = rows) -> Iterator[Result]:
+            for result in local(2)(job, tasks):
+                if not any(t.whole for t in tasks):
+                    for key, measured in result.rows.items():
+                        rows.setdefault(key, set()).update(measured)
+                yield result
+
+        found.append(qdqtool.tune(branchy(), data, keep=KEEP, method="mse", mapper=counting))
+        sizes = sorted(map(len, rows.values()))
+        assert set(sizes) == ({2, 12} if first == 2 else {12})
+        assert first == 100 or 0.2 < sizes.count(12) / len(sizes) < 0.9
+    assert found[0].chosen.sites == found[1].chosen.sites and found[0].chosen.metric == found[1].chosen.metric
+    assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
+
+
+@pytest.mark.parametrize("limit", [40.0, 60.0, 90.0, 150.0])
+def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
+    """Each run on a sample takes a second of a clock of its own, everything else none."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
+    for module in (api, estimate_module, measurements, search_module):
+        monkeypatch.setattr(module, "time", clock)
+    ran: list[tuple[float, bool]] = []
+
+    def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        kinds = {t.key: t.whole for t in tasks}
+        for result in local(1)(job, tasks):
+            for rows in result.rows.values():
+                now[0] += len(rows)
+            ran.append((now[0], kinds[result.key]))
+            yield result
+
+    tuning = qdqtool.tune(branchy(), DATA, keep=0.9999, method="mse", mapper=counting, workers=1, time_limit=limit)
+    assert now[0] <= 1.1 * limit and tuning.chosen.metric is not None
+    points = [p.name for p in (*tuning.front, *tuning.others)]
+    assert {"everything INT8", "1 by their own error", "2 by their own error"} <= set(points)
+    sweeps = [at for at, whole in ran if not whole]
+    assert all(at <= 0.7 * limit for at in sweeps)
+    if limit >= 90:
+        assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
 
 @pytest.mark.parametrize(
