@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
 from qdqtool.assumption import Assumption
+from qdqtool.records import record
 from qdqtool.regions import MyelinRegion
 
 TOOL_VERSION = "0.2.0"
@@ -25,7 +26,6 @@ VERIFICATION_SCHEMA = "qdqtool/verification/1"
 INSERTION_SCHEMA = "qdqtool/insertion/1"
 
 Json = dict[str, Any]
-T = TypeVar("T")
 
 
 class Precision(StrEnum):
@@ -103,12 +103,6 @@ class Event:
         }
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
-def record(kind: type[T]) -> type[T]:
-    """A frozen dataclass; comparing and printing are those of :class:`Refusal`, made once for all of them."""
-    return dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
-
-
 @record
 class Refusal:
     """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
@@ -129,29 +123,11 @@ class Refusal:
     pass_name: str
     node: str
 
-    def contents(self) -> tuple[Any, ...]:
-        """The values of all fields, in their order."""
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name not in _CLASS)
-
     def names(self) -> Iterator[str]:
         """Every name in it, of nodes and of tensors; operators and the pass are none."""
-        for name in self.__dataclass_fields__:
-            if name not in (*_CLASS, "pass_name", "op"):
-                yield from _names(getattr(self, name))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Refusal) and type(self) is type(other) and self.contents() == other.contents()
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.contents()))
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__
-                           if name not in _CLASS)
-        return f"{type(self).__name__}({values})"
-
-
-_CLASS = ("reason", "quotes")  # of the class, not of a record
+        for name, value in vars(self).items():
+            if name not in ("pass_name", "op"):
+                yield from _names(value)
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -163,13 +139,13 @@ def _names(value: Any) -> Iterator[str]:
     elif isinstance(value, (tuple, frozenset)):
         for part in value:
             yield from _names(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        for field_ in value.__dataclass_fields__:
-            if field_ not in ("op", "shape"):
-                yield from _names(getattr(value, field_))
+    elif hasattr(value, "_fields"):
+        for name, part in vars(value).items():
+            if name not in ("op", "shape"):
+                yield from _names(part)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cause:
     """Why a finding is made: the refusal that decided, and what else its words are made from.
 
@@ -438,7 +414,7 @@ class QuantizedTensor:
         return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SkippedNode:
     """A node that could have been quantized and was left float, and why."""
 

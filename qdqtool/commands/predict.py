@@ -10,6 +10,7 @@ import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
+from qdqtool.process import load_numpy
 from qdqtool.text import as_line
 from qdqtool.types import Prediction
 
@@ -66,6 +67,7 @@ def command(
 
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input.
     """
+    load_numpy()
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.explain.ways import trtexec_command, way_named

@@ -8,7 +8,6 @@ import textwrap
 from typing import Any
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.jsontext import json_text
 from qdqtool.outputs import commit, write_text
 from qdqtool.process import silence_stdout
 from qdqtool.text import as_line, visible
@@ -42,6 +41,8 @@ def emit(text: str, output: str | None) -> None:
 
 def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
+    from qdqtool.jsontext import json_text
+
     return visible(json_text(data))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qdqtool.records import record
 from qdqtool.trt.provenance import Scale, Step
-from qdqtool.types import Precision, Refusal, record
+from qdqtool.types import Precision, Refusal
 
 CHECK = "model"  # who looked: no pass
 
