@@ -186,6 +186,7 @@ def _trial(schema, position, length, follow):
     return max(taken)
 
 
+@pytest.mark.slow
 def test_no_other_operator_makes_a_dimension_for_each_entry():
     """Tries every operator: the lists in the code are those of the onnx that is installed."""
     follows, always = set(), set()

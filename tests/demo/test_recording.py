@@ -56,7 +56,9 @@ def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
     assert {row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]} == built
 
 
-@pytest.mark.parametrize(("size", "words"), [("320", "64 of 64 convolutions agree"), ("64", "of the default demo")])
+@pytest.mark.parametrize(("size", "words"), [
+    pytest.param("320", "64 of 64 convolutions agree", marks=pytest.mark.slow), ("64", "of the default demo"),
+])  # fmt: skip
 def test_the_demo_verifies_without_a_compiler(
     size: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

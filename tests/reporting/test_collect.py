@@ -111,7 +111,7 @@ def reads(node: data.Node, tensor: str) -> bool:
     return tensor in node.inputs or any(s.tensor == tensor and s.where != "output" for s in node.scales)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES[2:4])  # the largest of the others take seconds
 def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
     for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
         assert drawing.boxes
@@ -216,6 +216,7 @@ def test_an_empty_graph_and_one_without_convolutions(tmp_path: Path) -> None:
         assert "nothing to run in INT8" in made.html
 
 
+@pytest.mark.slow
 def test_yolov8x_fits_in_5_mb() -> None:
     made = qdqtool.report(yolov8x_qdq(), gpu="T4", before=yolov8x_qdq())
     assert len(made.page.model.convs) == CONVOLUTIONS
