@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 200)):
+for name, examples in (("quick", 20), ("all", 100)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
