@@ -23,7 +23,7 @@ from qdqtool.qdq import is_qdq, read_params
 from qdqtool.reporting import data
 from qdqtool.reporting.api import collect
 from qdqtool.reporting.page import embedded
-from qdqtool.reporting.tuning import tuning_of
+from qdqtool.reporting.tuning import tuning_of as read_tuning
 from qdqtool.trt.trace import render
 from tests.reporting.conftest import Made
 from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
@@ -195,8 +195,8 @@ def test_times_add_up(made: Made) -> None:
     page = collect(made.model, gpu="T4", before=made.float)
     assert page.model.time is not None and page.before is not None and page.before.time is not None
     layers = sum(layer.ms or 0.0 for layer in page.model.layers)
-    edge = next((p.ms for p in page.parts if p.name == "Network's edge"), 0.0)
-    assert sum(p.ms for p in page.parts) == pytest.approx(layers + edge, rel=1e-3)
+    others = sum(p.ms or 0.0 for p in page.parts if p.kind in ("region", "edge"))
+    assert sum(p.ms or 0.0 for p in page.parts) == pytest.approx(layers + others, rel=1e-3)
     assert page.model.time.float_total == pytest.approx(page.before.time.total, rel=0.02)
     assert page.roof is not None and page.roof.rates["INT8"] == pytest.approx(2 * page.roof.rates["FP16"])
     before = {c.name: c.before for c in page.model.convs}
@@ -240,6 +240,24 @@ def result(**changes: Any) -> dict[str, Any]:
         "notes": ["a note"], "warnings": [],
     }  # fmt: skip
     return {**found, **changes}
+
+
+def tuning_of(path: Path) -> data.Tuning:
+    """Read for a model of two nodes."""
+    nodes = [onnx.helper.make_node("Relu", [a], [b], name=b) for a, b in (("x", "/a"), ("/a", "/b"))]
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "/b"))
+    return read_tuning(path, Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))))
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(["/a"], True), (["/a", "/c"], True), (["/c"], False),
+                                             (["/a", "/c", "/d"], False), ([], True)])
+def test_of_another_network_it_is_refused(tmp_path: Path, nodes: list[str], fits: bool) -> None:
+    path = write(tmp_path, result(sites=[{"site": "s", "kind": "convolution", "choice": "float", "nodes": nodes}]))
+    if fits:
+        assert tuning_of(path).points
+    else:
+        with pytest.raises(DataError, match=r"tuning\.json: .*another network"):
+            tuning_of(path)
 
 
 def write(folder: Path, value: Any) -> Path:
@@ -297,7 +315,7 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
                 "--front", "--no-state", "-o", str(tmp_path / "tuned.onnx"), "--result", str(out)])
     assert code in (0, 1)
     written = json.loads(out.read_text())
-    found = tuning_of(out)
+    found = read_tuning(out, load(made.model))
     assert [p.metric for p in found.points if p.on_front] == [p["metric"] for p in written["front"]]
     assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
     assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]

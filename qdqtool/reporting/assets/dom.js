@@ -39,7 +39,20 @@ function formatAmount(value) {
   return formatNumber(value, 3);
 }
 
+function timeText(layer) {  // measured first, the estimate beside it
+  if (!known(layer?.measured)) return known(layer?.ms) ? `est. ${formatMs(layer.ms)}` : '';
+  return formatMs(layer.measured) + (known(layer.ms) ? ` (est. ${formatMs(layer.ms).replace(' ms', '')})` : '');
+}
+
+function save(name, content, type) {
+  const link = el('a', { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
 const page = JSON.parse(byId('page-data').textContent);
 
 // Node numbers are places in the lists of the model on show; `after` is the model that the report is about.
 const models = { after: page.model, before: page.before };
+const isMeasured = page.model.layers.some((layer) => known(layer.measured));
+const fileName = (page.model.path || 'model').split(/[\\/]/).pop().replace(/(\.onnx)?(\.gz)?$/, '');
