@@ -47,11 +47,12 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         found.measured_ms = result.times["built_ms"]
         found.measured_from = result.times["built_from"]
         found.predicted_ms = result.times["predicted_ms"]
-    elif collector.subject.build is not None:  # timed on a GPU that is not known
+    elif collector.subject.build is not None:  # the build does not say on which GPU it was timed
         measured = gpu_time(collector.subject.build)
         timed = [row.average_ms for row in collector.subject.build.profile_rows]
         found.measured_ms = sum(timed) if measured is None and timed else measured
         found.measured_from = "sum of the profile" if measured is None else "GPU compute time"
+        found.predicted_ms = collector.subject.time.total_ms if collector.subject.time is not None else None
     return found
 
 
