@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads that wait busily help nobody
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 STARTED = time.monotonic()
 
@@ -29,6 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [i for i in items if i.get_closest_marker("slow")]
         items[:] = [i for i in items if not i.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what all imports made is never garbage
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

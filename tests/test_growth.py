@@ -11,7 +11,7 @@ from tests.growth import FAMILIES
 
 # 4^1.3, as much again for a busy machine, and what is too short to be measured.
 RATIO, LEAST = 12.0, 0.03
-QUICK = ("C2f", "fan-out", "If")  # the others have names and code in common with these
+QUICK = ("C2f", "If")  # the others have names and code in common with these
 
 SOME = ("convolutions", "residual", "C2f", "Split and Concat", "fan-out", "wide Concat")
 

@@ -26,6 +26,7 @@ from qdqtool.onnxgraph.heads import find_head
 from qdqtool.qdq import is_q, read_params
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor, SkippedNode
 from tests.insertion.nets import Array, Net, check, images, nodes_of, run
+from tests.slow import slow_after
 
 SIZE = 96
 
@@ -72,7 +73,7 @@ def test_no_conversion_stays_inside_a_yolov8(inserted: qdqtool.Insertion) -> Non
     assert inserted.prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
 
 
-@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
+@pytest.mark.parametrize("target", slow_after(2, ["trt8.0", "trt11", "trt8.4", "trt8.6", "trt10", "rtx1.7"]))
 def test_every_target_runs_all_sixty_in_int8(yolo: onnx.ModelProto, target: str) -> None:
     result = qdqtool.insert(yolo, images(1, 3, SIZE, "images"), target=target, method="max")
     assert result.prediction is not None

@@ -27,6 +27,7 @@ from qdqtool.insertion.presets import find_head
 from qdqtool.insertion.scales import choose_scale
 from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of, with_constant_nodes
 from tests.insertion.test_api import one_layer
+from tests.slow import slow_after
 
 
 def test_constant_nodes_that_are_still_read_stay() -> None:
@@ -252,7 +253,7 @@ def test_targets_without_uint8_and_models_without_a_quantized_input() -> None:
         inserted("int8", exclude=["^a$"])
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
 def test_the_prediction_stays(kind: str) -> None:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
     plain = qdqtool.insert(yolov8n(64, classes=2), data).prediction

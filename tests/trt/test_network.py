@@ -22,8 +22,9 @@ from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, PassResult
 from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
+from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import CASES, HOME
+from tests.trt.evidence import HOME, QUICK_FIRST
 from tests.trt.random_graphs import FORKS, models
 from tests.trt.test_spellings import FLOAT, INT8, conv_names, outcomes
 
@@ -171,7 +172,7 @@ def test_every_pass_leaves_one_graph(model: onnx.ModelProto, target: str) -> Non
     run_checked(model, target)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_every_pass_leaves_one_graph_of_a_built_network(case: str) -> None:
     run_checked(load(HOME / case / "model.onnx.gz").proto, "trt8.5")
 
@@ -238,7 +239,7 @@ def damage(model: onnx.ModelProto, dice: random.Random) -> None:
         node.input.append(dice.choice([*names, ""]))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_after(3, range(8)))
 def test_no_other_exception(seed: int) -> None:
     dice, answered, refused = random.Random(seed), 0, 0
     for _ in range(60):
