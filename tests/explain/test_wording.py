@@ -1,4 +1,4 @@
-"""The words of each kind of record are those that were agreed on."""
+"""The words of findings are those that were agreed on; all other tests look at codes and data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from tests.explain.wording import DATA, wording
+from tests.wording import DATA, of_findings
 
-EXPECTED = json.loads(DATA.read_text("utf-8"))
+EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
-    return wording()
+    return of_findings()
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_wording(found: dict[str, list[str]], kind: str) -> None:
-    assert found.get(kind) == EXPECTED[kind], "if it is meant so: python -m tests.explain.wording"
+    assert found.get(kind) == EXPECTED[kind], "if it is meant so: python -m tests.wording"

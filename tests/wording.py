@@ -1,0 +1,103 @@
+"""The words of findings and comparisons; ``python -m tests.wording`` writes those of today into tests/data.
+
+Wording is held here and nowhere else; all other tests look at codes and data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import qdqtool
+from qdqtool.prediction import predict
+from qdqtool.render.compare_text import render
+from tests.comparing.networks import float_network, network
+from tests.comparing.test_builds import listing
+from tests.explain.graphs import GRAPHS
+from tests.explain.test_refusals import TARGETS
+from tests.lint import test_api as lint
+from tests.lint.test_operators import conv3d
+from tests.trt.builder import Graph
+
+DATA = Path(__file__).parent / "data" / "wording.json"
+
+
+def one(op: str, **attributes: object) -> onnx.ModelProto:
+    """An operator behind a quantized convolution and a pair."""
+    g = Graph()
+    return g.model(g.op(op, g.pair(g.conv(g.input(1, 32, 8, 8), "c", 32), "p"), "n", **attributes))
+
+
+def conv(channels: int, op: str = "", **options: int) -> onnx.ModelProto:
+    g = Graph()
+    x = g.relu(g.input(1, 32, 8, 8), "r")
+    y = g.conv(x, "c", channels, **options)
+    return g.model(g.silu(y, "s") if op == "SiLU" else g.add(y, x, "sum") if op == "Add" else y)
+
+
+def networks() -> Iterator[tuple[onnx.ModelProto, str]]:
+    """Networks and the target that they are predicted for."""
+    for reason, make in GRAPHS.items():
+        yield make(), TARGETS.get(reason, "trt8.5")
+    plain = [
+        lint.simple(zero=3), lint.simple(zero=None), lint.simple(zero=0, integer=np.uint8), lint.simple(scale=0.0),
+        lint.weights_model("float"), lint.weights_model(op="ConvTranspose", axis=1), lint.shared_model(),
+        lint.stored("int8"), lint.head(), lint.head(join=True), float_network(1), conv(24), conv(8),
+        conv(32, groups=4), conv(32, "SiLU", groups=32), one("Softmax"), one("Special", domain="trt"),
+    ]
+    yield from ((proto, "trt8.5") for proto in plain)
+    yield lint.simple(), "trt11"
+    yield lint.stored("int8", "Identity"), "trt10"
+    yield lint.simple(scale=[0.05], zero=0), "rtx1.7"
+    yield conv(32, "Add", groups=32), "trt8.6"
+    yield conv3d(), "trt8.0"
+
+
+def of_findings() -> dict[str, list[str]]:
+    """Code and kind of record to the message and the advice of the first finding that rests on one."""
+    found: dict[str, list[str]] = {}
+    for proto, target in networks():
+        for finding in predict(proto, target).findings:
+            kinds = " ".join(sorted({type(cause.refusal).__name__ for cause in finding.causes}))
+            found.setdefault(f"{finding.code} {kinds}", [finding.message, finding.fix])
+    return found
+
+
+def of_comparisons(folder: Path) -> dict[str, list[str]]:
+    """Two sides to the lines that `compare` prints of them; files are made in the folder, which is the current one."""
+    models = {
+        "good": network(), "two spoilt": network(spoilt=[0, 2]), "short": network(2), "float": float_network(),
+        "no data": network(spoilt=[1], spoilt_weights="qdq", data=None), "no residual": network(residual=False),
+        "scales": network(scale=0.25), "near": network(scale=0.10005), "renamed": network(names="layer"),
+        "tensor": network(spoilt=[2], spoilt_weights="tensor"),
+    }  # fmt: skip
+    for name, proto in models.items():
+        onnx.save(proto, folder / f"{name}.onnx")
+    for name, floats in (("good", ()), ("bad", ("b1.a", "b2.b"))):
+        (folder / f"{name}.json").write_text(json.dumps(listing(floats)))
+    pairs = [("good.onnx", f"{name}.onnx") for name in models]
+    pairs += [("float.onnx", "good.onnx"), ("two spoilt.onnx", "good.onnx"), ("short.onnx", "good.onnx")]
+    pairs += [("good.onnx", f"{name}.json") for name in ("good", "bad")]
+    pairs += [("bad.json", "good.onnx"), ("good.json", "bad.json")]
+    found = {}
+    for a, b in pairs:
+        compared = qdqtool.compare(a, b, target=None if "json" in a and "json" in b else "trt8.5")
+        nodes = [json.dumps(node, sort_keys=True) for node in compared.as_json()["nodes"] if node["changes"]]
+        found[f"{a} {b}"] = [*render(compared).splitlines(), json.dumps(compared.summary(), sort_keys=True), *nodes]
+    return found
+
+
+def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
+    return {"findings": of_findings(), "comparisons": of_comparisons(folder)}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):
+        text = json.dumps(wording(Path()), indent=1, sort_keys=True, ensure_ascii=False)
+    DATA.write_text(text + "\n", encoding="utf-8")
