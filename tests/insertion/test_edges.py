@@ -356,7 +356,7 @@ def test_defaults_are_those_of_the_command_line() -> None:
         "size": None, "calib_cache": None, "overwrite_cache": False, "calib_table": None, "target": "trt10",
         "head": "box", "residual": "auto", "unify": True, "exclude": (), "include": (), "exclude_op": (),
         "weights": "float", "high_precision": None, "input_type": "float", "losses": 0, "predict": True,
-        "progress": False, "cluster": None, "mixed_cpus": False,
+        "progress": False, "cluster": None, "mixed_cpus": False, "attention": "float",
     }  # fmt: skip
     shown = {p.name: p.default for p in command.params if isinstance(p.default, str | float | int)}
     same = {"method", "percentile", "max_images", "head", "residual", "weights", "input_type"}
