@@ -40,7 +40,7 @@ def test_the_seed_changes_nothing(tmp_path: Path) -> None:
     code = predict(tmp_path / "m.onnx").findings[0].code
     commands = json.dumps([[code if w == "CODE" else w for w in words] for words in COMMANDS]).encode()
     seen = set()
-    for seed in ("0", "1", "2"):
+    for seed in ("0", "1"):
         done = subprocess.run([sys.executable, "-c", SCRIPT], input=commands, cwd=tmp_path, capture_output=True,
                               env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
                               check=True)

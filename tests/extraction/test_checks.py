@@ -68,6 +68,7 @@ sys.exit('another Error' if ops and 'Conv' not in ops else 0)
 """
 
 
+@pytest.mark.slow
 def test_the_same_exit_code_for_another_reason_is_another_fault(tmp_path: Path) -> None:
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
