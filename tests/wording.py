@@ -20,6 +20,7 @@ from qdqtool.render.compare_text import render
 from tests.comparing.networks import float_network, network
 from tests.comparing.test_builds import listing
 from tests.explain.graphs import GRAPHS
+from tests.explain.test_causes import residual
 from tests.explain.test_refusals import TARGETS
 from tests.lint import test_api as lint
 from tests.lint.test_operators import conv3d
@@ -41,32 +42,42 @@ def conv(channels: int, op: str = "", **options: int) -> onnx.ModelProto:
     return g.model(g.silu(y, "s") if op == "SiLU" else g.add(y, x, "sum") if op == "Add" else y)
 
 
-def networks() -> Iterator[tuple[onnx.ModelProto, str]]:
-    """Networks and the target that they are predicted for."""
+def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+    """A label, a network, and the target that it is predicted for."""
     for reason, make in GRAPHS.items():
-        yield make(), TARGETS.get(reason, "trt8.5")
-    plain = [
-        lint.simple(zero=3), lint.simple(zero=None), lint.simple(zero=0, integer=np.uint8), lint.simple(scale=0.0),
-        lint.weights_model("float"), lint.weights_model(op="ConvTranspose", axis=1), lint.shared_model(),
-        lint.stored("int8"), lint.head(), lint.head(join=True), float_network(1), conv(24), conv(8),
-        conv(32, groups=4), conv(32, "SiLU", groups=32), one("Softmax"), one("Special", domain="trt"),
-    ]
-    yield from ((proto, "trt8.5") for proto in plain)
-    yield lint.simple(), "trt11"
-    yield lint.stored("int8", "Identity"), "trt10"
-    yield lint.simple(scale=[0.05], zero=0), "rtx1.7"
-    yield conv(32, "Add", groups=32), "trt8.6"
-    yield conv3d(), "trt8.0"
+        for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
+            yield f"{reason}, {target}", make(), target
+    plain = {
+        "zero point": lint.simple(zero=3), "unsigned zero point": lint.simple(zero=128, integer=np.uint8),
+        "no zero point": lint.simple(zero=None), "unsigned": lint.simple(zero=0, integer=np.uint8),
+        "scale of 0": lint.simple(scale=0.0), "scale of NaN": lint.simple(scale=float("nan")),
+        "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1), "bare weights": lint.weights_model("float"),
+        "axis": lint.weights_model(axis=1), "axis of transposed": lint.weights_model(op="ConvTranspose", axis=1),
+        "shared weights": lint.shared_model(), "stored": lint.stored("int8"),
+        "behind": lint.stored("float", "Identity"),
+        "head": lint.head(), "joined head": lint.head(join=True), "float": float_network(1), "24": conv(24),
+        "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
+        "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
+        "one residual": residual("own", behind=False), "both": residual("own", conv_side=True),
+        "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
+    }
+    yield from ((name, proto, "trt8.5") for name, proto in plain.items())
+    yield "float types", lint.simple(), "trt11"
+    yield "stored behind", lint.stored("int8", "Identity"), "trt10"
+    yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
+    yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
+    yield "3D", conv3d(), "trt8.0"
 
 
 def of_findings() -> dict[str, list[str]]:
-    """Code and kind of record to the message and the advice of the first finding that rests on one."""
+    """Network to the code, the message and the advice of its findings; texts of an earlier one are left out."""
     found: dict[str, list[str]] = {}
-    for proto, target in networks():
-        for finding in predict(proto, target).findings:
-            kinds = " ".join(sorted({type(cause.refusal).__name__ for cause in finding.causes}))
-            found.setdefault(f"{finding.code} {kinds}", [finding.message, finding.fix])
-    return found
+    seen: set[str] = set()
+    for label, proto, target in networks():
+        texts = [f"{f.code}: {f.message} => {f.fix}" for f in predict(proto, target).findings]
+        found[label] = [t for t in dict.fromkeys(texts) if t not in seen]
+        seen.update(texts)
+    return {label: texts for label, texts in found.items() if texts}
 
 
 def of_comparisons(folder: Path) -> dict[str, list[str]]:

@@ -16,6 +16,6 @@ def found() -> dict[str, list[str]]:
     return of_findings()
 
 
-@pytest.mark.parametrize("kind", EXPECTED)
-def test_wording(found: dict[str, list[str]], kind: str) -> None:
-    assert found.get(kind) == EXPECTED[kind], "if it is meant so: python -m tests.wording"
+@pytest.mark.parametrize("network", EXPECTED)
+def test_wording(found: dict[str, list[str]], network: str) -> None:
+    assert found.get(network) == EXPECTED[network], "if it is meant so: python -m tests.wording"
