@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.test-installed
 	$(BIN)/python -m tests -n auto
 
-# What `test` leaves out: slow tests, and five times as many examples of each property.
+# What `test` leaves out: slow tests, and three times as many examples of each property.
 test-all: test
 	$(BIN)/python -m tests -n auto --all -m "slow or hypothesis"
 

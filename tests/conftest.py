@@ -16,7 +16,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads th
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 100)):
+for name, examples in (("quick", 20), ("all", 60)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
