@@ -104,6 +104,20 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
     return f"{r.bad} of {r.total} scales of activations do not fit {samples}: {listed}{more}."
 
 
+@words(lint.OutlierScales)
+def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> str:
+    listed = "; ".join(f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst)
+    more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
+    samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
+    return (f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
+            f"On {samples} the largest value held is many times the typical one: {listed}{more}.")
+
+
+@words(lint.QuantizedStream)
+def _stream(finding: Finding, cause: Cause, r: lint.QuantizedStream) -> str:
+    return f"{r.node} adds to the residual stream that {r.norm} normalizes, and reads it through {names(r.pairs)}."
+
+
 @words(lint.NothingQuantized)
 def _nothing(finding: Finding, cause: Cause, r: lint.NothingQuantized) -> str:
     some = "one layer" if r.convolutions == 1 else f"{r.convolutions} layers"

@@ -176,6 +176,36 @@ class ActivationScales(Refusal):
     samples: int
 
 
+@record
+class OutlierScales(Refusal):
+    """Scales that have to cover a few values far larger than the others; the node is the worst Q.
+
+    Attributes:
+        worst: The worst Qs with their scales and the largest value held over the typical one, the worst first.
+        bad: How many there are.
+        total: How many were looked at.
+        samples: On how many samples.
+    """
+
+    worst: tuple[tuple[str, float, float], ...]
+    bad: int
+    total: int
+    samples: int
+
+
+@record
+class QuantizedStream(Refusal):
+    """An Add of a transformer's residual stream with Q/DQ on its inputs.
+
+    Attributes:
+        pairs: The DQs that it reads.
+        norm: The normalization that reads the sum.
+    """
+
+    pairs: tuple[str, ...]
+    norm: str
+
+
 class WeightScalesCause(StrEnum):
     """Why scales do not fit the weights that they are for."""
 

@@ -179,3 +179,55 @@ def test_tune_can_take_attention_back(attention: str) -> None:
     expected = {p: (p,) for p in PRODUCTS} | {
         f"attention of b{i}.attn.soft": (f"b{i}.attn.qk", f"b{i}.attn.av") for i in (0, 1)}
     assert found == (expected if attention == "int8" else {})
+
+
+# The residual stream --------------------------------------------------------------------------------------------------
+
+
+def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
+    """The same with a pair in front of every input of these nodes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = []
+    for node in copy.graph.node:
+        for i, tensor in enumerate(node.input if node.name in readers else ()):
+            base = f"{node.name}.{i}"
+            copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.05), f"{base}.scale"))
+            copy.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), f"{base}.zero"))
+            parameters = [f"{base}.scale", f"{base}.zero"]
+            nodes.append(onnx.helper.make_node("QuantizeLinear", [tensor, *parameters], [f"{base}.q"], f"{base}.Q"))
+            nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{base}.q", *parameters], [f"{base}.dq"],
+                                               f"{base}.DQ"))
+            node.input[i] = f"{base}.dq"
+        nodes.append(node)
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "rtx1.7"])
+def test_pairs_in_the_residual_stream_are_warned_of(pieces: bool, target: str) -> None:
+    """Each sum that a normalization reads; what insert places has none."""
+    made = with_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
+    found = {f.node: f.severity for f in predict(made, target).findings if f.code == "RESIDUAL-STREAM"}
+    assert found == {"b0.res1": "warning", "b1.res2": "warning"}
+    plain = qdqtool.insert(vit(pieces=pieces), samples(vit()), predict=False).model
+    assert "RESIDUAL-STREAM" not in predict(plain, target).findings_by_code()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: str) -> None:
+    """TensorRT takes one scale for a whole activation; along the channels that are summed up no target has INT8."""
+    model = onnx.ModelProto()
+    model.CopyFrom(quantized().model)
+    q = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out")
+    dq = next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])
+    for node in (q, dq):
+        for position, value in ((1, np.linspace(0.01, 0.1, 16, dtype=np.float32)), (2, np.zeros(16, np.int8))):
+            node.input[position] = f"{node.name}.by_channel.{position}"
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value, node.input[position]))
+        node.attribute.append(onnx.helper.make_attribute("axis", 2))
+    prediction = predict(model, target)
+    assert not prediction.convolution("b0.fc1").is_int8
+    assert any(f.code == "ACT-PER-CHANNEL" and f.fix for f in prediction.findings)
