@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
 from qdqtool.text import as_text, layers_counted
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST = 7 * 86_400.0
 
 
-@click.command()
+@click.command("build", cls=inputs.Command)
 @click.argument("model")
 @click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), default="tensorrt-rtx",
               show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")

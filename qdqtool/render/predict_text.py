@@ -30,7 +30,7 @@ _NOTHING = {
 
 
 def verdict(prediction: Prediction) -> str:
-    """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``.
+    """One line: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``.
 
     Matrix products are counted for themselves: ``1 convolution: ...; 73 matrix products: 49 INT8, 24 float; ...``.
     """
@@ -61,13 +61,13 @@ def _weighted_products(prediction: Prediction) -> int:
 
 
 def _types_of(prediction: Prediction) -> str:
-    """Types of the convolutions, matrix products aside: ``64 convolutions: 60 INT8 (52 in and out), 4 float``."""
+    """Types of the convolutions, matrix products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
     s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
     count = _count(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
-    return (f"{count}: {s['int8']} INT8 ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float), "
-            f"{s['float']} float")
+    both = f" ({s['int8_to_int8']} to INT8, {s['int8_to_float']} to float)"
+    return f"{count}: {s['int8']} INT8{both}, {s['float']} float"
 
 
 def _open(prediction: Prediction) -> list[Assumption]:
@@ -116,7 +116,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
         each = " ".join(
-            f"{value.capitalize()}, {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}."
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {_count(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
@@ -161,7 +161,7 @@ def render(
         time: How long it takes on a GPU.
         way: How it is to be built.
     """
-    lines = [verdict(prediction)]
+    lines = wrap(verdict(prediction), 2, width, "")
     if time is not None:
         from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
@@ -210,25 +210,34 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     notes: list[list[Finding]] = []
     ledger: list[Finding] = []
     products = {c.name for c in prediction.convolutions if c.is_product}
-    for _, group in itertools.groupby(_by_code(prediction.findings), key=lambda f: f.code):
-        same = list(group)
+    for same in _grouped(prediction.findings):
         if same[0].code in _LEDGER:
             ledger += same
-        elif same[0].severity == Severity.INFO and not everything and same[0].code not in _EXPLAINS:
+        elif same[0].severity == Severity.INFO and not everything:
             notes.append(same)
         else:
             lines += ["", *_group(same, products, width, everything)]
     if ledger:
         lines += ["", *_conversions(ledger, width, everything)]
     if notes:
-        lines += ["", "Notes (--all shows them in full)"]
-        for same in notes:
+        nothing = any(same[0].code in _NOTHING for same in _grouped(prediction.findings))
+        shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
+        hidden = [same[0].code for same in notes if same not in shown]
+        more = f"; {', '.join(hidden)} only there" if hidden else ""
+        title = f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}"
+        lines += ["", *wrap(title, 2, width, "")]
+        for same in shown:
             lines += _note(same, width)
     return lines
 
 
-# Notes that are the reason of a convolution that is not INT8 to INT8, or of a range in a count: told like warnings.
-_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-BOTH", "CT-FLOAT", "MYELIN-REGION")
+# Notes that repeat on every network: told with --all alone.
+_EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
+
+
+def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """The findings of each code."""
+    return [list(group) for _, group in itertools.groupby(_by_code(findings), key=lambda f: f.code)]
 
 
 def _by_code(findings: Iterable[Finding]) -> list[Finding]:
