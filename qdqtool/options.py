@@ -112,8 +112,9 @@ class Placing(_Checked):
     """What is quantized, and how weights are stored."""
 
     head: str = option(
-        "box", "``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution, "
-        "``none`` nothing.", "Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing.",
+        "box", "``box`` leaves DFL and box outputs of a YOLOv8-style head float, and what makes boxes, reference "
+        "points and sampling offsets of a DETR; ``float`` every last convolution and such scores; ``none`` nothing.",
+        "Float in a head: DFL and box outputs (a DETR's sampling offsets too); scores as well; nothing.",
         choices=("box", "float", "none"))
     residual: str = option(
         "auto", "``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are quantized.",

@@ -202,6 +202,8 @@ def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
 
 @words(lint.HeadQuantized)
 def _head(finding: Finding, cause: Cause, r: lint.HeadQuantized) -> str:
+    if r.branch == "coordinates":
+        return f"{r.node} makes or reads boxes, reference points or sampling offsets and is quantized."
     what = "the DFL (the mean over a box side's bins)" if r.branch == "dfl" else (
         f"the last convolution of a {r.branch} branch"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain import codes
 from qdqtool.explain.report import Report
 from qdqtool.files import watched
 from qdqtool.graph import Model
@@ -293,7 +294,8 @@ def float_model(
 def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention)
+                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
+                  large_kernels=codes.get("KERNEL-LARGE").on(target.name) is None)
     after = residuals.after_activation(work, rules, target, placing.unify)
     return replace(rules, residual_after_activation=after)
 

@@ -301,7 +301,7 @@ class JoinedBehindHead(Refusal):
 
 @record
 class HeadQuantized(Refusal):
-    """A quantized convolution at the end of a head; ``branch`` is ``dfl``, ``box``, ``class`` or ``head``."""
+    """A quantized layer of a head's end; ``branch``: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``."""
 
     branch: str
 
