@@ -279,6 +279,23 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
     return fp16_words(finding.way)
 
 
+@words(lint.NormInPieces)
+def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> str:
+    text = f"{r.node} squares in a layer normalization in pieces: in FP16 the square of 256 is infinite already."
+    if r.exact:
+        text += f" A LayerNormalization computes the same{f' (opset {r.opset} to 17)' if r.opset < 17 else ''}."
+    return text
+
+
+@words(lint.ConstantsInHalf)
+def _constants_in_half(finding: Finding, cause: Cause, r: lint.ConstantsInHalf) -> str:
+    counts = [f"{r.large} above 65504" if r.large else "", f"{r.small} below 6e-8" if r.small else "",
+              f"{r.denormal} denormal" if r.denormal else ""]
+    listed = ", ".join(f"{node} reads {number(value)}" for node, value in r.first)
+    what = "cannot hold" if r.large or r.small else "holds with fewer digits"
+    return f"constants that FP16 {what}: {', '.join(c for c in counts if c)}; {listed}."
+
+
 @words(lint.FloatStays)
 def _float_stays(finding: Finding, cause: Cause, r: lint.FloatStays) -> str:
     layers = layers_counted(r.total - r.products, r.products)

@@ -413,6 +413,36 @@ class FloatFlag(Refusal):
 
 
 @record
+class NormInPieces(Refusal):
+    """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
+
+    Attributes:
+        exact: Whether a LayerNormalization, which the target takes, computes the same.
+        opset: The model's.
+    """
+
+    exact: bool
+    opset: int
+
+
+@record
+class ConstantsInHalf(Refusal):
+    """Operands of arithmetic that FP16 cannot hold; the node reads the first.
+
+    Attributes:
+        first: The first nodes that read one, with the value.
+        large: How many constants are too large.
+        small: How many become zero, or FP16's smallest number.
+        denormal: How many others are denormal in FP16.
+    """
+
+    first: tuple[tuple[str, float], ...]
+    large: int
+    small: int
+    denormal: int
+
+
+@record
 class FloatStays(Refusal):
     """Convolutions and matrix products (``products`` of ``total``) read or write FP32, which strong types keep."""
 

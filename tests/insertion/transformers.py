@@ -71,7 +71,7 @@ class Tokens(Net):
 
 
 @functools.cache
-def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Pow") -> onnx.ModelProto:
+def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Pow", opset: int = 17) -> onnx.ModelProto:
     """7 products a block (4 projections, 2 of the attention ... 2 of the MLP), a class head; input x [1, 3, 32, 32]."""
     net = Tokens(3, 32)
     x = net.embed(patch)
@@ -81,7 +81,7 @@ def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Po
     pooled = net.op("ReduceMean", "pool", x, axes=[1], keepdims=0)
     weight = net.const("head.weight", net.rng.standard_normal((10, WIDTH)))
     net.output(net.op("Gemm", "head", pooled, weight, net.const("head.bias", np.zeros(10)), transB=1))
-    return net.model()
+    return net.model(opset)
 
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
