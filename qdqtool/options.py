@@ -123,8 +123,8 @@ class Placing(_Checked):
         "float", "``float`` leaves the products of attention (queries with keys, Softmax with values) float, ``int8`` "
         "quantizes their inputs, the Softmax's result with its fixed range 0 to 1. Users measured INT8 attention to be "
         "slower: 800 us for 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms for 43 of a UNet of Stable "
-        "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of plain attention in either type, of one with "
-        "a bias in front of the Softmax (Swin) in float alone.",
+        "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each attention of ViT-B/16 and Swin-T in "
+        "either type, and several of those of YOLO11.",
         "INT8 attention: slower where users measured it (TensorRT issues 3243, 2905), so measure.",
         choices=("float", "int8"))
     unify: bool = option(

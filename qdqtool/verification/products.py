@@ -99,8 +99,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
-    if ATTENTION in layer.name:  # both of its products, where all three of its inputs have one type
-        kinds = {t.precision for t in layer.inputs[:3]}
+    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (behind masks) have one type
+        kinds = {t.precision for t in layer.inputs[-3:]}
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
     if layer.type in ("correlation", "deconv", "gemm"):
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.

@@ -119,6 +119,7 @@ def test_products_with_casts_behind_and_products_written_out(
 
 @pytest.mark.parametrize(("inputs", "precision"), [
     ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
+    ("Half Half Int8 Int8 Int8", "INT8"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
     model = load(two_convolutions())
