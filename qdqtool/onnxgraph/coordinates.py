@@ -117,14 +117,19 @@ def _values(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
 
 def _distribution(model: Model, node: Node) -> str:
     """What a Softmax reads whose mean over bins a layer of one column takes (D-FINE, YOLO's DFL); empty for others."""
-    shape = model.constant_shape(node.input(1))
-    axis = output_axis(node, len(shape)) if shape else None
-    if not shape or axis is None or shape[axis] != 1:
+    if _columns(model, node) != 1:
         return ""
     above = model.producer(node.input(0))
     while above is not None and rearranges(above) and above.inputs:
         above = model.producer(above.input(0))
     return above.input(0) if above is not None and above.op == "Softmax" else ""
+
+
+def _columns(model: Model, node: Node) -> int | None:
+    """How many outputs the constant weights of a layer make for each place; None where that is not known."""
+    shape = model.constant_shape(node.input(1))
+    axis = output_axis(node, len(shape)) if shape else None
+    return shape[axis] if shape and axis is not None and axis < len(shape) else None
 
 
 def _refined(model: Model, found: Coordinates) -> set[str]:
@@ -151,12 +156,7 @@ def _boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
     ends = [model.nodes[i] for i in finals if of(model.nodes[i]).kind == LayerKind.MATRIX_MULTIPLY]
     if len(ends) < 2 or not attentions(model):
         return set()
-    found = set()
-    for node in ends:
-        shape = model.constant_shape(node.input(1))
-        axis = output_axis(node, len(shape)) if shape else None
-        if shape and axis is not None and shape[axis] == _SIDES and _mlp_above(model, node):
-            found.add(node.index)
+    found = {n.index for n in ends if _columns(model, n) == _SIDES and _mlp_above(model, n)}
     return found if len(found) < len(ends) else set()
 
 

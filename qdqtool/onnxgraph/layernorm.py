@@ -11,7 +11,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from qdqtool.graph import Model, Node
-from qdqtool.operators import DOMAINS, is_run_time
+from qdqtool.operators import DOMAINS, is_run_time, reduced_axes
 
 NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
@@ -172,11 +172,9 @@ def _applied(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
 def _axes(model: Model, reduce: Node) -> tuple[int, ...] | None:
     if not reduce.integer("keepdims", 1):
         return None
-    given = model.constant(reduce.input(1)) if reduce.input(1) else reduce.attributes.get("axes")
-    shape = model.shape(reduce.input(0))
-    if given is None or len(given) == 0:
+    axes, shape = reduced_axes(model, reduce), model.shape(reduce.input(0))
+    if not axes:
         return None
-    axes = [int(a) for a in given]
     if any(a >= 0 for a in axes):
         if shape is None:
             return None
