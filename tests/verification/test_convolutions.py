@@ -305,8 +305,23 @@ def test_a_kernel_of_two_products_tells_nothing() -> None:
     assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
+@pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
+    ("FcCastAddAddSigm", "Float Half", "Float Half", "Float", "FP16"),  # a DETR's last box Linear, as built
+    ("FcAddAddSigm", "Half Half", "Half Half", "Half", "FP16"),
+    ("SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast", "Half Half Half Half", "Half", "Int8", "FP16"),
+    ("SlicSlicMulMulAddRelu", "Float Float", "Float", "Float", "FP32"),
+])  # fmt: skip
+def test_products_with_casts_behind_and_products_written_out(
+    name: str, inputs: str, constants: str, output: str, precision: str
+) -> None:
+    kind = "kgen" if "Slic" in name else "runtime_fusion"
+    one = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
+    assert precision_of(one) == precision
+
+
 @pytest.mark.parametrize(("inputs", "precision"), [
     ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
+    ("Half Half Int8 Int8 Int8", "INT8"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
     model = load(two_convolutions())
