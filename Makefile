@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test lint package bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
+.PHONY: demo test test-all lint package bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -22,8 +22,13 @@ $(VENV)/.test-installed: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/qdqtool demo
 
+# Some minutes on two cores; what it took is printed in the end.
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m tests -n auto
+
+# What `test` leaves out: slow tests, and three times as many examples of each property.
+test-all: test
+	$(BIN)/python -m tests -n auto --all -m "slow or hypothesis"
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

@@ -32,7 +32,6 @@ DATA = {  # run these by name, with their arguments
     "tune": "models and images of your own",
 }
 PACKAGES = {
-    "builders": ("tensorrt_rtx",),
     "cluster": ("distributed",),
     "qat_calibration": ("torch", "torchvision", "ultralytics"),
     "qat_models": ("torch", "torchvision", "ultralytics"),

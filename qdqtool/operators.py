@@ -359,15 +359,23 @@ def pooling_of(model: Model, node: Node) -> str | None:
         return "MAX"
     if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
         return None
-    shape = model.shape(node.input(0))
-    given = model.constant(node.input(1)) if node.input(1) else node.attributes.get("axes")
-    if shape is None or given is None:
+    shape, given = model.shape(node.input(0)), reduced_axes(model, node)
+    if not shape or given is None:
         return None
-    axes = sorted(int(a) % len(shape) for a in given)
+    axes = sorted(a % len(shape) for a in given)
     spatial = list(range(2, len(shape)))
     if node.op == "ReduceMax":
         return "MAX" if axes and len(spatial) == 2 and set(axes) <= set(spatial) else None
     return "AVERAGE" if spatial and axes == spatial else None
+
+
+def reduced_axes(model: Model, node: Node) -> list[int] | None:
+    """The axes of a reduction as they are written, by input or attribute; None where none are, or no integers."""
+    if node.input(1):
+        value = model.constant(node.input(1))
+        return [int(a) for a in value.reshape(-1)] if value is not None and value.dtype.kind == "i" else None
+    given = node.attributes.get("axes")
+    return given if isinstance(given, list) and all(isinstance(a, int) for a in given) else None
 
 
 def is_sum(node: Node | None) -> bool:

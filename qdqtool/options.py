@@ -112,8 +112,9 @@ class Placing(_Checked):
     """What is quantized, and how weights are stored."""
 
     head: str = option(
-        "box", "``box`` leaves DFL and box outputs of a YOLOv8-style head float, ``float`` every last convolution, "
-        "``none`` nothing.", "Float in a YOLOv8 head: DFL and box outputs; every last convolution; nothing.",
+        "box", "``box`` leaves DFL and box outputs of a YOLOv8-style head float, and what makes boxes, reference "
+        "points and sampling offsets of a DETR; ``float`` every last convolution and such scores; ``none`` nothing.",
+        "Float in a head: DFL and box outputs (a DETR's sampling offsets too); scores as well; nothing.",
         choices=("box", "float", "none"))
     residual: str = option(
         "auto", "``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are quantized.",
@@ -122,8 +123,8 @@ class Placing(_Checked):
         "float", "``float`` leaves the products of attention (queries with keys, Softmax with values) float, ``int8`` "
         "quantizes their inputs, the Softmax's result with its fixed range 0 to 1. Users measured INT8 attention to be "
         "slower: 800 us for 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms for 43 of a UNet of Stable "
-        "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of plain attention in either type, of one with "
-        "a bias in front of the Softmax (Swin) in float alone.",
+        "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each attention of ViT-B/16 and Swin-T in "
+        "either type, and several of those of YOLO11.",
         "INT8 attention: slower where users measured it (TensorRT issues 3243, 2905), so measure.",
         choices=("float", "int8"))
     unify: bool = option(

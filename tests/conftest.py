@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import Counter
@@ -9,10 +10,13 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
+for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads that wait busily help nobody
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 200)):
+for name, examples in (("quick", 20), ("all", 60)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -29,6 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [i for i in items if i.get_closest_marker("slow")]
         items[:] = [i for i in items if not i.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what all imports made is never garbage
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

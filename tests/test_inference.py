@@ -186,6 +186,7 @@ def _trial(schema, position, length, follow):
     return max(taken)
 
 
+@pytest.mark.slow
 def test_no_other_operator_makes_a_dimension_for_each_entry():
     """Tries every operator: the lists in the code are those of the onnx that is installed."""
     follows, always = set(), set()
@@ -194,8 +195,8 @@ def test_no_other_operator_makes_a_dimension_for_each_entry():
             continue
         for position in range(min(schema.max_input, 3)):
             for follow, found in ((True, follows), (False, always)):
-                # A million dimensions take 40 ms and more; the best of several trials, as the machine may be busy.
-                if all(_trial(schema, position, 1 << 20, follow) > 0.01 for _ in range(4)):
+                # These dimensions take 10 ms and more; the best of several trials, as the machine may be busy.
+                if all(_trial(schema, position, 1 << 18, follow) > 0.004 for _ in range(4)):
                     found.add(schema.name)
     assert "Concat" in follows
     assert follows - always <= FOLLOWED

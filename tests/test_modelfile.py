@@ -55,7 +55,7 @@ def test_a_graphsurgeon_graph() -> None:
 )
 def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entries: dict[str, str]) -> None:
     (tmp_path / "in").mkdir()
-    proto = onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes()))
+    proto = conv_net()
     tensor = proto.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL

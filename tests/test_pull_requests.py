@@ -17,6 +17,7 @@ import pytest
 
 from qdqtool.cli import run
 from tests.explain.test_causes import residual
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -87,7 +88,7 @@ def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_p
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
 
 
-@pytest.mark.parametrize(("inputs", "base", "code", "models"), [
+@pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(5, [
     ({}, "HEAD~", 0, ["new model.onnx"]),  # its findings are warnings, and the default is error
     ({}, "HEAD", 0, []),  # nothing changed
     ({}, "0" * 40, 0, ["new model.onnx", "old.onnx"]),  # a first push
@@ -99,7 +100,7 @@ def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_p
     ({"models": "old.onnx", "require": "c1\nc2"}, "HEAD", 0, ["old.onnx"]),
     ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
     ({"models": "old.onnx", "target": "$(exit 7)"}, "HEAD", 2, []),
-])
+]))
 def test_inputs_of_the_action(
     repository: Path, tmp_path: Path, inputs: dict[str, str], base: str, code: int, models: list[str]
 ) -> None:

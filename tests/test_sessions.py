@@ -138,6 +138,7 @@ print((peak() - before) / float(sys.argv[4]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
 def test_the_weights_are_held_in_the_model_and_by_onnxruntime_alone(tmp_path: Path) -> None:
     """On a network that is little else than weights; in multiples of all of them.
 

@@ -49,5 +49,5 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
     for node in model.nodes:
         copy.graph.node[node.index].name = names[node.index]
     path = folder / "model.onnx"
-    modelfile.save(copy, path)
+    modelfile.write_model(copy, path, at_once=True)  # the compiler reads it
     return path

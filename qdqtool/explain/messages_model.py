@@ -104,6 +104,20 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
     return f"{r.bad} of {r.total} scales of activations do not fit {samples}: {listed}{more}."
 
 
+@words(lint.OutlierScales)
+def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> str:
+    listed = "; ".join(f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst)
+    more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
+    samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
+    return (f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
+            f"On {samples} the largest value held is many times the typical one: {listed}{more}.")
+
+
+@words(lint.QuantizedStream)
+def _stream(finding: Finding, cause: Cause, r: lint.QuantizedStream) -> str:
+    return f"{r.node} adds to the residual stream that {r.norm} normalizes, and reads it through {names(r.pairs)}."
+
+
 @words(lint.NothingQuantized)
 def _nothing(finding: Finding, cause: Cause, r: lint.NothingQuantized) -> str:
     some = "one layer" if r.convolutions == 1 else f"{r.convolutions} layers"
@@ -188,6 +202,8 @@ def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
 
 @words(lint.HeadQuantized)
 def _head(finding: Finding, cause: Cause, r: lint.HeadQuantized) -> str:
+    if r.branch == "coordinates":
+        return f"{r.node} makes or reads boxes, reference points or sampling offsets and is quantized."
     what = "the DFL (the mean over a box side's bins)" if r.branch == "dfl" else (
         f"the last convolution of a {r.branch} branch"
     )
@@ -261,6 +277,23 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
     from qdqtool.explain.ways import fp16_words
 
     return fp16_words(finding.way)
+
+
+@words(lint.NormInPieces)
+def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> str:
+    text = f"{r.node} squares in a layer normalization in pieces: in FP16 the square of 256 is infinite already."
+    if r.exact:
+        text += f" A LayerNormalization computes the same{f' (opset {r.opset} to 17)' if r.opset < 17 else ''}."
+    return text
+
+
+@words(lint.ConstantsInHalf)
+def _constants_in_half(finding: Finding, cause: Cause, r: lint.ConstantsInHalf) -> str:
+    counts = [f"{r.large} above 65504" if r.large else "", f"{r.small} below 6e-8" if r.small else "",
+              f"{r.denormal} denormal" if r.denormal else ""]
+    listed = ", ".join(f"{node} reads {number(value)}" for node, value in r.first)
+    what = "cannot hold" if r.large or r.small else "holds with fewer digits"
+    return f"constants that FP16 {what}: {', '.join(c for c in counts if c)}; {listed}."
 
 
 @words(lint.FloatStays)

@@ -69,6 +69,7 @@ STEPS = (
 )
 _WHOLE: tuple[tuple[type[Refusal], str, str, Callable[[Model, Target], Model | None]], ...] = (
     (lint.ScaleHalf, "SCALE-FP16", "the model is float32", floats.to_float),
+    (lint.NormInPieces, "NORM-PIECES", "layer normalizations in pieces as LayerNormalization", floats.to_layer_norm),
     (lint.FloatStays, "FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
 )
 FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for _, c, _, _ in _WHOLE)

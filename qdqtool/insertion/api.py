@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain import codes
+from qdqtool.explain.report import Report
 from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.insertion import fidelity, halfprecision, residuals
@@ -23,6 +25,7 @@ from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
+from qdqtool.lint.activation_scales import outliers, spread
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
 from qdqtool.options import Images, Kept, Output, Placing, Ranges, Workers, takes
@@ -32,7 +35,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Json, QuantizedTensor
 
 if TYPE_CHECKING:
-    from calibration import Preprocess
+    from calibration import Preprocess, Statistics
 
 
 @watched
@@ -118,6 +121,8 @@ def insert(
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
+    if statistics is not None:
+        warnings.extend(_said_of_outliers(found, quantized, statistics, chosen))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -166,6 +171,22 @@ def insert(
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result
+
+
+def _said_of_outliers(
+    found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics, target: Target
+) -> list[str]:
+    """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts."""
+    nodes = {q.tensor: q.node for q in quantized}
+    spreads = []
+    for scale in found:
+        sources = [statistics[t] for t in scale.group.sources if statistics[t].absmax > 0.0]
+        if sources and scale.group.largest is None:
+            ratio = min(spread(s, scale.scale) for s in sources)
+            spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
+    report = Report(target.name)
+    outliers(report, spreads, statistics.images)
+    return [f"{f.code}: {f.message} {f.fix}" for f in report.findings]
 
 
 def too_large(
@@ -273,7 +294,8 @@ def float_model(
 def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention)
+                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
+                  large_kernels=codes.get("KERNEL-LARGE").on(target.name) is None)
     after = residuals.after_activation(work, rules, target, placing.unify)
     return replace(rules, residual_after_activation=after)
 

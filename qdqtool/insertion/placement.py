@@ -28,6 +28,7 @@ from qdqtool.insertion.structure import (
     longest_path,
     weight_scale_axis,
 )
+from qdqtool.lint.operators import LARGE_KERNEL
 from qdqtool.onnxgraph.attention import attentions
 from qdqtool.onnxgraph.pointwise import activation_outputs
 from qdqtool.operator_facts import LayerKind
@@ -58,6 +59,7 @@ class Rules:
         floats: Names of nodes to leave float, with the reason; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
+        large_kernels: Whether convolutions with very large kernels, patch embeddings, are quantized.
     """
 
     head: str = "box"
@@ -71,6 +73,7 @@ class Rules:
     floats: Mapping[str, str] = field(default_factory=dict)
     quantized: Collection[str] = ()
     attention: str = "float"
+    large_kernels: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,10 @@ def place(model: Model, rules: Rules) -> Placement:
             f"{model.path or 'model'}: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
         )
     _place_around(model, placement, chosen)
+    roles = {r.role for readers in placement.readers.values() for r in readers}
+    if rules.residual in ("skip", "both") and "residual" not in roles:
+        placement.notes.append(f"`residual='{rules.residual}'` changes nothing: there is no Add behind a convolution "
+                               "whose result is quantized next")
     order = {n.index: i for i, n in enumerate(model.ordered)}
     for readers in placement.readers.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))
@@ -200,7 +207,7 @@ def _place_weighted(
         return
     reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
     if not reason and not chosen.is_included(node):
-        reason = preset.get(node.index, "") or _small(model, node)
+        reason = preset.get(node.index, "") or _small(model, node) or _large(model, node, chosen.rules)
     if reason:
         placement.skipped.append(SkippedNode(node.name, reason))
         return
@@ -276,6 +283,14 @@ def _small(model: Model, node: Node) -> str:
         f"small convolution ({per_group} to {out} channels, kernel {'x'.join(map(str, kernel))}): "
         "no fast INT8 kernel expected (`include` quantizes it)"
     )
+
+
+def _large(model: Model, node: Node, rules: Rules) -> str:
+    """The patch embedding of a vision transformer, for targets whose prediction would advise to leave it float."""
+    kernel = (model.constant_shape(node.input(1)) or ())[2:]
+    if rules.large_kernels or of(node).kind != LayerKind.CONVOLUTION or min(kernel, default=0) < LARGE_KERNEL:
+        return ""
+    return f"kernel {'x'.join(map(str, kernel))}: builds failed on such (`include` quantizes it)"
 
 
 def _say_bodies(model: Model, placement: Placement) -> None:

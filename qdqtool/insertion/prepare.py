@@ -55,7 +55,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
         notes.append("the model's own functions were inlined")
     before = model.opset
     if before < opset:
-        _raise_opset(model, opset)
+        raise_opset(model, opset)
         notes.append(f"opset raised from {before} to {opset}")
     proto.ir_version = max(proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
     editor = Editor(model)
@@ -114,7 +114,12 @@ def _rename_duplicates(editor: Editor) -> int:
     return len(shared)
 
 
-def _raise_opset(model: Model, opset: int) -> None:
+def raise_opset(model: Model, opset: int) -> None:
+    """Raises the opset in place; names of nodes stay.
+
+    Raises:
+        ModelError: onnx cannot convert it.
+    """
     from onnx import version_converter
 
     where, proto = model.path or "model", model.proto

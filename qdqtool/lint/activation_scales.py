@@ -1,16 +1,18 @@
-"""Whether the scales of activations fit data: the share of values that each Q clips, and the bits that it uses."""
+"""Whether the scales of activations fit data: what each Q clips, the bits that it uses, and outliers that it covers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
+from qdqtool.onnxgraph.attention import holds_shares
 from qdqtool.onnxgraph.view import View
-from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales
+from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ _STEPS = 127.0
 _CLIPPED = 0.05  # share of the values; clipping on purpose (entropy, percentiles) stays below a hundredth or two
 _WASTED = 0.25  # of the steps: two bits are lost
 _NAMED = 5
+_OUTLIER = 100.0  # largest value held over the typical one; at most 70 in four trained detectors and readers of text
+_FEW = 0.01  # of the values: outliers, which the typical magnitude leaves out
 
 
 def quantized(view: View) -> list[Node]:
@@ -43,16 +47,47 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
         statistics: Of the tensors in front of the Qs.
     """
     fits = []
+    spreads = []
     for q in quantized(view):
         seen = statistics.get(q.input(0))
         scale = view.params(q).scale
         if seen is not None and seen.count and seen.absmax > 0 and scale is not None:
             fits.append(_fit(q.name, seen, float(scale[0])))
+            if not holds_shares(view.model, q.input(0), quantized=True):
+                spreads.append((q.name, float(scale[0]), spread(seen, float(scale[0]))))
+    outliers(report, spreads, statistics.images)
     bad = [f for f in fits if f.clipped > _CLIPPED or f.used < _WASTED]
     if bad:
         bad.sort(key=lambda f: max(f.clipped / _CLIPPED, _WASTED / f.used), reverse=True)
         report.add("ACT-SCALE", ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
                                                  statistics.images))
+
+
+def outliers(report: Report, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
+    """Adds one finding for the network where scales cover outliers.
+
+    Args:
+        report: Where the finding goes.
+        spreads: Q, its scale and its :func:`spread`.
+        samples: On how many samples.
+    """
+    bad = sorted((s for s in spreads if s[2] > _OUTLIER), key=lambda s: -s[2])
+    if bad:
+        report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples))
+
+
+def spread(seen: TensorStatistics, scale: float) -> float:
+    """The largest magnitude that a scale holds and the tensor has, over the typical one.
+
+    Typical is the mean magnitude of what is not zero, the largest hundredth left out.
+    """
+    histogram = seen.histogram
+    middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
+    counts = np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0)
+    above = np.cumsum(counts[::-1])[::-1]
+    counts = np.where(above > _FEW * above[0], counts, 0.0)
+    total = float(np.sum(counts))
+    return min(seen.absmax, _STEPS * scale) * total / float(np.sum(counts * middles)) if total else 1.0
 
 
 def _fit(name: str, seen: TensorStatistics, scale: float) -> ActivationFit:

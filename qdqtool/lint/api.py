@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqtool.explain.report import Report
 from qdqtool.graph import Model
-from qdqtool.lint import head, operators, quantizers, structure, weight_scales, weights
+from qdqtool.lint import half, head, operators, quantizers, structure, weight_scales, weights
 from qdqtool.lint.structure import Fused
 from qdqtool.onnxgraph.view import View
 from qdqtool.trt.simulation import settled
@@ -37,4 +37,5 @@ def run(view: View, report: Report, fused: Fused) -> None:
     weights.run(view, report)
     weight_scales.run(view, report)
     head.run(view, report)
+    half.run(view, report)
     structure.run(view, report, fused)

@@ -7,7 +7,7 @@ import onnx
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
-from qdqtool.lint.heads import head_of, last_convolutions
+from qdqtool.lint.heads import coordinates_of, head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
 from qdqtool.onnxgraph.half import half_nodes
 from qdqtool.onnxgraph.view import View
@@ -41,6 +41,9 @@ def run(view: View, report: Report) -> None:
 
 
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
+    for index in sorted(coordinates_of(view) & quantized):
+        conv = view.model.nodes[index]
+        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "coordinates"), convolutions=[conv.name])
     last = last_convolutions(view)
     if not last:
         return

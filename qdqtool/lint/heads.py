@@ -6,6 +6,8 @@ import numpy as np
 from onnx import TensorProto
 
 from qdqtool.graph import Model, Node, without_large_weights
+from qdqtool.onnxgraph.attention import attentions
+from qdqtool.onnxgraph.coordinates import find_coordinates
 from qdqtool.onnxgraph.heads import Head, find_head
 from qdqtool.onnxgraph.view import View
 
@@ -26,9 +28,22 @@ def last_convolutions(view: View) -> list[Node]:
 
 def head_of(view: View) -> Head:
     """The head of a detector: its last convolutions, and for a YOLOv8-style one the DFL and what feeds it."""
-    known: dict[str, Head] = view.known.setdefault("head", {})
+    return _float_network(view)[1]
+
+
+def coordinates_of(view: View) -> set[int]:
+    """What makes boxes, reference points and sampling offsets of a DETR, as insertion leaves it float."""
+    if not any(n.op == "GridSample" for n in view.model.nodes) and not attentions(view.model):
+        return set()
+    model, head = _float_network(view)
+    return find_coordinates(model, head.finals).all
+
+
+def _float_network(view: View) -> tuple[Model, Head]:
+    known: dict[str, tuple[Model, Head]] = view.known.setdefault("head", {})
     if not known:
-        known[""] = find_head(_without_quantizers(view))
+        model = _without_quantizers(view)
+        known[""] = model, find_head(model)
     return known[""]
 
 

@@ -26,7 +26,7 @@ from qdqtool.trt.refusals import Deconvolution3D
 from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
-_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
 _TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
@@ -102,5 +102,5 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
         report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
         report.add("CONV3D-INT8", Convolution3D(CHECK, conv.name), convolutions=concerned)
-    if kernel and min(kernel) >= _LARGE_KERNEL and not deconvolution:
+    if kernel and min(kernel) >= LARGE_KERNEL and not deconvolution:
         report.add("KERNEL-LARGE", LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)

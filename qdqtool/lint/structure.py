@@ -8,9 +8,10 @@ from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
 from qdqtool.onnxgraph.flow import is_sum, uses
+from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import ACTIVATIONS, GATES, is_activation, of
-from qdqtool.trt.faults import CHECK, BehindPad, InsideActivation
+from qdqtool.operators import ACTIVATIONS, GATES, is_activation, of, rearranges
+from qdqtool.trt.faults import CHECK, BehindPad, InsideActivation, QuantizedStream
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.types import Finding
 
@@ -29,6 +30,23 @@ def run(view: View, report: Report, fused: Fused) -> None:
         if is_quantized(view, conv):
             _inside_activation(view, report, conv, fused.get(conv.name, ()))
             _behind_pad(view, report, conv)
+    _streams(view, report)
+
+
+def _streams(view: View, report: Report) -> None:
+    """Sums with Q/DQ whose result a layer normalization reads: the residual stream of a transformer."""
+    norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZES}
+    norms |= {p.tensor: p.nodes[0].name for p in layer_norms(view.model)}
+    for tensor, norm in norms.items():
+        add = view.model.producer(tensor)
+        while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
+            add = view.model.producer(add.input(0))
+        if add is None or not is_sum(view, add):
+            continue
+        pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
+        if pairs:
+            report.add("RESIDUAL-STREAM", QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+                       values=view.values(add.output))
 
 
 def not_automatic(view: View, findings: Sequence[Finding]) -> None:

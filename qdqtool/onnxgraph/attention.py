@@ -49,12 +49,17 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
     return len(node.inputs) == 2 and not any(_from_constant(model, t) for t in node.inputs)
 
 
-def holds_shares(model: Model, tensor: str) -> bool:
+def holds_shares(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Whether a tensor has values of 0 to 1 for a product: a Softmax's result, or that with some of it moved or masked.
 
     A mask behind a Softmax (Where) puts zeros in.
+
+    Args:
+        model: The model.
+        tensor: The tensor.
+        quantized: Whether the product reads it through a pair already.
     """
-    if not any(is_computed_product(model, r) for r in model.readers(tensor)):
+    if not quantized and not any(is_computed_product(model, r) for r in model.readers(tensor)):
         return False
     for _ in range(_HOPS):
         node = model.producer(tensor)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
 
 from qdqtool.graph import Model, Node
-from qdqtool.operators import DOMAINS, is_run_time
+from qdqtool.operators import DOMAINS, is_run_time, reduced_axes
 
+NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
               "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
 
@@ -54,6 +61,52 @@ def layer_norms(model: Model) -> list[Pieces]:
             if pieces is not None:
                 found.append(pieces)
     return found
+
+
+def as_one(model: Model, pieces: Pieces) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None] | None:
+    """Scale and bias of the LayerNormalization that computes the same; None where none does.
+
+    It normalizes the last axes, with a scale and a bias of their shape, and nothing else reads what is between.
+    """
+    axes = pieces.axes
+    if axes is None or axes != tuple(range(-len(axes), 0)) or pieces.epsilon is None or not pieces.epsilon > 0.0:
+        return None
+    inside = {n.index for n in pieces.nodes}
+    for node in pieces.nodes[:-1]:
+        if model.is_output(node.output) or any(r.index not in inside for r in model.readers(node.output)):
+            return None
+    given = [_constant(model, name) if name else None for name in (pieces.scale, pieces.bias)]
+    sizes = _sizes(model, pieces.tensor, len(axes), given[0])
+    if sizes is None or any(name and not _fits(v, sizes)
+                            for name, v in zip((pieces.scale, pieces.bias), given, strict=True)):
+        return None
+    values = [None if v is None else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).copy()
+              for v in given]
+    kind = helper.tensor_dtype_to_np_dtype(model.elem_type(pieces.tensor) or TensorProto.FLOAT)
+    return values[0] if values[0] is not None else np.ones(sizes, kind), values[1]
+
+
+def _sizes(model: Model, tensor: str, count: int, scale: npt.NDArray[Any] | None) -> list[int] | None:
+    """The last dimensions of a tensor; where they are not known those of the scale, which fits nothing else."""
+    shape = model.shape(tensor)
+    last = [d for d in shape[-count:] if d is not None] if shape is not None else []
+    if len(last) == count:
+        return last
+    return list(scale.shape) if scale is not None and scale.ndim == count and scale.size > 1 else None
+
+
+def _fits(value: npt.NDArray[Any] | None, sizes: list[int]) -> bool:
+    """Whether a constant is one number, or one for each place of the dimensions."""
+    if value is None or value.size == 1:
+        return value is not None
+    return value.size == math.prod(sizes) and list(value.shape[-len(sizes):]) == sizes
+
+
+def _constant(model: Model, tensor: str) -> npt.NDArray[Any] | None:
+    """A constant's value, also behind Identity nodes, which exporters write for equal weights."""
+    while (node := model.producer(tensor)) is not None and node.op == "Identity":
+        tensor = node.input(0)
+    return model.constant(tensor)
 
 
 def _pieces(model: Model, div: Node) -> Pieces | None:
@@ -119,11 +172,9 @@ def _applied(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
 def _axes(model: Model, reduce: Node) -> tuple[int, ...] | None:
     if not reduce.integer("keepdims", 1):
         return None
-    given = model.constant(reduce.input(1)) if reduce.input(1) else reduce.attributes.get("axes")
-    shape = model.shape(reduce.input(0))
-    if given is None or len(given) == 0:
+    axes, shape = reduced_axes(model, reduce), model.shape(reduce.input(0))
+    if not axes:
         return None
-    axes = [int(a) for a in given]
     if any(a >= 0 for a in axes):
         if shape is None:
             return None

@@ -176,6 +176,36 @@ class ActivationScales(Refusal):
     samples: int
 
 
+@record
+class OutlierScales(Refusal):
+    """Scales that have to cover a few values far larger than the others; the node is the worst Q.
+
+    Attributes:
+        worst: The worst Qs with their scales and the largest value held over the typical one, the worst first.
+        bad: How many there are.
+        total: How many were looked at.
+        samples: On how many samples.
+    """
+
+    worst: tuple[tuple[str, float, float], ...]
+    bad: int
+    total: int
+    samples: int
+
+
+@record
+class QuantizedStream(Refusal):
+    """An Add of a transformer's residual stream with Q/DQ on its inputs.
+
+    Attributes:
+        pairs: The DQs that it reads.
+        norm: The normalization that reads the sum.
+    """
+
+    pairs: tuple[str, ...]
+    norm: str
+
+
 class WeightScalesCause(StrEnum):
     """Why scales do not fit the weights that they are for."""
 
@@ -271,7 +301,7 @@ class JoinedBehindHead(Refusal):
 
 @record
 class HeadQuantized(Refusal):
-    """A quantized convolution at the end of a head; ``branch`` is ``dfl``, ``box``, ``class`` or ``head``."""
+    """A quantized layer of a head's end; ``branch``: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``."""
 
     branch: str
 
@@ -380,6 +410,36 @@ class DepthwiseAdd(Refusal):
 @record
 class FloatFlag(Refusal):
     """What is not quantized needs the builder's permission to run in FP16."""
+
+
+@record
+class NormInPieces(Refusal):
+    """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
+
+    Attributes:
+        exact: Whether a LayerNormalization, which the target takes, computes the same.
+        opset: The model's.
+    """
+
+    exact: bool
+    opset: int
+
+
+@record
+class ConstantsInHalf(Refusal):
+    """Operands of arithmetic that FP16 cannot hold; the node reads the first.
+
+    Attributes:
+        first: The first nodes that read one, with the value.
+        large: How many constants are too large.
+        small: How many become zero, or FP16's smallest number.
+        denormal: How many others are denormal in FP16.
+    """
+
+    first: tuple[tuple[str, float], ...]
+    large: int
+    small: int
+    denormal: int
 
 
 @record

@@ -46,6 +46,7 @@ class Target:
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         regions: Attention and normalization are regions of few kernels; for times alone.
+        layer_normalization: Its parser takes LayerNormalization (INormalizationLayer), whose sums are FP32.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
             channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
@@ -76,6 +77,7 @@ class Target:
     copies_dq: bool = False
     products_in_myelin: bool = False
     regions: bool = False
+    layer_normalization: bool = False
 
     @property
     def trtexec(self) -> Trtexec:
@@ -126,6 +128,7 @@ TARGETS: dict[str, Target] = {
             (8, 6),
             Evidence.SEEN,
             "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
+            layer_normalization=True,
             int8_weights=True,
             regions=True,
         ),
@@ -140,6 +143,7 @@ TARGETS: dict[str, Target] = {
             float16_scales=True,
             blocked_scales=True,
             needs_zero_point=False,
+            layer_normalization=True,
             int8_weights=True,
             products_in_myelin=True,
             regions=True,
@@ -155,6 +159,7 @@ TARGETS: dict[str, Target] = {
             float16_scales=True,
             blocked_scales=True,
             needs_zero_point=False,
+            layer_normalization=True,
             int8_weights=True,
             regions=True,
             residual_through_activation=True,
@@ -171,6 +176,7 @@ TARGETS: dict[str, Target] = {
             float16_scales=True,
             blocked_scales=True,
             needs_zero_point=False,
+            layer_normalization=True,
             int8_weights=True,
         ),
     )

@@ -144,6 +144,7 @@ def tune(
         calibration = _calibrate(planner, sets, progress, replace(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
+        notes.extend(base.placement.notes)
         if half:
             planner.wide = _wide(planner, sets, warnings)
             notes.extend(said_of_half(chosen, planner.wide, remainder.high_precision is None))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Placement
 from qdqtool.onnxgraph.attention import attentions
+from qdqtool.onnxgraph.coordinates import find_coordinates
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operators import WEIGHTED
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
@@ -116,10 +117,11 @@ def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[str]]:
 def _left_by_preset(planner: Planner, placement: Placement) -> list[list[str]]:
     """What the head preset leaves float and could be INT8: each node, and all of them; the DFL stays."""
     head = find_head(planner.model)
+    places = find_coordinates(planner.model, head.finals).all
     left = {w.node.index for w in placement.weights}
     ends = [
         n.name for n in planner.model.ordered
-        if n.index in (head.boxes | head.finals) - head.dfl - left and n.op in WEIGHTED
+        if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED
     ]
     if not ends:
         return []

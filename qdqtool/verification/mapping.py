@@ -19,8 +19,9 @@ _ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", 
 # end up in one, among the elementwise work around them.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
 _KGEN = "kgen"
-#: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd.
-PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|Conv|Corr)(?=[A-Z_])")
+#: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
+#: written out, a slice, a product and a sum for each.
+PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
 ATTENTION = "_gemm_mha"
 

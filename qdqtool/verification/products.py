@@ -80,7 +80,13 @@ def _row(index: int, name: str, op: str, layers: list[BuiltLayer]) -> BuiltNode:
 
 def writes(layer: BuiltLayer) -> Precision:
     """What a product's layer writes; a generated kernel writes what comes of the steps behind the product as well."""
-    return Precision.UNKNOWN if layer.type == "kgen" else layer.output_precision
+    return Precision.UNKNOWN if layer.type == "kgen" or _widened(layer) else layer.output_precision
+
+
+def _widened(layer: BuiltLayer) -> bool:
+    """Whether a Cast to another float follows the product in a fused kernel: what it writes is not the product's."""
+    product = PRODUCT.search(layer.name) if layer.type in ("runtime_fusion", "kgen") else None
+    return product is not None and layer.name.startswith("Cast", product.end())
 
 
 def _choose(layers: list[BuiltLayer]) -> BuiltLayer | None:
@@ -93,8 +99,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
-    if ATTENTION in layer.name:  # both of its products, where all three of its inputs have one type
-        kinds = {t.precision for t in layer.inputs[:3]}
+    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (behind masks) have one type
+        kinds = {t.precision for t in layer.inputs[-3:]}
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
     if layer.type in ("correlation", "deconv", "gemm"):
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
@@ -108,6 +114,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
         stored = [p for p in tensors if p in (Precision.INT8, Precision.FP8)]
         if stored and _integers_arrive(layer.name, (tensors or [FLOAT])[0]):
             return stored[0]
+        if _widened(layer) and Precision.FP16 in floats:
+            return Precision.FP16
         return layer.output_precision if layer.output_precision.is_float else (floats or [Precision.UNKNOWN])[0]
     return layer.input_precision
 
@@ -116,10 +124,10 @@ def _integers_arrive(name: str, first: Precision) -> bool:
     """Whether a fused kernel's product takes integers, told from the steps in its name and its first input's type.
 
     The Cast of a Q follows a Round, or is the first step where the kernel in front has rounded; that of a DQ is
-    followed by the Mul with its scale. MulSum is a product of floats, written out.
+    followed by the Mul with its scale. MulSum and slices are products of floats, written out.
     """
     product = PRODUCT.search(name)
-    if product is None or product[1] == "MulSum":
+    if product is None or product[1].startswith(("MulSum", "Slic")):
         return False
     steps = name[: product.start()].removeprefix("__myl_")
     cast = steps.rfind("Cast")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,10 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import summarize, what_was_read
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.trt import trace
+from qdqtool.types import Precision
+from tests.buildlog import samples
+from tests.buildlog.evidence import build_file, folder
 
 # As TensorRT 7 to 10, trtexec and programs that log for it print them; names and numbers are made up.
 LINES = {
@@ -135,3 +141,168 @@ def test_no_line_takes_long(line: str) -> None:
 ])
 def test_copies_of_a_node(name: str, base: str, suffix: str) -> None:
     assert (base_name(name), clone_suffix(name)) == (base, suffix)
+
+
+LOG = samples.trtexec_log()
+
+
+def layer(name: str, source: str, target: str) -> dict[str, Any]:
+    def edge(tensor: str) -> list[dict[str, Any]]:
+        return [{"Name": tensor, "Dimensions": [1, 8, 4, 4], "Format/Datatype": "Row major Int8 format"}]
+
+    return {"Name": name, "LayerType": "CaskConvolution", "Inputs": edge(source), "Outputs": edge(target)}
+
+
+LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
+
+
+def reading(layers: list[dict[str, Any]]) -> Build:
+    return read_build(io.BytesIO(json.dumps({"Layers": layers, "Bindings": ["x", "y"]}).encode()))
+
+
+def test_a_chain_from_input_to_output_is_whole() -> None:
+    assert reading(LAYERS).complete
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [(0, "b reads t, which none writes"), (1, "c reads u, which none writes"), (2, "none reads or writes the binding")],
+)
+def test_a_layer_that_is_missing_is_noticed(lost: int, said: str) -> None:
+    build = reading([*LAYERS[:lost], *LAYERS[lost + 1 :]])
+    assert not build.complete
+    assert any(said in m for m in build.missing)
+
+
+def test_a_listing_without_bindings_is_not_judged() -> None:
+    assert read_build(io.BytesIO(json.dumps({"Layers": LAYERS[1:]}).encode())).complete
+
+
+def test_a_layer_json_cut_off_is_not_complete() -> None:
+    whole = json.dumps({"Layers": LAYERS, "Bindings": ["x", "y"]}, indent=1)
+    build = read_build(io.BytesIO(whole[: whole.index('"c"')].encode()))
+    assert [x.name for x in build.layers] == ["a", "b"]
+    assert not build.complete
+    assert any(m.startswith("engine listing (cut off: the end of") for m in build.missing)
+
+
+def test_a_cut_profile_does_not_spoil_the_listing() -> None:
+    rows = [f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"]
+    profile = "[\n" + "\n, ".join(rows)
+    build = read_build(io.BytesIO(json.dumps({"Layers": LAYERS, "Bindings": ["x", "y"]}).encode()),
+                       io.BytesIO(profile.encode()))
+    assert list(build.profile) == ["a", "b", "c"]
+    assert build.complete
+    assert any(m.startswith("profile (cut off") for m in build.missing)
+
+
+def test_of_two_builds_in_one_file_the_last_one_counts() -> None:
+    first = read_build(io.BytesIO(LOG.encode()))
+    second = read_build(io.BytesIO((LOG + LOG).encode()))
+    assert (first.builds, second.builds) == (1, 2)
+    assert len(second.parse.nodes) == len(first.parse.nodes)
+    assert [x.name for x in second.layers] == [x.name for x in first.layers]
+    assert second.tactics.timed == first.tactics.timed
+    assert second.complete
+
+
+def test_the_listing_of_an_earlier_build_is_not_taken_for_the_last_one() -> None:
+    cut = LOG[: LOG.index("Engine Layer Information")]
+    build = read_build(io.BytesIO((LOG + cut).encode()))
+    assert build.layers == []
+    assert "engine listing" in build.missing
+    assert not build.complete
+
+
+def test_a_description_of_the_device_is_no_listing() -> None:
+    with pytest.raises(BuildLogError, match="no layer listing"):
+        read_build(io.BytesIO(json.dumps([{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]).encode()))
+
+
+I8, F32, F16 = Precision.INT8, Precision.FP32, Precision.FP16
+# (inputs, output) of the convolutions, counted by hand in the recorded listings.
+CONVOLUTIONS = {
+    ("yolo-resnet18-orin-trt8502", "log.txt"): {((I8,), I8): 28, ((I8, F32), F32): 8, ((I8,), F32): 7},
+    ("resnet18-qat-rtx2000-trt8510", "log.txt"): {((I8,), I8): 12, ((I8, I8), I8): 8, ((I8,), F32): 1},
+    ("centernet-resnet34-qat-trt80", "log.txt"): {((I8,), I8): 29, ((I8, I8), I8): 16, ((I8,), F32): 3},
+    ("resnet18-a100-qat", "graph.json"): {((I8,), I8): 8, ((I8, F16), F16): 8, ((I8,), F16): 3, ((I8,), F32): 2},
+    ("resnet18-a100-qat-residual", "graph.json"):
+        {((I8,), I8): 12, ((I8, I8), I8): 7, ((I8, F32), F32): 1, ((I8,), F32): 1},
+    ("resnet18-a100-qat-residual-qgap", "graph.json"): {((I8,), I8): 12, ((I8, I8), I8): 8, ((I8,), F32): 1},
+    ("mobilenetv2-titanrtx-qat-residual", "graph.json"):
+        {((I8,), I8): 41, ((I8, I8), I8): 10, ((I8,), F16): 1, ((I8,), F32): 1},
+}
+
+
+def test_nothing_is_left_unexplained() -> None:
+    shares = {}
+    for path in sorted(folder().glob("*/log.txt")):
+        counts = read_build(path).lines
+        shares[path.parent.name] = counts.unexplained_share
+        assert counts.total > 0
+    assert len(shares) >= 6
+    assert max(shares.values()) <= 0.01, shares
+
+
+def test_every_recorded_file_is_read() -> None:
+    for path in [*sorted(folder().glob("*/graph.json")), *sorted(folder().glob("*/profile.json"))]:
+        build = read_build(path)
+        assert build.layers or build.profile_rows, path
+        assert all(t.precision != Precision.UNKNOWN for x in build.layers for t in (*x.inputs, *x.outputs)), path
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_precisions_of_the_convolutions(case: tuple[str, str]) -> None:
+    build = read_build(build_file(*case))
+    found = Counter(
+        (tuple(t.precision for t in x.inputs), x.output_precision) for x in build.layers if x.is_convolution
+    )
+    assert found == CONVOLUTIONS[case]
+    assert build.complete
+
+
+@pytest.mark.parametrize(("case", "version", "trace", "conversions", "reformats"), [
+    ("yolo-resnet18-orin-trt8502", "8.5.2", 1117, 12, 6), ("resnet18-qat-rtx2000-trt8510", "8.5.10", 623, 1, 0),
+])
+def test_complete_logs(case: str, version: str, trace: int, conversions: int, reformats: int) -> None:
+    path = build_file(case)
+    build = read_build(path)
+    text = path.read_text(errors="replace")
+    assert (build.tensorrt, build.missing) == (version, [])
+    words = ("Running: ", "Removing ", "Swapping ", ": Fusing ", ": fusing ", "Eliminating ", "Swap the layer type",
+             "Convert layer type", "SqueezePushDown", "Merging layers", "Retargeting ", "Generating copy")
+    # Each optimizer line counts once, under the first word in it that is one of these.
+    assert len(build.trace) == trace == sum(
+        any(word in line for word in words) and "] Timing Runner" not in line for line in text.splitlines()
+        if "[TRT] " in line
+    )
+    assert len([x for x in build.layers if x.is_qdq]) == text.count("Running: QDQToCopy") == conversions
+    assert len(build.layout_reformats) == reformats
+
+
+def test_files_of_one_build_fit_together() -> None:
+    for case in ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"):
+        build = read_build(build_file(case, "graph.json"), build_file(case, "profile.json"))
+        assert set(build.profile) == {x.name for x in build.layers}
+
+
+def test_names_only_listing() -> None:
+    build = read_build(build_file("yolo-resnet18-orin-trt8502", "layer_info.json"))
+    assert build.names_only
+    assert not build.complete
+    whole = read_build(
+        build_file("yolo-resnet18-orin-trt8502", "layer_info.json"), build_file("yolo-resnet18-orin-trt8502")
+    )
+    assert whole.complete
+    assert whole.layers[1].input_precision == Precision.FP32
+
+
+@pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510",
+                                  "centerpoint-a100-trt823-fp16", "yolov8-orin-trt8412-excerpts"])
+def test_every_optimizer_line_is_rendered_as_it_was_printed(case: str) -> None:
+    path = build_file(case)
+    lines = path.read_text(errors="replace").splitlines()
+    build = read_build(path)
+    assert len(build.trace) > 100
+    for event in build.trace:
+        assert lines[event.line - 1].endswith(f"[TRT] {trace.render(event.event)}")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import struct
@@ -51,10 +50,6 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def no_session(*_: object) -> Any:
-    raise AssertionError("nothing should be run")
-
-
 def test_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     some = rng.normal(0, 1e-3, 999)
@@ -67,49 +62,6 @@ def test_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     back = load_statistics(tmp_path / "s.npz")
     assert same(stats, back) and list(back) == list(stats)
     assert (back.fingerprint, back.warnings, back.skipped) == ("ab", ["w"], [("p.png", "cut")])
-
-
-def test_a_finished_cache_is_reused_without_running(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "c.npz"
-    (pictures / "broken.png").write_text("no picture")
-    first = collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    monkeypatch.setattr(runner, "open_session", no_session)
-    again = collect(conv_net(), pictures, ["r2", "images"], cache=file, progress=False)
-    assert list(again) == ["r2", "images"]
-    assert np.array_equal(again["r2"].counter.counts, first["r2"].counter.counts)
-    assert again.images == 8 and again.warnings == first.warnings and again.skipped == first.skipped
-    assert again.notes == [f"{file}: reused, 8 images, same model and data; nothing was run"]
-
-
-def test_another_model_data_or_resolution_is_not_mixed_in(pictures: Path, tmp_path: Path) -> None:
-    file = tmp_path / "c.npz"
-    collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    before = file.read_bytes()
-    for other, options in (
-        (conv_net(seed=1), {}), (conv_net(), {"max_images": 5}), (conv_net(), {"bins": 4096})
-    ):
-        with pytest.raises(DataError, match="`overwrite_cache`"):
-            collect(other, pictures, NAMES, cache=file, progress=False, **options)
-        assert file.read_bytes() == before
-    collect_again = functools.partial(collect, overwrite_cache=True)
-    other_model = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False)
-    assert "another model" in other_model.notes[0]
-    assert same(other_model, collect(conv_net(seed=1), pictures, NAMES, progress=False))
-    other_data = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5)
-    assert "other data" in other_data.notes[0] and other_data.images == 5
-    finer = collect_again(conv_net(seed=1), pictures, NAMES, cache=file, progress=False, max_images=5, bins=4096)
-    assert "number of bins" in finer.notes[0] and finer["c1"].bins == 4096
-
-
-def test_tensors_that_are_missing_are_added(pictures: Path, tmp_path: Path) -> None:
-    file = tmp_path / "c.npz"
-    collect(conv_net(), pictures, ["c1"], cache=file, progress=False)
-    more = collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    assert more.notes == [f"{file}: reused for all but 2 tensors that it does not have"]
-    assert same(more, collect(conv_net(), pictures, NAMES, progress=False))
-    assert sorted(load_progress(file).statistics) == sorted(NAMES)
 
 
 class Stop(BaseException):
@@ -175,15 +127,6 @@ def test_the_cache_is_saved_as_it_goes(pictures: Path, tmp_path: Path, monkeypat
     assert len(saved) > 2 and saved == sorted(saved) and saved[-1] == 8
 
 
-def test_data_from_an_iterator_is_never_taken_from_the_cache(tmp_path: Path) -> None:
-    def generate() -> Any:
-        return ({"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(3))
-
-    for _ in range(2):
-        found = collect(conv_net(), generate(), NAMES, cache=tmp_path / "c.npz", progress=False)
-        assert "iterator" in found.notes[0] and found.images == 3
-
-
 def test_a_damaged_cache_is_one_clear_line(pictures: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.npz"
     collect(conv_net(), pictures, NAMES, cache=file, progress=False)
@@ -239,33 +182,6 @@ def test_tensorrt_table_round_trip(tmp_path: Path) -> None:
     assert lines[2] == "model/conv:0: 3e800000"
     back = read_tensorrt_cache(tmp_path / "t.cache")
     assert back == {n: struct.unpack("f", struct.pack("f", s))[0] for n, s in scales.items()}
-
-
-def test_tensorrts_own_table_is_read(tmp_path: Path) -> None:
-    table = tmp_path / "t.cache"
-    table.write_text("TRT-8601-MinMaxCalibration\ninput: 3c000000\n\nshort: 3f80\nconv1: 3f800000\n")
-    assert read_tensorrt_cache(table) == {
-        "input": 0.0078125, "short": struct.unpack(">f", b"\0\0\x3f\x80")[0], "conv1": 1.0
-    }
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x: 3f800000\n", "TRT-8\nnocolon\n", "TRT-8\nx: zz\n", "TRT-8\nx: 7f800000\n", "TRT-8\nx: bf800000\n"]
-)
-def test_other_files_are_no_table(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t.cache").write_text(text)
-    with pytest.raises(DataError, match=r"t\.cache") as caught:
-        read_tensorrt_cache(tmp_path / "t.cache")
-    assert "\n" not in str(caught.value)
-
-
-def test_scales_that_no_table_can_hold_are_refused(tmp_path: Path) -> None:
-    for scale in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(DataError, match="'x'"):
-            write_tensorrt_cache(tmp_path / "t.cache", {"x": scale})
-    assert not (tmp_path / "t.cache").exists()
-    with pytest.raises(DataError, match=r"missing\.cache"):
-        read_tensorrt_cache(tmp_path / "missing.cache")
 
 
 def test_statistics_of_nothing(tmp_path: Path) -> None:

@@ -112,12 +112,6 @@ def test_top_is_the_smallest_power_above() -> None:
     assert top_of(0.0) == MIN_TOP
 
 
-@pytest.mark.parametrize("bins", [0, 3, 100, 1 << 17])
-def test_odd_numbers_of_bins_are_refused(bins: int) -> None:
-    with pytest.raises(ValueError, match="power of two"):
-        mantissa_bits(bins)
-
-
 def test_coarser_bins_hold_the_same_counts() -> None:
     values = np.random.default_rng(1).normal(0, 1, 5000).astype(np.float32)
     stats = TensorStatistics.of(values)

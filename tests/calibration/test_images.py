@@ -6,19 +6,17 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from PIL import Image
 
-from calibration.cache import Statistics, load_progress, load_statistics, save_statistics
+from calibration.cache import Statistics, load_statistics, save_statistics
 from calibration.histogram import MIN_TOP
 from calibration.images import Dataset, InputSpec, Preprocess, decode, describe, open_data, prepare
-from calibration.methods import METHODS, _least_divergence, amax_of, clipped_fraction
-from calibration.runner import collect
+from calibration.methods import METHODS, _least_divergence, amax_of
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError
 from tests.calibration.divergence import divergence
-from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.nets import write_pictures
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
 
@@ -142,13 +140,6 @@ def test_a_list_of_paths(tmp_path: Path) -> None:
     ]
 
 
-def test_max_images_spreads_evenly_over_the_set(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 11)
-    assert list(open_data(tmp_path, [SPEC], max_images=3).indices or ()) == [0, 5, 10]
-    assert list(open_data(tmp_path, [SPEC], max_images=1).indices or ()) == [0]
-    assert list(open_data(tmp_path, [SPEC], max_images=11).indices or ()) == list(range(11))
-
-
 def test_open_sizes_need_a_size(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     spec = InputSpec("images", (None, 3, None, None))
@@ -156,16 +147,6 @@ def test_open_sizes_need_a_size(tmp_path: Path) -> None:
     assert sample["images"].shape == (1, 3, 32, 48)
     with pytest.raises(DataError, match="leaves the image size open"):
         open_data(tmp_path, [spec])
-
-
-def test_a_fixed_batch_is_filled(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 5)
-    singles = [s["images"] for s in open_data(tmp_path, [SPEC])]
-    data = open_data(tmp_path, [InputSpec("images", (2, 3, 16, 16))])
-    assert len(data) == 3
-    batches = [s["images"] for s in data]
-    assert (batches[1] == np.concatenate(singles[2:4])).all()
-    assert (batches[2] == np.concatenate([singles[4], singles[4]])).all()
 
 
 def huge_png(path: Path) -> None:
@@ -313,27 +294,6 @@ def test_a_tensor_without_values_takes_no_room_from_the_next(tmp_path: Path) -> 
             assert np.array_equal(back[name].counter.counts, TensorStatistics.of(array).counter.counts)
 
 
-@pytest.mark.parametrize(("column", "value"), [(2, 129), (2, 10**6), (2, -(10**6)), (3, -1)])
-def test_a_histogram_outside_its_window_is_damage(tmp_path: Path, column: int, value: int) -> None:
-    """Each bound alone: the place of the highest octave, and the first filled bin."""
-    save_statistics(Statistics({"x": TensorStatistics.of(np.ones(9))}), tmp_path / "s.npz")
-    with np.load(tmp_path / "s.npz") as archive:
-        arrays = dict(archive)
-    arrays["numbers"][0, column] = value
-    np.savez(tmp_path / "s.npz", **arrays)
-    with pytest.raises(DataError, match="damaged"):
-        load_progress(tmp_path / "s.npz")
-
-
-def test_the_whole_range_clips_nothing() -> None:
-    """Exactly nothing, although the largest value stands in the midst of its bin."""
-    values = np.array([1.0, 2.0, 3.0001], np.float32)
-    stats = TensorStatistics.of(values)
-    assert clipped_fraction(stats, float(values.max())) == 0.0
-    assert clipped_fraction(stats, 2.5) == pytest.approx(1 / 3)
-    assert clipped_fraction(TensorStatistics.of(np.zeros(0)), 1.0) == 0.0
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     """Ranges depend on shares, not on counts: few values, or each of them a thousand times."""
@@ -362,11 +322,3 @@ def test_the_smallest_range_that_a_scale_can_resolve() -> None:
     for value in (smallest, smallest * np.float32(1.5)):
         assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
     assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
-
-
-def test_a_tensor_that_is_never_finite_is_told_with_its_model(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    onnx.save(conv_net(), path)
-    pictures = np.full((2, 3, 16, 16), np.inf, np.float32)
-    with pytest.raises(DataError, match=r"^.*net\.onnx: tensor '.*' is NaN or infinite for every input"):
-        collect(path, {"images": pictures}, ["images"], progress=False)

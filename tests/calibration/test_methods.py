@@ -132,7 +132,7 @@ def divergences(values: Floats32) -> npt.NDArray[np.float64]:
     return np.array([divergence(counts, kept) for kept in range(128, 2049)])
 
 
-@pytest.mark.parametrize("name", ["normal", "silu", "relu", "laplace", "heavy tail"])
+@pytest.mark.parametrize("name", ["relu", "heavy tail"])
 def test_entropy_is_as_good_as_the_search_on_the_raw_values(name: str) -> None:
     values = SAMPLES[name]
     absmax = float(np.abs(values).max())

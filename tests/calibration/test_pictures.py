@@ -179,6 +179,7 @@ def test_a_long_side_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.slow
 def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
     """Three of 62 million pixels in as many threads: one at a time, with what it becomes."""
     Image.new("RGBA", (7900, 7900), (1, 2, 3, 4)).save(tmp_path / "p.png", compress_level=1)

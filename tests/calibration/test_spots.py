@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from calibration import TensorStatistics, amax_of, collect, load_statistics
 from calibration.methods import BIASED_WEIGHT, unbiased
 from calibration.spots import CHANNELS, IMAGES, POSITIONS, chosen, rounding, taken
-from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
 
 RNG = np.random.default_rng(11)
@@ -132,22 +131,6 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
     assert sorted(map(bytes, back["images"].spots)) == wanted
     half = found["c1"].merge(back["c1"])
     assert amax_of(half, "focus") == pytest.approx(amax_of(found["c1"], "focus"), rel=1e-6)
-
-
-@pytest.mark.parametrize("change", [
-    {"spots": np.array([[9, 48, 3]])}, {"spots": np.array([[0, 1, 3]])}, {"spots": np.array([[0, 48, 999]])},
-    {"spots": np.zeros((1, 3), np.float32)}, {"values": np.zeros(7, np.float32)},
-    {"values": np.full(48 * 3, np.nan, np.float32)}, {"values": np.zeros(48 * 3, np.float64)},
-])  # fmt: skip
-def test_damaged_ones_are_refused(tmp_path: Path, change: dict[str, npt.NDArray[np.generic]]) -> None:
-    cache = tmp_path / "cache.npz"
-    collect(conv_net(), [{"images": RNG.random((1, 3, 16, 16), np.float32)}], ["images"], cache=cache, progress=False)
-    with np.load(cache) as file:
-        arrays = dict(file)
-    assert arrays["spots"].tolist() == [[0, 48, 3]]
-    np.savez(cache, **{**arrays, **change})
-    with pytest.raises(DataError, match=r"cache\.npz: the calibration cache is damaged \(.*\); delete it"):
-        load_statistics(cache)
 
 
 PART = 0.6180339887498949

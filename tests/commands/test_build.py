@@ -7,7 +7,7 @@ import pytest
 
 from qdqtool.builders.child import is_installed
 from qdqtool.cli import run
-from tests.builders.models import saved, two_convolutions
+from tests.builders.models import NASTY, saved, two_convolutions
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
@@ -31,6 +31,14 @@ def test_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     table = json.loads(shown.out)
     assert (table["schema"], table["status"], table["targets"]) == ("qdqtool/build/1", "built", ["SM89", "SM86"])
     assert [n["precision"] for n in table["nodes"]] == ["INT8", "FP32"]
+
+
+@needs_compiler
+def test_a_model_whose_nodes_need_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The compiler gets a copy with such names, which is there when it reads it."""
+    path = saved(two_convolutions(NASTY, ""), tmp_path)
+    assert run(["verify", path, "--builder", "tensorrt-rtx"]) == 0
+    assert "2 of 2 convolutions agree" in capsys.readouterr().out
 
 
 @needs_compiler

@@ -11,7 +11,7 @@ from qdqtool.cli import run
 from tests.insertion.nets import check
 
 
-def test_demo_writes_a_model_and_says_what_to_do_next(
+def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -32,14 +32,10 @@ def test_demo_writes_a_model_and_says_what_to_do_next(
     assert run(command[-5:]) == 0 and capsys.readouterr().out
     assert run([*command[-5:-1]]) == 0 and len(capsys.readouterr().out.splitlines()) <= 25
     assert '<section id="histograms">' in (folder / "yolov8n-demo_report.html").read_text()
-
-
-def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
-    args = ["demo", "-o", str(tmp_path), "--size", "32"]
-    assert run([*args, "--images", "3"]) == 0
-    (tmp_path / "images" / "demo-000.png").rename(tmp_path / "images" / "demo-mine.png")  # not a name of the demo's
-    assert run([*args, "--images", "2"]) == 0
-    assert len(list((tmp_path / "images").iterdir())) == 3
+    # A second run replaces the first, and no picture of another name.
+    (folder / "images" / "demo-000.png").rename(folder / "images" / "demo-mine.png")
+    assert run(["demo", "-o", str(folder), "--size", "32", "--images", "2"]) == 0
+    assert len(list((folder / "images").iterdir())) == 3
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,16 @@ def test_two_builds(files: Path) -> None:
     assert result.summary()["lost_int8"] == 2 and result.engines is not None
 
 
+def test_two_builds_of_which_one_has_a_layer_more(files: Path) -> None:
+    table = listing()
+    table["Layers"].pop()
+    (files / "fewer.json").write_text(json.dumps(table))
+    result = qdqtool.compare(files / "good.json", files / "fewer.json")
+    assert [n.changes for n in result.changed] == [(Change.ONLY_IN_A,)] and result.times_as_long is None
+    back = qdqtool.compare(files / "fewer.json", files / "good.json")
+    assert [n.changes for n in back.changed] == [(Change.ONLY_IN_B,)] and back.b.int8_to_int8 == 7
+
+
 def test_errors_say_what_to_do(files: Path) -> None:
     (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
     with pytest.raises(BuildLogError, match="detailed"):

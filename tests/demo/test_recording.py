@@ -13,6 +13,7 @@ from qdqtool.demo import recording
 from qdqtool.demo.recording import RECORDING, verify_recorded
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
+from tests.slow import slow_after
 from tests.tools.record_demo import quantized_demo
 
 
@@ -56,7 +57,9 @@ def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
     assert {row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]} == built
 
 
-@pytest.mark.parametrize(("size", "words"), [("320", "64 of 64 convolutions agree"), ("64", "of the default demo")])
+@pytest.mark.parametrize(("size", "words"), slow_after(1, [
+    ("64", "of the default demo"), ("320", "64 of 64 convolutions agree"),
+]))  # fmt: skip
 def test_the_demo_verifies_without_a_compiler(
     size: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

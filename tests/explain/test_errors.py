@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.explain.errors import KNOWN, lookup
+from qdqtool.explain.errors_nodes import named_node, short
 from qdqtool.explain.errors_shape import parse_error
 
 # Wordings as users reported them, with the names and numbers of their builds.
@@ -248,3 +249,20 @@ def test_no_text_takes_long(word: str) -> None:
     lookup(word * (200_000 // len(word)))
     lookup("Could not find any implementation for node " + word * (200_000 // len(word)))
     assert time.process_time() - started < 3
+
+
+@pytest.mark.parametrize(("rest", "name"), [
+    (" /model.0/conv/Conv.\nnext line", "/model.0/conv/Conv"), (" conv due to insufficient workspace", "conv"),
+    (" PWN(a, b).", "PWN(a, b)"), (" (conv).)", "(conv)"), (" conv)", "conv"), (" .:", None), ("", None),
+    ("\nconv", None),
+    (f" {'x' * 3999}yz", "x" * 3999),
+])  # fmt: skip
+def test_the_name_of_a_node_without_a_kernel(rest: str, name: str | None) -> None:
+    found = named_node(f"[E] Error Code 10: Could not find any implementation for node{rest}")
+    assert (found.name if found is not None else None) == name
+    assert named_node("Could not find any kernel for node conv") is None
+
+
+def test_long_names_are_cut_in_the_midst() -> None:
+    assert short("x" * 90) == "x" * 90
+    assert short("a" * 45 + "b" * 46) == f"{'a' * 40}...{'b' * 40}"

@@ -22,6 +22,7 @@ from qdqtool.extraction.shrink import Shrinker
 from qdqtool.graph import Model
 from qdqtool.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
 
@@ -48,7 +49,7 @@ def test_a_finding_with_what_it_depends_on() -> None:
     assert result.kept.startswith(f"kept {len(names)} of {len(model.graph.node)} nodes: what SKIP-FLOAT at b1.sum")
 
 
-@pytest.mark.parametrize("code", ["CONCAT-SCALE:2", "BN-UNFOLDED", "OUT-FLOAT", "SKIP-FLOAT:8"])
+@pytest.mark.parametrize("code", slow_after(2, ["CONCAT-SCALE:2", "BN-UNFOLDED", "OUT-FLOAT", "SKIP-FLOAT:8"]))
 def test_findings_of_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code)
     onnx.checker.check_model(result.proto)  # not its shapes: those of the whole, rebuilt, are at odds in the head
@@ -363,7 +364,7 @@ def test_what_counts_up_is_structure() -> None:
     assert np.mean(two == weights) < 0.2
 
 
-@pytest.mark.parametrize("code", ["SKIP-FLOAT", "CONCAT-SCALE", "BN-UNFOLDED"])
+@pytest.mark.parametrize("code", slow_after(1, ["SKIP-FLOAT", "CONCAT-SCALE", "BN-UNFOLDED"]))
 def test_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code, private=True)
     whole = onnx.load_from_string(gzip.decompress(YOLO.read_bytes()))

@@ -68,12 +68,13 @@ sys.exit('another Error' if ops and 'Conv' not in ops else 0)
 """
 
 
+@pytest.mark.slow
 def test_the_same_exit_code_for_another_reason_is_another_fault(tmp_path: Path) -> None:
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
     command = script(tmp_path, _TWO_FAULTS)
-    loose = qdqtool.extract(model, check=command, limit=60)
+    loose = qdqtool.extract(model, check=command, limit=25)
     assert all(n.op_type != "Conv" for n in loose.proto.graph.node)
     assert any("exit code" in n and "`says`" in n for n in loose.notes)
     held = qdqtool.extract(model, check=command, says="pooling of", limit=60)

@@ -16,6 +16,7 @@ from tests.fuzz.shrink import shrink, shrink_answer
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_thirty_networks_agree() -> None:
     with Lab() as lab:

@@ -75,6 +75,7 @@ def test_long_lines_are_cut_and_the_next_ones_whole() -> None:
     assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_an_endless_log_is_bounded() -> None:
     """400,000 optimizer lines: no real build has a hundredth of them."""
     line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"

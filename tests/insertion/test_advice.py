@@ -19,6 +19,7 @@ from qdqtool.insertion.api import insert
 from qdqtool.types import Severity
 from tests.insertion.nets import Net, images, nodes_of
 from tests.insertion.test_properties import _living, graphs
+from tests.slow import slow_after
 
 # What the network itself is the cause of, wherever pairs are: a reader that cannot be quantized beside one that is.
 OF_THE_NETWORK = {"OUT-MIXED", "SILU-NO-Q-AFTER", "CT-BN", "BN-UNFOLDED", "DW-SILU", "DW-ADD", "GROUP-SLOW"}
@@ -89,7 +90,7 @@ def _counted(prediction: qdqtool.Prediction) -> list[tuple[str, str, int]]:
     return sorted((*key, found.count(key)) for key in set(found))
 
 
-@pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
+@pytest.mark.parametrize("target", slow_after(1, ["trt11", "rtx1.7"]))
 def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(target: str) -> None:
     made = insert(yolov8n(64, classes=4), images(2, 3, 64, "images"), target=target, method="max", losses=1)
     assert made.float_type == "fp16" and not made.float32

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
-from qdqtool.errors import ModelError, QdqtoolError
+import qdqtool
+from calibration import Preprocess
+from qdqtool.commands.insert import command
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
+from qdqtool.insertion.calibrate import write_table
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.presets import find_head
-from tests.insertion.nets import Net, check, images, run, with_constant_nodes
+from qdqtool.insertion.scales import choose_scale
+from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of, with_constant_nodes
+from tests.insertion.test_api import one_layer
+from tests.slow import slow_after
 
 
 def test_constant_nodes_that_are_still_read_stay() -> None:
@@ -167,3 +181,259 @@ def test_the_hundredth_percentile_is_the_maximum() -> None:
     assert whole == largest
     with pytest.raises(QdqtoolError, match="percentile"):
         insert(model, images(), predict=False, method="percentile", percentile=100.5)
+
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
+
+
+def two_layers() -> onnx.ModelProto:
+    made = Net()
+    made.output(made.conv("b", made.op("Relu", "relu", made.conv("a", "x"))))
+    return made.model()
+
+
+def inserted(kind: str, **options: Any) -> qdqtool.Insertion:
+    return qdqtool.insert(two_layers(), images(), input_type=kind, predict=False, **options)
+
+
+def test_int8_input_gives_the_same_outputs() -> None:
+    plain, changed = inserted("float"), inserted("int8")
+    check(changed.model)
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
+    assert len(nodes_of(changed.model, "QuantizeLinear")) == len(nodes_of(plain.model, "QuantizeLinear")) - 1
+    x = PIXELS.astype(np.float32) / 255
+    scale = value_of(plain.model, "a/_input_quantizer/scale")
+    codes = np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
+    np.testing.assert_array_equal(run(changed.model, {"x": codes})[0], run(plain.model, {"x": x})[0])
+    factor = float(changed.notes[-1].split("pixel * ")[1].rstrip(")"))
+    np.testing.assert_array_equal(np.clip(np.rint(PIXELS * factor), -128, 127).astype(np.int8), codes)
+
+
+def test_uint8_input_folds_the_factor_into_the_first_scale() -> None:
+    plain, changed = inserted("float"), inserted("uint8")
+    check(changed.model)
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
+    assert not nodes_of(changed.model, "Mul", "Add", "Div") and len(nodes_of(changed.model, "Cast")) == 1
+    expected = run(plain.model, {"x": PIXELS.astype(np.float32) / 255})[0]
+    np.testing.assert_array_equal(run(changed.model, {"x": PIXELS})[0], expected)
+
+
+def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
+    made = Net(channels=3)
+    made.output(made.conv("a", "x", cin=3))
+    preprocess = Preprocess(mean=(0.3, 0.4, 0.5), std=(0.2, 0.25, 0.3))
+    mean, std = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
+    data = [{"x": (i["x"] - mean) / std} for i in images(channels=3)]
+    plain = qdqtool.insert(made.model(), data, predict=False)
+    changed = qdqtool.insert(made.model(), data, predict=False, input_type="uint8", preprocess=preprocess)
+    check(changed.model)
+    pixels = PIXELS[:, :3]
+    x = (pixels.astype(np.float32) / 255 - mean) / std
+    wanted, found = run(plain.model, {"x": x})[0], run(changed.model, {"x": pixels})[0]
+    assert np.mean(np.abs(wanted - found) > 1e-4) < 0.02  # one code more or less at ties
+    with pytest.raises(ModelError, match="has not the 3 channels"):
+        inserted("uint8", preprocess=preprocess)
+
+
+def test_float_reader_of_the_input() -> None:
+    made = Net()
+    made.output(made.op("Relu", "relu", made.conv("a", "x")), made.op("Sin", "other", "x"))
+    with pytest.raises(ModelError, match="'other' reads it as float; use uint8"):
+        qdqtool.insert(made.model(), images(), input_type="int8", predict=False)
+    changed = qdqtool.insert(made.model(), images(), input_type="uint8", predict=False)
+    check(changed.model)
+    found = run(changed.model, {"x": PIXELS})[1]
+    np.testing.assert_allclose(found, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
+
+
+def test_targets_without_uint8_and_models_without_a_quantized_input() -> None:
+    with pytest.raises(QdqtoolError, match=r"trt8.4 has no UINT8 inputs"):
+        inserted("uint8", target="trt8.4")
+    with pytest.raises(ModelError, match="no float input of the model is quantized"):
+        inserted("int8", exclude=["^a$"])
+
+
+@pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
+def test_the_prediction_stays(kind: str) -> None:
+    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+    plain = qdqtool.insert(yolov8n(64, classes=2), data).prediction
+    changed = qdqtool.insert(yolov8n(64, classes=2), data, input_type=kind).prediction
+    assert plain is not None and changed is not None
+    before, after = plain.summary(), changed.summary()
+    assert after["int8"] == before["int8"] == 60
+    assert after["conversions"] == before["conversions"] - (kind == "int8")
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("mean", [0.0, 0.25])
+def test_several_inputs_are_all_changed(kind: str, mean: float) -> None:
+    made = Net()
+    made.inputs.append(onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, 8]))
+    made.output(made.conv("a", "x"), made.conv("b", "y"))
+    first, second = images(), images(seed=2)
+    data = [{"x": a["x"] - mean, "y": b["x"] - mean} for a, b in zip(first, second, strict=True)]
+    preprocess = Preprocess(mean=(mean,) * 3)
+    plain = qdqtool.insert(made.model(), data, predict=False, head="none")
+    changed = qdqtool.insert(
+        made.model(), data, predict=False, head="none", input_type=kind, preprocess=preprocess
+    )
+    check(changed.model)
+    wanted = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [wanted, wanted]
+    pixels = {"x": PIXELS, "y": PIXELS[:, ::-1]}
+    floats = {n: p.astype(np.float32) / 255 - np.float32(mean) for n, p in pixels.items()}
+    fed = dict(pixels)
+    if kind == "int8":
+        scales = {n: value_of(plain.model, f"{c}/_input_quantizer/scale") for n, c in (("x", "a"), ("y", "b"))}
+        fed = {n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()}
+    for found, expected in zip(run(changed.model, fed), run(plain.model, floats), strict=True):
+        assert np.mean(np.abs(found - expected) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_inputs_of_a_float16_model(target: str, kind: str, mean: float) -> None:
+    """Its input becomes integers too; the Cast to float that widening puts there (8.5) is the one Cast or goes."""
+    model, preprocess = in_half(two_layers()), Preprocess(mean=(mean,) * 3)
+    data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
+    plain = qdqtool.insert(model, data, predict=False, preprocess=preprocess, target=target)
+    changed = qdqtool.insert(model, data, predict=False, preprocess=preprocess, target=target, input_type=kind)
+    check(changed.model)
+    wanted_type = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
+    assert changed.model.graph.input[0].type.tensor_type.elem_type == wanted_type
+    casts = [n for n in nodes_of(changed.model, "Cast") if n.input[0] == "x"]
+    assert len(casts) == (kind == "uint8")
+    x = (PIXELS.astype(np.float32) / 255 - mean).astype(np.float16)
+    scale = value_of(plain.model, "a/_input_quantizer/scale")
+    codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127).astype(np.int8)
+    wanted = run(plain.model, {"x": x})[0].astype(np.float32)
+    found = run(changed.model, {"x": codes if kind == "int8" else PIXELS})[0].astype(np.float32)
+    # A float16 pixel is off by up to a half of a thousandth, and 10 divides in float16: one code more or less at ties.
+    exact = kind == "int8" and target == "trt8.5"
+    assert np.mean(np.abs(wanted - found) > (0.0 if exact else 0.01)) < (1e-9 if exact else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "good"), [(0.0, 1.0, True), (0.2, 0.9, True), (-1.0, 1.0, False), (0, 255, False)]
+)
+def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good: bool) -> None:
+    data = [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
+    if good:
+        assert "feed pixels" in qdqtool.insert(two_layers(), data, input_type="uint8", predict=False).notes[-1]
+        return
+    told = rf"from {low:g} to {high:g} in 'x', and pixels become 0 to 1; give the `scale`"
+    with pytest.raises(ModelError, match=told):
+        qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
+    scaled = Preprocess(scale=1.0) if high > 1 else Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert qdqtool.insert(two_layers(), data, input_type="uint8", predict=False, preprocess=scaled)
+    assert qdqtool.insert(two_layers(), data, input_type="int8", predict=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"head": "everything"}, QdqtoolError, "`head='everything'`: choose one of"),
+        ({"residual": "some"}, QdqtoolError, "`residual='some'`: choose one of"),
+        ({"weights": "int4"}, QdqtoolError, "`weights='int4'`: choose one of"),
+        ({"high_precision": "bf16"}, QdqtoolError, "`high_precision='bf16'`: choose one of"),
+        ({"target": "trt7"}, QdqtoolError, "unknown target 'trt7'"),
+        ({"method": "kl"}, QdqtoolError, "`method='kl'`: choose one of"),
+        ({"method_for": [("zzz", "max")]}, QdqtoolError, "matches no quantized tensor"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        qdqtool.insert(one_layer(), images(), **options)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_defaults_are_those_of_the_command_line() -> None:
+    """As ``qdqtool insert --help`` says them; losses apart, which the command measures on two samples."""
+    defaults = {n: p.default for n, p in inspect.signature(qdqtool.insert).parameters.items() if n != "model"}
+    assert defaults == {
+        "data": None, "method": "focus", "method_for": (), "percentile": 99.99, "max_images": 512, "preprocess": None,
+        "size": None, "calib_cache": None, "overwrite_cache": False, "calib_table": None, "target": "trt10",
+        "head": "box", "residual": "auto", "attention": "float", "unify": True, "exclude": (), "include": (),
+        "exclude_op": (), "weights": "float", "high_precision": None, "input_type": "float", "losses": 0,
+        "predict": True, "progress": False, "cluster": None, "mixed_cpus": False,
+    }  # fmt: skip
+    shown = {p.name: p.default for p in command.params if isinstance(p.default, str | float | int)}
+    same = {"method", "percentile", "max_images", "head", "residual", "weights", "input_type"}
+    assert {n: defaults[n] for n in same} == {n: shown[n] for n in same}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_refusals_name_the_file(named: bool, tmp_path: Path) -> None:
+    def given(model: onnx.ModelProto) -> onnx.ModelProto | Path:
+        onnx.save(model, tmp_path / "m.onnx")
+        return tmp_path / "m.onnx" if named else model
+
+    name = str(tmp_path / "m.onnx") if named else "model"
+    done = qdqtool.insert(one_layer(), images(), predict=False).model
+    with pytest.raises(ModelError) as caught:
+        qdqtool.insert(given(done), images())
+    assert str(caught.value) == (
+        f"{name}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, or "
+        "predict this one"
+    )
+    net = Net()
+    net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
+    with pytest.raises(ModelError) as caught:
+        qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])
+    assert str(caught.value) == f"{name}: nothing to quantize; 2 nodes: excluded by `exclude` b|c"
+
+
+def test_a_normalization_in_front_of_convolutions_is_folded_and_told() -> None:
+    net = Net()
+    net.output(net.op("Relu", "r", net.conv("c", net.norm("n", "x"), kernel=1)))
+    assert qdqtool.insert(net.model(), images(), predict=False).notes == [
+        "1 BatchNormalization nodes were folded into the convolutions behind them"
+    ]
+
+
+def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(method: str) -> qdqtool.Insertion:
+        return qdqtool.insert(one_layer(), images(), method=method, predict=False)
+
+    assert insert("max").calibration["powers"] == {} and insert("mse").calibration["powers"] == {"x": 2.0}
+    chosen = lambda *a: (replace(choose_scale(*a)[0], power=2.34567), [])  # noqa: E731
+    monkeypatch.setattr("qdqtool.insertion.api.choose_scale", chosen)
+    assert insert("mse").calibration["powers"] == {"x": 2.35}
+
+
+def test_a_table_has_no_samples_to_measure_losses_on(tmp_path: Path) -> None:
+    first = qdqtool.insert(one_layer(), images(), predict=False, losses=1)
+    assert first.losses is not None and qdqtool.insert(one_layer(), images(), predict=False).losses is None
+    write_table(first, tmp_path / "t")
+    second = qdqtool.insert(one_layer(), calib_table=tmp_path / "t", losses=1)
+    assert second.losses is None and second.calibration == {
+        "table": str(tmp_path / "t"), "images": 0, "methods": {"table": 1}, "powers": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "weights", "warned"), [
+    ("trt8.0", "int8", True), ("trt8.0", "float", False), ("trt10", "int8", False),
+])  # fmt: skip
+def test_a_target_that_cannot_read_int8_weights_is_warned_of(target: str, weights: str, warned: bool) -> None:
+    result = qdqtool.insert(one_layer(), images(), target=target, weights=weights, predict=False)
+    told = [f"{target} cannot read int8 weights; use `weights='float'` for it"]
+    assert result.warnings[-1:] == told if warned else told[0] not in result.warnings
+
+
+def test_a_cluster_that_cannot_be_is_refused_before_the_work() -> None:
+    with pytest.raises(QdqtoolError, match="cluster"):
+        qdqtool.insert("no such file.onnx", images(), cluster="nonsense")
+
+
+def test_no_data_at_all() -> None:
+    with pytest.raises(DataError, match="no calibration data"):
+        qdqtool.insert(one_layer())
+
+
+def test_wrong_shapes_and_names_of_data() -> None:
+    with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
+        qdqtool.insert(one_layer(), images(2, 3))
+    wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]
+    with pytest.raises(DataError, match="no array for the model's input 'x'"):
+        qdqtool.insert(one_layer(), wrong)

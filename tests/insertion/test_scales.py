@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import TensorStatistics
+from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.insertion import scales
-from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.insertion.calibrate import collect_for, scales_from_table, write_table
+from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.scales import METHODS, MethodChoice, choose_scale, positive, weight_scale
+from qdqtool.options import Kept
+from qdqtool.types import QuantizedTensor
+from tests.insertion.nets import Net, images
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -184,3 +195,209 @@ def test_scales_are_positive_normal_float32() -> None:
     assert positive(0.0) == float(np.finfo(np.float32).tiny)
     assert positive(1e-45) > 0
     assert positive(0.1) == float(np.float32(0.1))
+
+
+def table(folder: Path, **scales: float) -> Path:
+    path = folder / "calib.table"
+    rows = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
+    path.write_text("\n".join(["TRT-8502-EntropyCalibration2", *rows]) + "\n")
+    return path
+
+
+GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
+
+
+def test_a_group_takes_the_largest_scale_that_the_table_has(tmp_path: Path) -> None:
+    path = table(tmp_path, a=0.25, b=0.5, joined=0.125, other=9.0)
+    (found,) = scales_from_table(path, [GROUP])
+    assert (found.scale, found.method, found.power) == (0.5, "table", None)
+    assert [(m.tensor, m.amax, m.bits_lost) for m in found.members] == [("a", 0.25 * 127, 0.0), ("b", 0.5 * 127, 0.0)]
+    (one,) = scales_from_table(table(tmp_path, a=0.25), [GROUP])
+    assert one.scale == 0.25 and [m.tensor for m in one.members] == ["a"]
+
+
+@pytest.mark.parametrize("scale", [0.0, None])
+def test_what_the_table_has_no_range_for_is_named(scale: float | None, tmp_path: Path) -> None:
+    path = table(tmp_path, other=1.0) if scale is None else table(tmp_path, a=scale, other=1.0)
+    with pytest.raises(DataError) as caught:
+        scales_from_table(path, [GROUP])
+    assert str(caught.value) == f"{path}: has no scale for tensor 'joined'"
+    small = scales_from_table(table(tmp_path, a=1e-45), [GROUP])[0].scale
+    assert small == float(np.finfo(np.float32).tiny)  # as small as a scale can be
+
+
+def test_only_scales_of_activations_go_into_a_table(tmp_path: Path) -> None:
+    made = Net()
+    made.output(made.conv("c", "x"))
+    result = qdqtool.insert(made.model(), images(), predict=False, head="none", method="max")
+    result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
+    write_table(result, tmp_path / "out.table")
+    rows = (tmp_path / "out.table").read_text().splitlines()[1:]
+    largest = max(float(np.abs(i["x"]).max()) for i in images())
+    assert rows == [f"x: {struct.pack('!f', largest / 127).hex()}"]
+
+
+def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
+    made = Net()
+    body = made.op("Relu", "r", made.conv("c", "x"))
+    made.output(made.op("Sigmoid", "s", made.conv("heat", body, cout=3)))
+    model = made.index()
+    groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
+
+    def report(data: object, cache: Path | None = None) -> dict[str, object]:
+        _, told = collect_for(model, data, groups, max_images=3, kept=Kept(calib_cache=cache))
+        return told
+
+    told = report(images())
+    assert (told["images"], told["tensors"], told["focus"]) == (3, 2, ["heat.out"])
+    assert told["cache"] is None and told["data"] == ""
+    assert told["skipped"] == told["notes"] == [] and told["fingerprint"]
+    np.save(tmp_path / "x.npy", np.concatenate([i["x"] for i in images()]))
+    told = report(tmp_path / "x.npy", tmp_path / "cache.npz")
+    assert told["data"] == str(tmp_path / "x.npy") and told["cache"] == str(tmp_path / "cache.npz")
+    with pytest.raises(DataError) as caught:
+        report(None)
+    assert str(caught.value) == (
+        "no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)"
+    )
+
+
+def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
+    return [g.quantized for g in groups]
+
+
+def test_concat_ties_its_inputs_and_output() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    joined = net.op("Concat", "cat", a, b, axis=1)
+    net.output(net.conv("c", joined, 32), net.conv("d", a))
+    groups = scale_groups(net.index(), ["x", "cat.out", "a.out"])
+    assert tied(groups) == [("x",), ("cat.out", "a.out")]
+    assert set(groups[1].sources) == {"a.out", "b.out"}
+    assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
+    assert [g.tied for g in groups] == [False, True]
+
+
+def test_chained_concats_fall_into_one_group() -> None:
+    net = Net()
+    a, b, c = (net.op("Relu", n, net.conv(f"c{n}", "x")) for n in "abc")
+    first = net.op("Concat", "cat1", a, b, axis=1)
+    second = net.op("Concat", "cat2", b, c, axis=1)
+    net.output(net.conv("d", first, 32), net.conv("e", second, 32))
+    groups = scale_groups(net.index(), ["cat1.out", "cat2.out"])
+    assert tied(groups) == [("cat1.out", "cat2.out")]
+    assert set(groups[0].sources) == {"a.out", "b.out", "c.out"}
+
+
+def test_pools_resize_split_and_reshape_pass_the_scale_on() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pool = net.op("MaxPool", "pool", a, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    up = net.op("Resize", "up", pool, "", net.const("s", [1, 1, 1, 1]), mode="nearest")
+    halves = net.op("Split", "split", up, net.const("sizes", [8, 8], np.int64), outputs=2, axis=1)
+    net.output(net.conv("d", halves[1], 8), net.conv("e", a))
+    groups = scale_groups(net.index(), ["split.out1", "a.out"])
+    assert tied(groups) == [("split.out1", "a.out")]
+    assert groups[0].sources == ("a.out",)
+    assert not groups[0].tied
+
+
+def test_a_constant_joined_in_counts_with_its_values() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
+    net.output(net.conv("d", joined, 32))
+    (group,) = scale_groups(net.index(), ["cat.out"])
+    assert set(group.sources) == {"a.out", "cat.out"}
+
+
+def test_arithmetic_ends_a_group() -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    bounds = net.const("low", 0.0), net.const("high", 6.0)
+    clipped = net.op("Clip", "clip", a, *bounds)
+    pool = net.op("AveragePool", "p", a, kernel_shape=[2, 2])
+    net.output(net.conv("d", clipped), net.conv("e", a), net.conv("f", pool))
+    assert len(scale_groups(net.index(), ["a.out", "clip.out", "p.out"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [
+        ("Resize", ["", "scales"], {"mode": "linear"}),
+        ("Pad", ["pads"], {}),
+        ("Pad", ["pads", "zero"], {"mode": "constant"}),
+        ("Pad", ["pads"], {"mode": "reflect"}),
+        ("Pad", ["pads"], {"mode": "edge"}),
+        ("GlobalMaxPool", [], {}),
+        ("Dropout", [], {}),
+        ("Cast", [], {"to": 1}),
+        ("Identity", [], {}),
+        ("DepthToSpace", [], {"blocksize": 2}),
+    ],
+)
+def test_whatever_a_q_passes_ties(op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+    net = Net()
+    net.const("scales", [1, 1, 2, 2])
+    net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.const("zero", 0.0)
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    net.output(net.op(op, "n", a, *inputs, **attributes))
+    (group,) = scale_groups(net.index(), ["a.out", "n.out"])
+    assert group.quantized == ("a.out", "n.out")
+    assert group.sources == ("a.out",)
+
+
+@pytest.mark.parametrize(("value", "groups"), [(0.0, 1), (1.0, 2)])
+def test_a_pad_with_other_values_ends_a_group(value: float, groups: int) -> None:
+    net = Net()
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.op("Pad", "n", a, pads, net.const("value", value)))
+    assert len(scale_groups(net.index(), ["a.out", "n.out"])) == groups
+
+
+def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
+    assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
+
+
+def test_without_unify_everyone_is_alone() -> None:
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
+    groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
+    assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
+
+
+def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
+    """By hand from the architecture: layers 11 and 20 meet in layer 9's output, layers 14 and 17 in layer 12's."""
+    model = Model(yolov8n(64, classes=2))
+    quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
+    groups = {g.quantized[-1]: set(g.sources) for g in scale_groups(model, quantized) if g.tied}
+    act = "act/Mul_output_0"
+    assert groups["/model.20/Concat_output_0"] == {f"/model.6/cv2/{act}", f"/model.9/cv2/{act}", f"/model.19/{act}"}
+    assert groups["/model.17/Concat_output_0"] == {f"/model.4/cv2/{act}", f"/model.12/cv2/{act}", f"/model.16/{act}"}
+    sppf = next(g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized)
+    assert sppf.sources == (f"/model.9/cv1/{act}",)
+
+
+@pytest.mark.parametrize("unify", [True, False])
+@pytest.mark.parametrize("method", ["percentile", "max"])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+def test_a_pad_between_two_readers_leaves_one_scale(mode: str, method: str, unify: bool) -> None:
+    """Without one scale for both, the simulator finds two at c0, which then writes float."""
+    net = Net()
+    c0 = net.conv("c0", "x")
+    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
+    samples = images(2, seed=3)
+    samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats
+    result = qdqtool.insert(net.model(), samples, method=method, percentile=90.0, head="none", unify=unify)
+    assert result.prediction is not None
+    (c0_outcome,) = [c for c in result.prediction.convolutions if c.name == "c0"]
+    scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}
+    assert len(scales) == 1 or not unify
+    assert str(c0_outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")

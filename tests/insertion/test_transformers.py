@@ -18,7 +18,7 @@ from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Prediction
 from tests.insertion.nets import Net, images, run
-from tests.insertion.transformers import samples, vit
+from tests.insertion.transformers import detr, samples, vit
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
@@ -179,3 +179,162 @@ def test_tune_can_take_attention_back(attention: str) -> None:
     expected = {p: (p,) for p in PRODUCTS} | {
         f"attention of b{i}.attn.soft": (f"b{i}.attn.qk", f"b{i}.attn.av") for i in (0, 1)}
     assert found == (expected if attention == "int8" else {})
+
+
+# The residual stream --------------------------------------------------------------------------------------------------
+
+
+def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
+    """The same with a pair in front of every input of these nodes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = []
+    for node in copy.graph.node:
+        for i, tensor in enumerate(node.input if node.name in readers else ()):
+            base = f"{node.name}.{i}"
+            copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.05), f"{base}.scale"))
+            copy.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), f"{base}.zero"))
+            parameters = [f"{base}.scale", f"{base}.zero"]
+            nodes.append(onnx.helper.make_node("QuantizeLinear", [tensor, *parameters], [f"{base}.q"], f"{base}.Q"))
+            nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{base}.q", *parameters], [f"{base}.dq"],
+                                               f"{base}.DQ"))
+            node.input[i] = f"{base}.dq"
+        nodes.append(node)
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "rtx1.7"])
+def test_pairs_in_the_residual_stream_are_warned_of(pieces: bool, target: str) -> None:
+    """Each sum that a normalization reads; what insert places has none."""
+    made = with_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
+    found = {f.node: f.severity for f in predict(made, target).findings if f.code == "RESIDUAL-STREAM"}
+    assert found == {"b0.res1": "warning", "b1.res2": "warning"}
+    plain = qdqtool.insert(vit(pieces=pieces), samples(vit()), predict=False).model
+    assert "RESIDUAL-STREAM" not in predict(plain, target).findings_by_code()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: str) -> None:
+    """TensorRT takes one scale for a whole activation; along the channels that are summed up no target has INT8."""
+    model = onnx.ModelProto()
+    model.CopyFrom(quantized().model)
+    q = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out")
+    dq = next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])
+    for node in (q, dq):
+        for position, value in ((1, np.linspace(0.01, 0.1, 16, dtype=np.float32)), (2, np.zeros(16, np.int8))):
+            node.input[position] = f"{node.name}.by_channel.{position}"
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value, node.input[position]))
+        node.attribute.append(onnx.helper.make_attribute("axis", 2))
+    prediction = predict(model, target)
+    assert not prediction.convolution("b0.fc1").is_int8
+    assert any(f.code == "ACT-PER-CHANNEL" and f.fix for f in prediction.findings)
+
+
+# Heads of DETRs -------------------------------------------------------------------------------------------------------
+
+KINDS = ("rt-detr", "rf-detr", "d-fine")
+
+
+def expected_places(kind: str) -> set[str]:
+    """What makes boxes and sampling points, the MLPs in front, and what reads reference points."""
+    boxes = {f"{head}.{i}" for head in ("first", "d0.box", "d1.box") for i in range(3)}
+    project = {"d0.project", "d1.project"} if kind == "d-fine" else set()
+    return boxes | project | {f"d{i}.{part}" for i in (0, 1) for part in ("cross.offsets", "place.0")}
+
+
+@functools.cache
+def inserted(kind: str, **choices: Any) -> qdqtool.Insertion:
+    return qdqtool.insert(detr(kind), samples(detr(kind)), predict=False, **choices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_makes_places_stays_float(kind: str) -> None:
+    skipped = {s.node for s in inserted(kind).skipped if "attention" not in s.reason}
+    assert skipped == expected_places(kind)
+    everything = {s.node for s in inserted(kind, head="none").skipped if "attention" not in s.reason}
+    assert everything == set()
+    scores = {s.node for s in inserted(kind, head="float").skipped if "attention" not in s.reason}
+    assert scores == expected_places(kind) | {"select", "classes"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
+def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:
+    found = {f.node for f in predict(inserted(kind, head="none").model, target).findings if f.code == "HEAD-QUANT"}
+    assert found == expected_places(kind)
+    assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_play_no_part(kind: str) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(detr(kind))
+    names = {}
+    for i, node in enumerate(model.graph.node):
+        names[f"n{i}"], node.name = node.name, f"n{i}"
+    skipped = {names[s.node] for s in qdqtool.insert(model, samples(model), predict=False).skipped
+               if "attention" not in s.reason}
+    assert skipped == expected_places(kind)
+
+
+def test_boxes_of_a_detector_without_grids() -> None:
+    """As DETR ends: an MLP of four columns beside one Linear of scores; a classifier of four classes is none."""
+    from tests.insertion.transformers import Detr
+
+    net = Detr(3, 32)
+    x = net.block("b", net.embed(8))
+    net.output(net.op("Sigmoid", "boxes", net.mlp("box", x, 4)), net.linear("classes", x, 16, 6))
+    skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
+    assert {"box.0", "box.1", "box.2"} <= skipped and "classes" not in skipped
+    net = Detr(3, 32)
+    net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
+    skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
+    assert skipped == {"b.attn.qk", "b.attn.av"}
+
+
+def test_a_flow_by_convolutions_stays_float_at_its_end() -> None:
+    """What moves a picture: the last convolution makes the grid, those in front of it are as any other."""
+    net = Net(3, 16)
+    x = net.op("Relu", "r0", net.conv("c0", "x", 3, 32))
+    flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
+    grid = net.op("Add", "moved", net.op("Transpose", "last", flow, perm=[0, 2, 3, 1]), net.const("at", np.zeros(2)))
+    net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
+    result = qdqtool.insert(net.model(), images(2, 3, 16), predict=False)
+    assert {s.node for s in result.skipped} == {"flow"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensorrt_rtx_builds_a_detr_as_predicted(kind: str) -> None:
+    """Values that GridSample reads come from an INT8 Linear and are float: no Q passes it."""
+    from tests.fuzz.driver import Lab
+
+    with Lab() as lab:
+        answer = lab.answer(inserted(kind, target="rtx1.7").model)
+    assert answer.status == "built" and not answer.wrong and answer.convolutions > 20
+
+
+# The patch embedding, and options that change nothing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("patch", "target", "named"), [
+    (16, "trt10", True), (16, "trt8.6", True), (16, "rtx1.7", False), (8, "trt10", False),
+])  # fmt: skip
+def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch: int, target: str, named: bool) -> None:
+    model = vit(patch=patch)
+    result = qdqtool.insert(model, samples(model), target=target)
+    assert ("embed" in {s.node for s in result.skipped}) is named
+    assert result.prediction is not None and "KERNEL-LARGE" not in result.prediction.findings_by_code()
+    if named:
+        wanted = qdqtool.insert(model, samples(model), target=target, include=("^embed$",))
+        assert "embed" not in {s.node for s in wanted.skipped}
+        assert wanted.prediction is not None and "KERNEL-LARGE" in wanted.prediction.findings_by_code()
+
+
+@pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])
+def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> None:
+    notes = quantized(residual=residual).notes
+    assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))

@@ -71,7 +71,7 @@ class Tokens(Net):
 
 
 @functools.cache
-def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Pow") -> onnx.ModelProto:
+def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Pow", opset: int = 17) -> onnx.ModelProto:
     """7 products a block (4 projections, 2 of the attention ... 2 of the MLP), a class head; input x [1, 3, 32, 32]."""
     net = Tokens(3, 32)
     x = net.embed(patch)
@@ -81,7 +81,7 @@ def vit(blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Po
     pooled = net.op("ReduceMean", "pool", x, axes=[1], keepdims=0)
     weight = net.const("head.weight", net.rng.standard_normal((10, WIDTH)))
     net.output(net.op("Gemm", "head", pooled, weight, net.const("head.bias", np.zeros(10)), transB=1))
-    return net.model()
+    return net.model(opset)
 
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
@@ -90,3 +90,96 @@ def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArra
     shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
     rng = np.random.default_rng(3)
     return [{value.name: rng.random(shape, np.float32)} for _ in range(count)]
+
+
+class Detr(Tokens):
+    """A detector with queries and deformable attention by GridSample, on a map of 8 x 8."""
+
+    QUERIES, POINTS, SIDE = 6, 4, 8
+
+    def mlp(self, name: str, x: str, outputs: int) -> str:
+        for i in (0, 1):
+            x = self.op("Relu", f"{name}.{i}.relu", self.linear(f"{name}.{i}", x))
+        return self.linear(f"{name}.2", x, WIDTH, outputs)
+
+    def part(self, name: str, x: str, start: int, end: int) -> str:
+        bounds = [self.const(f"{name}.{n}", [v], np.int64) for n, v in (("from", start), ("to", end), ("axis", -1))]
+        return self.op("Slice", name, x, *bounds)
+
+    def inverse_sigmoid(self, name: str, x: str) -> str:
+        low, high, one = (self.const(f"{name}.{n}", v) for n, v in (("low", 1e-4), ("high", 0.9999), ("one", 1.0)))
+        x = self.op("Clip", f"{name}.clip", x, low, high)
+        return self.op("Log", f"{name}.log", self.op("Div", f"{name}.odds", x, self.op("Sub", f"{name}.rest", one, x)))
+
+    def sampled(self, name: str, x: str, points: str, memory: str) -> str:
+        """Values at the reference points and offsets from them, weighted and projected."""
+        n, each = self.QUERIES, WIDTH // HEADS
+
+        def shaped(what: str, tensor: str, *dims: int) -> str:
+            return self.op("Reshape", f"{name}.{what}", tensor, self.const(f"{name}.{what}.shape", dims, np.int64))
+
+        value = self.op("Transpose", f"{name}.turned", self.linear(f"{name}.value", memory), perm=[0, 2, 1])
+        value = shaped("map", value, HEADS, each, self.SIDE, self.SIDE)
+        offsets = shaped("split", self.linear(f"{name}.offsets", x, WIDTH, HEADS * self.POINTS * 2), n, HEADS,
+                         self.POINTS, 2)
+        center = shaped("center", self.part(f"{name}.xy", points, 0, 2), n, 1, 1, 2)
+        extent = shaped("extent", self.part(f"{name}.wh", points, 2, 4), n, 1, 1, 2)
+        places = self.op("Add", f"{name}.places", center, self.op("Mul", f"{name}.scaled", offsets, extent))
+        grid = self.op("Sub", f"{name}.grid", self.op("Mul", f"{name}.twice", places, self.const(f"{name}.two", 2.0)),
+                       self.const(f"{name}.one", 1.0))
+        grid = self.op("Transpose", f"{name}.by_head", grid, perm=[1, 0, 2, 3])
+        found = self.op("GridSample", f"{name}.sample", value, grid, align_corners=0)
+        weights = shaped("weights.split", self.linear(f"{name}.weights", x, WIDTH, HEADS * self.POINTS), n, HEADS,
+                         self.POINTS)
+        weights = self.op("Transpose", f"{name}.weights.turned", self.op("Softmax", f"{name}.soft", weights, axis=-1),
+                          perm=[1, 0, 2])
+        weights = shaped("weights.map", weights, HEADS, 1, n, self.POINTS)
+        total = self.op("ReduceSum", f"{name}.sum", self.op("Mul", f"{name}.weighted", found, weights),
+                        self.const(f"{name}.axes", [-1], np.int64), keepdims=0)
+        total = self.op("Transpose", f"{name}.back", shaped("joined", total, 1, WIDTH, n), perm=[0, 2, 1])
+        return self.linear(f"{name}.out", total)
+
+    def refined(self, name: str, kind: str, x: str, points: str) -> str:
+        """New boxes: RT-DETR adds in front of the sigmoid, RF-DETR scales, D-FINE takes means of distributions."""
+        if kind == "rt-detr":
+            delta = self.op("Add", f"{name}.moved", self.mlp(f"{name}.box", x, 4), self.inverse_sigmoid(name, points))
+            return self.op("Sigmoid", f"{name}.points", delta)
+        delta = self.mlp(f"{name}.box", x, 4 if kind == "rf-detr" else 4 * 9)
+        if kind == "d-fine":
+            bins = self.op("Reshape", f"{name}.bins", delta, self.const(f"{name}.bins.shape", [1, -1, 4, 9], np.int64))
+            w = self.const(f"{name}.project.weight", np.linspace(-1, 1, 9).reshape(9, 1) ** 3)
+            mean = self.op("MatMul", f"{name}.project", self.op("Softmax", f"{name}.softmax", bins, axis=-1), w)
+            delta = self.op("Reshape", f"{name}.means", mean, self.const(f"{name}.means.shape", [1, -1, 4], np.int64))
+        size = self.part(f"{name}.size", points, 2, 4)
+        moved = self.op("Mul", f"{name}.step", self.part(f"{name}.delta", delta, 0, 2), size)
+        middle = self.op("Add", f"{name}.middle", moved, self.part(f"{name}.place", points, 0, 2))
+        grown = self.op("Mul", f"{name}.grown", self.op("Exp", f"{name}.exp", self.part(f"{name}.growth", delta, 2, 4)),
+                        size)
+        return self.op("Concat", f"{name}.points", middle, grown, axis=-1)
+
+
+@functools.cache
+def detr(kind: str, layers: int = 2, classes: int = 5) -> onnx.ModelProto:
+    """An RT-DETR, RF-DETR or D-FINE in small: query selection, decoder layers, boxes and scores; x [1, 3, 32, 32]."""
+    net = Detr(3, 32)
+    memory = net.embed(4)
+    scores = net.linear("select", memory, WIDTH, classes)
+    best = net.op("ReduceMax", "best", scores, axes=[-1], keepdims=0)
+    _, chosen = net.op("TopK", "top", best, net.const("k", [net.QUERIES], np.int64), outputs=2, axis=1)
+    index = net.op("Reshape", "index", chosen, net.const("index.shape", [net.QUERIES], np.int64))
+    anchors = net.const("anchors", net.rng.standard_normal((1, net.SIDE**2, 4)))
+    first = net.op("Add", "anchored", net.mlp("first", memory, 4), anchors)
+    points = net.op("Sigmoid", "points", net.op("Gather", "picked", first, index, axis=1))
+    x = net.op("Gather", "queries", memory, index, axis=1)
+    for i in range(layers):
+        place = net.linear(f"d{i}.place.0", points, 4, WIDTH)
+        place = net.linear(f"d{i}.place.1", net.op("Relu", f"d{i}.place.relu", place))
+        y = net.attention(f"d{i}.attn", net.op("Add", f"d{i}.placed", x, place))
+        x = net.layer_norm(f"d{i}.ln1", net.op("Add", f"d{i}.res1", x, y))
+        x = net.layer_norm(f"d{i}.ln2", net.op("Add", f"d{i}.res2", x, net.sampled(f"d{i}.cross", x, points, memory)))
+        y = net.op("Relu", f"d{i}.relu", net.linear(f"d{i}.fc1", x, WIDTH, 2 * WIDTH))
+        x = net.layer_norm(f"d{i}.ln3", net.op("Add", f"d{i}.res3", x, net.linear(f"d{i}.fc2", y, 2 * WIDTH, WIDTH)))
+        points = net.refined(f"d{i}", kind, x, points)
+    scored = net.op("Sigmoid", "probabilities", net.linear("classes", x, WIDTH, classes))
+    net.output(net.op("Concat", "detections", points, scored, axis=-1))
+    return net.model()

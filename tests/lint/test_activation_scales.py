@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.cli import run
 from qdqtool.prediction import check_activations
-from qdqtool.trt.faults import ActivationScales
+from qdqtool.trt.faults import ActivationScales, OutlierScales
 from tests.trt.builder import Graph
 
 RNG = np.random.default_rng(0)
@@ -70,3 +70,39 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["predict", str(tmp_path / "bad.onnx"), "--calib", str(tmp_path / "data.npz")]
     assert run([*arguments, "--fail-on", "ACT-SCALE"]) == 1
     assert f"{name} (scale" in capsys.readouterr().out.replace("\n     ", "")
+
+
+def outlying(share: float, factor: float) -> list[dict[str, np.ndarray]]:
+    """Normal values, a share of them many times as large."""
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(4):
+        x = rng.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)
+        found.append({"x": np.where(rng.random(x.shape) < share, x * np.float32(factor), x)})
+    return found
+
+
+@pytest.mark.parametrize(("share", "factor", "named"), [(0.005, 300.0, True), (0.005, 10.0, False), (0.0, 1.0, False)])
+def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) -> None:
+    """At insert and at predict alike; the ratio is that of the values, the largest hundredth aside."""
+    data = outlying(share, factor)
+    inserted = qdqtool.insert(float_network(), data, method="max", predict=False)
+    assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
+    prediction = qdqtool.predict(inserted.model)
+    check_activations(inserted.model, prediction, data)
+    refusals = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
+    assert bool(refusals) is named
+    if named:
+        (found,) = refusals
+        assert isinstance(found, OutlierScales)
+        ratios = {q: ratio for q, _, ratio in found.worst}
+        q = next(n.name for n in inserted.model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+        values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
+        typical = values[: int(len(values) * 0.99)].mean()
+        assert ratios[q] == pytest.approx(values[-1] / typical, rel=0.02)
+
+
+def test_a_scale_that_clips_the_outliers_covers_none() -> None:
+    data = outlying(0.005, 300.0)
+    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
+    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)

@@ -88,3 +88,20 @@ def test_what_is_no_layer_norm(change: str) -> None:
     found = layer_norms(Model(copy))
     assert len(found) == expected
     assert change != "other axes" or found[0].axes is None
+
+
+def test_damaged_graphs_have_nothing_in_them() -> None:
+    """Axes of another type or rank, and weights without the axis of their outputs."""
+    from qdqtool.insertion.placement import Rules, place
+    from qdqtool.onnxgraph.coordinates import find_coordinates
+    from tests.insertion.nets import Net
+
+    for axes in (np.float32(-1), np.int64(-1), np.zeros((2, 2), np.int64)):
+        net = Net()
+        net.output(net.conv("c", net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))))
+        place(Model(net.open_model(18)), Rules())
+    net = Net(2, 4)
+    grid = net.op("ConvTranspose", "up", "x", net.const("w", np.ones(3)))
+    net.output(net.op("GridSample", "s", "x", grid))
+    model = Model(net.open_model())
+    assert find_coordinates(model, ()).makers == {model.node("up").index}

@@ -251,6 +251,7 @@ def test_flips_that_double_precision_happens_to_miss_count_as_noise(tmp_path: Pa
 SMALL = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str, tmp_path: Path) -> None:
     """Traced by torch's compiler, gradients included; the code it would make of that is not ours to test."""

@@ -53,6 +53,7 @@ def test_the_plan_runs_in_int8_without_avoidable_conversions(
     assert done.prediction.conversion_nodes == ["/stem/conv/_input_quantizer/QuantizeLinear"]
 
 
+@pytest.mark.slow
 def test_the_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_path: Path) -> None:
     model = example["detector"].Detector(3, 96)
     nets.randomise(model)

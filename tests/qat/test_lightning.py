@@ -46,6 +46,7 @@ def test_batch_normalization_goes_on_unless_it_is_frozen(frozen: bool | None, tm
     assert torch.equal(before, module.net[1].running_mean) is bool(frozen)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
 def test_two_processes(tmp_path: Path) -> None:
     """Lightning starts them; the same ranges (of everybody's data), weights and quantizers in both, one export."""

@@ -240,6 +240,7 @@ def test_options_and_tasks(folder: Path) -> None:
     assert issubclass(room._made(rtdetr.train.RTDETRTrainer), room.QuantizedTraining)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["segment", "detect"])
 def test_the_trainer_is_found_in_the_processes_of_other_gpus(task: str, tmp_path: Path) -> None:
     from ultralytics.models import yolo

@@ -32,14 +32,14 @@ from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.reporting.conftest import Made
 from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
-from tests.trt.evidence import CASES, HOME, truth
+from tests.trt.evidence import HOME, QUICK_FIRST, truth
 
 
 def page_of(case: str) -> data.Page:
     return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> None:
     prediction = qdqtool.predict(HOME / case / "model.onnx.gz", truth(case)["target"])
     model = page_of(case).model
@@ -58,7 +58,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
             assert finding.id in model.nodes[number].findings
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
     page = page_of(case)
     index = load(HOME / case / "model.onnx.gz")
@@ -116,7 +116,7 @@ def reads(node: data.Node, tensor: str) -> bool:
     return tensor in node.inputs or any(s.tensor == tensor and s.where != "output" for s in node.scales)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
     for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
         assert drawing.boxes
@@ -272,7 +272,7 @@ def test_kernel_stride_and_groups_are_those_of_the_node(tmp_path: Path) -> None:
         "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_modules_hold_every_node_once_and_none_waits_for_itself(case: str) -> None:
     model = page_of(case).model
     modules = model.modules
@@ -313,6 +313,7 @@ def test_an_empty_graph_and_one_without_convolutions(tmp_path: Path) -> None:
         assert "nothing to run in INT8" in made.html
 
 
+@pytest.mark.slow
 def test_yolov8x_fits_in_1_5_mb() -> None:
     made = qdqtool.report(yolov8x_qdq(), gpu="T4", before=yolov8x_qdq())
     assert len(made.page.model.convs) == CONVOLUTIONS

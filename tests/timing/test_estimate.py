@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
@@ -102,10 +102,9 @@ def test_batch_scales_activations_and_not_weights():
 
 
 def test_fixes_save_no_more_than_there_is():
-    for case in evidence.CASES:
-        model = load(evidence.HOME / case / "model.onnx.gz")
-        prediction = predict(model, TARGET)
-        time = estimate(model, prediction, find("A100"), TARGET)
+    for case in CASES:
+        prediction, time = timed(evidence.HOME / case / "model.onnx.gz", find("A100"), compare=False)
+        assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
             assert finding.saves_ms is None or 0 < finding.saves_ms < time.total_ms, finding
 
@@ -195,6 +194,7 @@ def test_order_of_whole_networks(gpu, factor):
     assert wide.gain is not None and wide.gain >= 1
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "3060", "agx orin", "T4", "RTX 4090"]))
 def test_a_conversion_more_is_never_faster(case, seed, gpu):
     """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""
@@ -205,7 +205,6 @@ def test_a_conversion_more_is_never_faster(case, seed, gpu):
     of_data = {n.output[0] for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] not in constants_}
     pairs = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in of_data]
     dq = pairs[seed % len(pairs)]
-    before = predict(load(proto), TARGET)
     graph.initializer.extend([numpy_helper.from_array(np.float32(0.777), "extra_s"),
                               numpy_helper.from_array(np.int8(0), "extra_z")])
     after = dq.output[0]
@@ -218,7 +217,7 @@ def test_a_conversion_more_is_never_faster(case, seed, gpu):
     graph.node.insert(at + 2, helper.make_node("DequantizeLinear", ["extra_q", "extra_s", "extra_z"], ["extra_dq"],
                                                "extra_DQ"))
     prediction, time = timed(proto, find(gpu), compare=False)
-    _, old = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), compare=False)
+    before, old = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), compare=False)
     if prediction.summary()["conversions"] > before.summary()["conversions"]:
         assert time.total_ms >= old.total_ms
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.modelfile import load
 from qdqtool.operator_facts import LayerKind
+from qdqtool.prediction import predict
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, PassResult
+from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
+from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import CASES, HOME
+from tests.trt.evidence import HOME, QUICK_FIRST
 from tests.trt.random_graphs import FORKS, models
+from tests.trt.test_spellings import FLOAT, INT8, conv_names, outcomes
 
 CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 
@@ -163,7 +172,7 @@ def test_every_pass_leaves_one_graph(model: onnx.ModelProto, target: str) -> Non
     run_checked(model, target)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_every_pass_leaves_one_graph_of_a_built_network(case: str) -> None:
     run_checked(load(HOME / case / "model.onnx.gz").proto, "trt8.5")
 
@@ -177,3 +186,126 @@ def test_weights_that_two_matrix_products_read(target: str) -> None:
     for op in ("Gemm", "MatMul"):
         first = g.op(op, ["x", weights], f"{op}1")
         run_checked(g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "kind"),
+    [("LRN", {"size": 3}, "LRN"), ("GlobalMaxPool", {}, "Pooling"), ("MaxPool", {"kernel_shape": [2, 2]}, "Pooling"),
+     ("Softmax", {}, "Softmax")],
+)  # fmt: skip
+def test_a_layer_of_no_known_type_has_its_operators_name(op: str, attributes: dict[str, object], kind: str) -> None:
+    g = Graph()
+    layers = predict(g.model(g.op(op, g.input(1, 8, 4, 4), "n", **attributes))).layers
+    assert [layer.type for layer in layers if layer.nodes == ["n"]] == [kind]
+
+
+OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Split", "Slice", "Concat", "Pad", "BatchNormalization", "Cast",
+             "Softmax", "MaxPool", "Resize", "Transpose", "Identity", "QuantizeLinear", "DequantizeLinear", "Add", "If")
+
+
+def whole() -> onnx.ModelProto:
+    g = Graph()
+    x = g.silu(g.bn(g.conv(g.input(1, 4, 8, 8), "a"), "bn"), "act")
+    left, right = g.ops("Split", [x], "split", count=2, axis=1)
+    y = g.add(g.pair(g.pool(x, "pool", k=3, stride=1), "skip"), g.conv(x, "b"), "add")
+    z = g.conv(g.concat([left, right, g.resize(g.pool(y, "down"), "up")], "cat"), "c", weights="int8")
+    return g.model(g.gemm(g.op("Flatten", z, "flat"), "fc", 8 * 8 * 8))
+
+
+def damage(model: onnx.ModelProto, dice: random.Random) -> None:
+    graph = model.graph
+    node, tensor = dice.choice(graph.node), dice.choice(graph.initializer)
+    names = [name for n in graph.node for name in (*n.input, *n.output)]
+    kind = dice.randrange(9)
+    if kind == 0 and node.input:
+        node.input[dice.randrange(len(node.input))] = dice.choice([*names, "", "nowhere"])
+    elif kind == 1 and node.output:
+        node.output[dice.randrange(len(node.output))] = dice.choice(["", "elsewhere"])
+    elif kind == 2 and node.attribute:
+        attribute = dice.choice(node.attribute)
+        attribute.i, attribute.type = dice.choice([-1, 0, 99, 2**40]), dice.choice([0, 1, 2, 3, 4, 6, 7])
+    elif kind == 3 and node.attribute:
+        del node.attribute[dice.randrange(len(node.attribute))]
+    elif kind == 4:
+        node.op_type = dice.choice(OPERATORS)
+    elif kind == 5 and node.input:
+        del node.input[dice.randrange(len(node.input))]
+    elif kind == 6:
+        tensor.data_type = dice.choice([0, 1, 2, 3, 6, 7, 9, 10, 16, 17, 99])
+    elif kind == 7:
+        del tensor.dims[:]
+        tensor.dims.extend([dice.choice([0, 1, 3, -1, 2**40])])
+    else:
+        node.input.append(dice.choice([*names, ""]))
+
+
+@pytest.mark.parametrize("seed", slow_after(3, range(8)))
+def test_no_other_exception(seed: int) -> None:
+    dice, answered, refused = random.Random(seed), 0, 0
+    for _ in range(60):
+        model = whole()
+        for _ in range(dice.randint(1, 4)):
+            damage(model, dice)
+        try:
+            predict(model, dice.choice(["trt8.0", "trt8.5", "trt11"]), advice=False)
+            answered += 1
+        except PassError:
+            raise  # a defect of a pass
+        except QdqtoolError as error:
+            refused += 1
+            if "\n" in str(error):
+                raise
+    assert answered and refused
+
+
+@pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
+def test_unknown_operators(op: str) -> None:
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    g.nodes.append(helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""))
+    g.channels["u:0"] = 8
+    prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), "trt8.5", advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
+    assert prediction.conversions == 2
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
+    ids=["0", "-1", "nan", "inf", "empty"],
+)
+def test_senseless_scales(scale: Any) -> None:
+    """The advice complains; the simulation must only not fail."""
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
+    data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
+    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("op", "attribute", "value"),
+    [("Conv", "group", "two"), ("Conv", "group", [1, 2]), ("Conv", "strides", 1), ("MaxPool", "kernel_shape", 3.0),
+     ("Concat", "axis", "one")],
+)
+def test_attribute_of_the_wrong_type(op: str, attribute: str, value: Any) -> None:
+    """One line that names the node."""
+    g = Graph()
+    x = g.conv(g.input(1, 3, 8, 8), "c", scale=None)
+    g.nodes.append(helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
+    model = helper.make_model(
+        helper.make_graph(g.nodes, "g", g.inputs, [helper.make_empty_tensor_value_info("n:0")], g.initializers),
+        opset_imports=[helper.make_opsetid("", 13)],
+    )
+    with pytest.raises(QdqtoolError, match=rf"^[^\n]*node 'n' \({op}\) is damaged[^\n]*$"):
+        predict(model, advice=False)
+
+
+def test_scale_without_a_value() -> None:
+    """A Constant node with a string, a scale that is not there at all."""
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
+    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
+    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
+    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]

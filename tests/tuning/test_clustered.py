@@ -98,6 +98,7 @@ def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.M
     assert len(handed) == 1 and handed[0][2] == f"{clustered.__name__}:work"
 
 
+@pytest.mark.slow
 def test_tune_on_a_cluster_says_the_same(client: Any, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

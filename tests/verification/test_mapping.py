@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import json
+import re
+from collections import Counter
 
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqtool.agreement import TraceCounts
+from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import ParsedNode, ParsedTensor, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
 from qdqtool.graph import Model
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import TARGETS
+from qdqtool.types import Precision
+from qdqtool.verification.api import exit_code, verify
+from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.mapping import Mapper, common_names, is_aside, product_rank, trt_name
+from qdqtool.verification.pairs import compare, status_agrees, verify_rtx
+from qdqtool.verification.products import BuiltNode
+from qdqtool.verification.sequences import agreement, in_order
+from tests.builders.models import two_convolutions
+from tests.fuzz.net import Net
 from tests.trt.builder import Graph
+from tests.verification.synthetic import log_of
 
 
 @pytest.mark.parametrize(
@@ -150,3 +171,147 @@ def test_a_node_without_a_name_is_known_by_what_it_writes() -> None:
     for name, found in (("", 1), ("another", 0)):
         section = ParseSection([ParsedNode(name, "Conv", outputs=[None, written])])
         assert common_names(Model(proto), Build(parse=section)) == (found, 1)
+
+
+def two_branches() -> onnx.ModelProto:
+    """Two 3x3 convolutions that read one Q/DQ pair, each followed by a quantized 1x1 convolution."""
+    net = Net()
+    x = net.qdq(net.input((1, 8, 16, 16)))
+    heads = [net.op("Relu", net.conv(x, 16, 3, name=f"c{i}")) for i in range(2)]
+    return net.model(*(net.conv(net.qdq(head), 8, 1, name=f"d{i}") for i, head in enumerate(heads)))
+
+
+MERGED_MODEL = two_branches()
+LINES = log_of(predict(Model(MERGED_MODEL), TARGETS["trt8.5"]))
+MERGED = next(i for i, line in enumerate(LINES) if line.startswith("Layer(") and " || " in line)
+
+
+def check(lines: list[str]) -> tuple[int, set[str]]:
+    result = verify(MERGED_MODEL, read_build(io.BytesIO("\n".join(lines).encode())))
+    return exit_code(result), {m.name for m in result.mismatches if m.kind == "convolution"}
+
+
+def test_as_predicted() -> None:
+    assert check(LINES) == (0, set())
+
+
+@pytest.mark.parametrize(("place", "wrong"), [(0, {"c0", "c1"}), (1, {"c0"}), (2, {"c1"})])
+def test_one_tensor_of_the_merged_layer_changed(place: int, wrong: set[str]) -> None:
+    line = LINES[MERGED]
+    tensors = list(re.finditer(r"Int8(?=\[)", line))
+    assert len(tensors) == 3  # one input, two outputs
+    found = tensors[place]
+    changed = line[: found.start()] + "Float" + line[found.end() :]
+    assert check([*LINES[:MERGED], changed, *LINES[MERGED + 1 :]]) == (1, wrong)
+
+
+PAIR = Model(two_convolutions())
+PREDICTED = predict(PAIR, "rtx1.7")
+ONE, OTHER = PREDICTED.convolutions
+INT8, FP32, UNKNOWN = Precision.INT8, Precision.FP32, Precision.UNKNOWN
+
+
+def built(precision: Precision, output: Precision, status: str = "built") -> BuiltModel:
+    """The second convolution built as predicted, the first as given."""
+    rows = [BuiltNode(ONE.index, "first", "Conv", precision, output=output),
+            BuiltNode(OTHER.index, "second", "Conv", OTHER.precision, output=OTHER.output)]  # fmt: skip
+    return BuiltModel("tensorrt-rtx", status, nodes=rows)
+
+
+@pytest.mark.parametrize(
+    ("precision", "output", "same", "agrees"),
+    [
+        (INT8, ONE.output, True, True), (INT8, UNKNOWN, True, True), (FP32, ONE.output, False, False),
+        (INT8, FP32 if ONE.output == INT8 else INT8, True, False), (FP32, UNKNOWN, False, False),
+        (UNKNOWN, ONE.output, None, None),
+    ],
+)  # fmt: skip
+def test_a_pair(precision: Precision, output: Precision, same: bool | None, agrees: bool | None) -> None:
+    """Both multiply in one type and write one; a row without a type is a convolution without a layer."""
+    assert ONE.precision == INT8
+    result = built(precision, output)
+    first, second = compare(PREDICTED, result)
+    assert (first.same_precision, first.agrees) == (same, agrees)
+    assert (second.same_precision, second.agrees) == (True, True)
+    assert [p.predicted.name for p in verify_rtx(PREDICTED, result)] == ([] if agrees else ["first"])
+
+
+def test_the_outcome_of_the_build() -> None:
+    assert status_agrees(PREDICTED, built(INT8, INT8)) is True
+    assert status_agrees(PREDICTED, built(INT8, INT8, "refused")) is False
+    assert status_agrees(PREDICTED, built(INT8, INT8, "timeout")) is None
+    refused = predict(Model(two_convolutions(bad_zero_point=True)), "rtx1.7")
+    assert status_agrees(refused, built(INT8, INT8, "refused")) is True
+
+
+def by_table(first: list[int], second: list[int]) -> int:
+    """Length of the longest common subsequence, by dynamic programming over both."""
+    row = [0] * (len(second) + 1)
+    for x in first:
+        before = row[:]
+        for j, y in enumerate(second):
+            row[j + 1] = before[j] + 1 if x == y else max(before[j + 1], row[j])
+    return row[-1]
+
+
+lists = st.lists(st.integers(0, 6), max_size=40)
+
+
+@given(lists, lists)
+def test_in_order_is_the_longest_common_subsequence(first: list[int], second: list[int]) -> None:
+    assert in_order(first, second) == by_table(first, second)
+
+
+@given(lists, lists)
+def test_counts(first: list[int], second: list[int]) -> None:
+    found = agreement(first, second)
+    common = sum(min(n, Counter(second)[x]) for x, n in Counter(first).items())
+    assert found == TraceCounts(len(first), len(second), common, by_table(first, second))
+    assert found.in_order is not None and found.in_order <= common
+
+
+def test_too_long_is_not_counted() -> None:
+    assert in_order(range(100_000), range(100_000)) is None
+    assert in_order(range(5000), range(5000)) == 5000
+
+
+def chain_of_two() -> Model:
+    net = Net()
+    x = net.qdq(net.input((1, 8, 16, 16)))
+    hidden = net.op("Relu", net.conv(x, 16, 3, name="first"))
+    return Model(net.model(net.conv(net.qdq(hidden), 8, 1, name="second")))
+
+
+def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
+    """Name, type, type of the first input, type of the output, and nodes of each layer."""
+    def tensor(name: str, kind: str) -> dict[str, object]:
+        return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
+
+    layers = [
+        {"Name": name, "LayerType": kind, "Inputs": [tensor(f"t{i}", data)], "Outputs": [tensor(f"t{i + 1}", written)],
+         "Constants": [tensor(f"w{i}", data)], "Metadata": "".join(f"[ONNX Layer: {n}]" for n in nodes.split())}
+        for i, (name, kind, data, written, nodes) in enumerate(rows)
+    ]
+    return json.dumps({"Layers": layers, "Bindings": ["t0", f"t{len(rows)}"]}).encode()
+
+
+def test_the_kernel_that_multiplies_is_found_and_told() -> None:
+    model = chain_of_two()
+    mine = predict(model, "trt10")
+    written = "Int8" if mine.convolution("first").output == Precision.INT8 else "Float"
+    rows = [
+        ("__myl_Quant_myl0_0", "kgen", "Float", "Int8", "q first"),
+        ("first_myl0_1", "correlation", "Int8", written, "first"),
+        ("second_myl0_2", "correlation", "Int8", "Float", "second"),
+    ]
+    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    assert (result.convolutions.agree, result.convolutions.total) == (2, 2)
+    rows[2] = ("second_myl0_2", "correlation", "Float", "Float", "second")
+    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["second"]
+
+
+def test_a_kernel_of_two_products_is_unknown() -> None:
+    rows = [("__myl_CorrMulCorr_myl0_0", "kgen", "Float", "Float", "first second")]
+    result = verify(chain_of_two(), read_build(io.BytesIO(listing(*rows))), target="trt10")
+    assert result.convolutions.unknown_names == ("first", "second")

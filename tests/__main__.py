@@ -1,0 +1,12 @@
+"""``python -m tests``: pytest with its arguments; an interruption ends it without a traceback, also while it starts."""
+
+import sys
+
+if __name__ == "__main__":
+    try:
+        import pytest
+
+        sys.exit(pytest.main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,14 @@
+"""Tables of which every test run takes the first rows, and `make test-all` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def slow_after(count: int, rows: Sequence[Any]) -> list[Any]:
+    """The rows of a table for ``pytest.mark.parametrize``; those after the first ``count`` are marked as slow."""
+    rest = (pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow) for row in rows[count:])
+    return [*rows[:count], *rest]

@@ -1,0 +1,114 @@
+"""The words of findings and comparisons; ``python -m tests.wording`` writes those of today into tests/data.
+
+Wording is held here and nowhere else; all other tests look at codes and data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import qdqtool
+from qdqtool.prediction import predict
+from qdqtool.render.compare_text import render
+from tests.comparing.networks import float_network, network
+from tests.comparing.test_builds import listing
+from tests.explain.graphs import GRAPHS
+from tests.explain.test_causes import residual
+from tests.explain.test_refusals import TARGETS
+from tests.lint import test_api as lint
+from tests.lint.test_operators import conv3d
+from tests.trt.builder import Graph
+
+DATA = Path(__file__).parent / "data" / "wording.json"
+
+
+def one(op: str, **attributes: object) -> onnx.ModelProto:
+    """An operator behind a quantized convolution and a pair."""
+    g = Graph()
+    return g.model(g.op(op, g.pair(g.conv(g.input(1, 32, 8, 8), "c", 32), "p"), "n", **attributes))
+
+
+def conv(channels: int, op: str = "", **options: int) -> onnx.ModelProto:
+    g = Graph()
+    x = g.relu(g.input(1, 32, 8, 8), "r")
+    y = g.conv(x, "c", channels, **options)
+    return g.model(g.silu(y, "s") if op == "SiLU" else g.add(y, x, "sum") if op == "Add" else y)
+
+
+def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+    """A label, a network, and the target that it is predicted for."""
+    for reason, make in GRAPHS.items():
+        for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
+            yield f"{reason}, {target}", make(), target
+    plain = {
+        "zero point": lint.simple(zero=3), "unsigned zero point": lint.simple(zero=128, integer=np.uint8),
+        "no zero point": lint.simple(zero=None), "unsigned": lint.simple(zero=0, integer=np.uint8),
+        "scale of 0": lint.simple(scale=0.0), "scale of NaN": lint.simple(scale=float("nan")),
+        "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1), "bare weights": lint.weights_model("float"),
+        "axis": lint.weights_model(axis=1), "axis of transposed": lint.weights_model(op="ConvTranspose", axis=1),
+        "shared weights": lint.shared_model(), "stored": lint.stored("int8"),
+        "behind": lint.stored("float", "Identity"),
+        "head": lint.head(), "joined head": lint.head(join=True), "float": float_network(1), "24": conv(24),
+        "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
+        "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
+        "one residual": residual("own", behind=False), "both": residual("own", conv_side=True),
+        "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
+    }
+    yield from ((name, proto, "trt8.5") for name, proto in plain.items())
+    yield "float types", lint.simple(), "trt11"
+    yield "stored behind", lint.stored("int8", "Identity"), "trt10"
+    yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
+    yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
+    yield "3D", conv3d(), "trt8.0"
+
+
+def of_findings() -> dict[str, list[str]]:
+    """Network to the code, the message and the advice of its findings; texts of an earlier one are left out."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for label, proto, target in networks():
+        texts = [f"{f.code}: {f.message} => {f.fix}" for f in predict(proto, target).findings]
+        found[label] = [t for t in dict.fromkeys(texts) if t not in seen]
+        seen.update(texts)
+    return {label: texts for label, texts in found.items() if texts}
+
+
+def of_comparisons(folder: Path) -> dict[str, list[str]]:
+    """Two sides to the lines that `compare` prints of them; files are made in the folder, which is the current one."""
+    models = {
+        "good": network(), "two spoilt": network(spoilt=[0, 2]), "short": network(2), "float": float_network(),
+        "no data": network(spoilt=[1], spoilt_weights="qdq", data=None), "no residual": network(residual=False),
+        "scales": network(scale=0.25), "near": network(scale=0.10005), "renamed": network(names="layer"),
+        "tensor": network(spoilt=[2], spoilt_weights="tensor"),
+    }  # fmt: skip
+    for name, proto in models.items():
+        onnx.save(proto, folder / f"{name}.onnx")
+    for name, floats in (("good", ()), ("bad", ("b1.a", "b2.b"))):
+        (folder / f"{name}.json").write_text(json.dumps(listing(floats)))
+    pairs = [("good.onnx", f"{name}.onnx") for name in models]
+    pairs += [("float.onnx", "good.onnx"), ("two spoilt.onnx", "good.onnx"), ("short.onnx", "good.onnx")]
+    pairs += [("good.onnx", f"{name}.json") for name in ("good", "bad")]
+    pairs += [("bad.json", "good.onnx"), ("good.json", "bad.json")]
+    found = {}
+    for a, b in pairs:
+        compared = qdqtool.compare(a, b, target=None if "json" in a and "json" in b else "trt8.5")
+        nodes = [json.dumps(node, sort_keys=True) for node in compared.as_json()["nodes"] if node["changes"]]
+        found[f"{a} {b}"] = [*render(compared).splitlines(), json.dumps(compared.summary(), sort_keys=True), *nodes]
+    return found
+
+
+def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
+    return {"findings": of_findings(), "comparisons": of_comparisons(folder)}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):
+        text = json.dumps(wording(Path()), indent=1, sort_keys=True, ensure_ascii=False)
+    DATA.write_text(text + "\n", encoding="utf-8")
