@@ -278,8 +278,9 @@ class Build:
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
-        hint = f" ({self.version_hint} or later, by its spelling)" if self.version_hint and not self.is_rtx else ""
-        return f"{product} of unknown version{hint}"
+        if self.version_hint and not self.is_rtx:
+            return f"{product} {self.version_hint} or later, by its spelling"
+        return f"{product} of unknown version"
 
     @property
     def warnings(self) -> list[Message]:

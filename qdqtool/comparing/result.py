@@ -121,7 +121,8 @@ class NodeChange:
         lost: For ``lost-int8`` why.
         finding: Code of the finding that says why, empty for none.
         why: What happened, in one sentence.
-        factor: Second scale over first for the data input that differs most from 1; None where both are not known.
+        factor: Second scale over first for the input that differs most; None where both are not known.
+        scales: The scales of that input on both sides.
         weights_factor: The same for the weights.
     """
 
@@ -132,6 +133,7 @@ class NodeChange:
     finding: str = ""
     why: str = ""
     factor: float | None = None
+    scales: tuple[Scales | None, Scales | None] | None = None
     weights_factor: float | None = None
 
     @property

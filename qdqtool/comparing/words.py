@@ -17,15 +17,28 @@ _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of r
 
 def answer(comparison: Comparison) -> str:
     """One line: what B lost and gained against A."""
-    parts = [*_lost(comparison), *_gained(comparison), *_conversions(comparison), *_scales(comparison)]
+    makers = (_realized, _lost, _gained, _conversions, _scales)
+    parts = [part for make in makers for part in make(comparison)]
     for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
         number = comparison.count(change)
         if number:
             parts.append(f"{_layers(number)} only in {side}")
     if not parts:
-        parts.append("no difference" if not comparison.changed else f"{len(comparison.changed)} nodes differ")
+        parts.append(f"{len(comparison.changed)} nodes differ" if comparison.changed else
+                     "no difference" if comparison.nodes else "data types are not known")
     parts += _times(comparison)
     return "; ".join(parts)
+
+
+def _realized(comparison: Comparison) -> list[str]:
+    """Of a model and its build: how many of the convolutions that the model quantizes run in INT8."""
+    asked, built = comparison.a, comparison.b
+    if {asked.kind, built.kind} != {"model", "build"}:
+        return []
+    first = asked.kind == "model"
+    wanted = [(n.a, n.b) if first else (n.b, n.a) for n in comparison.nodes]
+    both = [(model, engine) for model, engine in wanted if model is not None and engine is not None and model.is_int8]
+    return [f"{sum(engine.is_int8 for _, engine in both)} of {_layers(len(both))} that the model quantizes run in INT8"]
 
 
 def _layers(number: int) -> str:
@@ -124,8 +137,8 @@ def why(node: NodeChange, finding: str = "") -> str:
             parts.append("Q/DQ removed")
         elif change == Change.GAINED_QDQ:
             parts.append("Q/DQ added")
-        elif change == Change.SCALE and a is not None and b is not None:
-            parts.append(f"scale {scale(a.scale)} -> {scale(b.scale)} ({_factor(node.factor)})")
+        elif change == Change.SCALE and node.scales is not None:
+            parts.append(f"scale {scale(node.scales[0])} -> {scale(node.scales[1])} ({_factor(node.factor)})")
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
             parts.append(f"weights' scale {scale(a.weights_scale)} -> {scale(b.weights_scale)} "
                          f"({_factor(node.weights_factor)})")

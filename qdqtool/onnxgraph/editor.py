@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, in_order
+from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import Numbers
 from qdqtool.subgraphs import captured
 
@@ -317,3 +318,19 @@ def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
 def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
     message = _message(node)
     return *message.input, *captured(message)
+
+
+def float_model(model: Model) -> onnx.ModelProto:
+    """The network without activation quantizers; weights stay as quantized."""
+    view = View(model)
+    editor = Editor(model.copy())
+    for q, dqs in view.pairs():
+        for dq in dqs:  # a DQ may be a network output, so it stays as a copy
+            proto = editor.proto_of(dq)
+            proto.op_type, proto.domain = "Identity", ""
+            del proto.attribute[:]
+            del proto.input[:]
+            proto.input.append(q.input(0))
+        if len(dqs) == len(view.model.readers(q.output)):
+            editor.remove(q)
+    return editor.finish().proto

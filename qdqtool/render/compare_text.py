@@ -9,6 +9,7 @@ from qdqtool.render.output import wrap
 from qdqtool.text import as_text
 
 _LISTED = 8
+_SHOWN_MS = 5e-5  # what four digits show
 _TITLES = {
     Change.LOST_INT8: "Lost INT8",
     Change.LOST_INT8_OUTPUT: "In INT8, but writing float now",
@@ -51,7 +52,11 @@ def render(comparison: Comparison, width: int = 80, *, everything: bool = False)
 
 
 def _side(label: str, side: Side, width: int) -> list[str]:
-    parts = [f"{side.convolutions} convolution{'s' if side.convolutions != 1 else ''}"]
+    parts = []
+    if side.kind == "build" and side.int8 is None:
+        parts.append("times of layers, no data types")
+    else:
+        parts.append(f"{side.convolutions} convolution{'s' if side.convolutions != 1 else ''}")
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:
@@ -69,7 +74,7 @@ def _nodes(nodes: list[NodeChange], width: int, everything: bool) -> list[str]:
     lines: list[str] = []
     for node in nodes if everything else nodes[:_LISTED]:
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
-        time = f"; {node.change_ms:+.4f} ms" if node.change_ms is not None else ""
+        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _SHOWN_MS else ""
         lines += wrap(f"{node.name}{other}: {node.why}{time}", 6, width, "  ")
     if len(nodes) > _LISTED and not everything:
         lines.append(f"  ... and {len(nodes) - _LISTED} more (--all)")
