@@ -2,12 +2,11 @@
 
     python benchmarks/scales.py --keep FILE.json --docs docs/scales.md [--models yolov8n resnet18 ...] [--onnx FILE ...]
 
-Networks of Ultralytics and torchvision, two sets of weights each: as they are initialized (``random``), and with what
-training leaves (``trained-like``): heavy tails, ranges of output channels that spread by a factor of ten and more, dead
-channels, BatchNormalization with statistics of its own. ``--onnx`` adds float models of your own with trained weights.
-Each is quantized by every tool that is installed, with the tool's own defaults; nothing of it may be reported. Then the
-scales that ``insert`` placed are spoilt in one way at a time; everything has to be reported. Initialized weights are
-not spoilt: their channels and checkpoints have nearly equal ranges, so that exchanging scales does no harm.
+Networks of Ultralytics and torchvision with weights as training leaves them (``trained-like``): heavy tails, ranges of
+output channels that spread by a factor of ten and more, dead channels, BatchNormalization with statistics of its own.
+``--onnx`` adds float models of your own with trained weights. Each is quantized by every tool that is installed, with
+the tool's own defaults; nothing of it may be reported. Then the scales that ``insert`` placed are spoilt in one way at a
+time; all of that should be. Four images calibrate, four others are looked at.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     files = {f"{p.stem} (trained)": p for p in options.onnx}
-    names = [*(f"{m} ({kind})" for kind in ("trained-like", "random") for m in options.models), *files]
+    names = [*files, *(f"{m} (trained-like)" for m in options.models)]
     found = kept_rows(names, options.keep, lambda name: measured(name, files.get(name)))
     text = table({n: found[n] for n in names})
     print(text)
@@ -86,7 +85,7 @@ def measured(name: str, file: Path | None) -> dict[str, Any]:
                 looked_at = None if tool.startswith("the same") else subject.others  # nobody calibrated these weights
                 row["tools"][tool] = tried(lambda make=make, data=looked_at: codes(make(subject), data))  # type: ignore[misc]
         placed = subject.placed
-        if placed is not None and subject.kind != "random":
+        if placed is not None:
             for way, spoil in WEIGHTS.items():
                 row["spoilt"][way] = tried(lambda spoil=spoil: codes(spoil(subject, placed), None))  # type: ignore[misc]
             for way, spoil in ACTIVATIONS.items():
@@ -119,9 +118,9 @@ class Subject:
     def __init__(self, name: str, file: Path | None, folder: Path) -> None:
         torch.manual_seed(0)
         self.folder, self.network, self.unfolded = folder, None, None
-        self.name, _, self.kind = name.rstrip(")").partition(" (")
+        self.name = name.partition(" (")[0]
         if file is None:
-            self.network, self.shape = network_of(self.name, self.kind, 0)
+            self.network, self.shape = network_of(self.name, 0)
             self.proto = export_proto(self.network, Call((torch.rand(1, *self.shape),)), 17)
             self.unfolded = unfolded(self.network, self.shape)
         else:
@@ -149,13 +148,12 @@ def picture(seed: int, shape: tuple[int, ...]) -> Array:
     return image
 
 
-def network_of(name: str, kind: str, seed: int) -> tuple[nn.Module, tuple[int, ...]]:
+def network_of(name: str, seed: int) -> tuple[nn.Module, tuple[int, ...]]:
     """The network in evaluation mode, BatchNormalization settled, and the shape of an input."""
     torch.manual_seed(seed)
     made, shape = built(name)
     network = unwrapped(made)
-    if kind == "trained-like":
-        train_like(network, seed)
+    train_like(network, seed)
     data = torch.tensor(np.stack([picture(100 + i, shape) for i in range(4)]))
     settle(network, lambda: call(network, data))
     return network.eval(), shape
@@ -247,7 +245,7 @@ def by_modelopt_torch(subject: Subject) -> onnx.ModelProto | None:
 
     if subject.network is None:
         return None
-    network, _ = network_of(subject.name, subject.kind, 0)
+    network, _ = network_of(subject.name, 0)
     mtq.quantize(network, mtq.INT8_DEFAULT_CFG, lambda model: [model(x) for x in tensors_of(subject)])
     return export_proto(network, Call((tensors_of(subject)[0],)), 17)
 
@@ -383,7 +381,7 @@ def before_folding(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelProto
 def other_checkpoint(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelProto | None:
     if subject.network is None:
         return None
-    network, shape = network_of(subject.name, subject.kind, 1)
+    network, shape = network_of(subject.name, 1)
     return of_convolutions(placed, conv_weights(export_proto(network, Call((torch.rand(1, *shape),)), 17)))
 
 

@@ -96,8 +96,9 @@ def check_activations(
     tensors = list(dict.fromkeys(q.input(0) for q in activation_scales.quantized(view)))
     if not tensors:
         return
-    statistics = collect(float_model(index), data, tensors, preprocess=preprocess or Preprocess(), size=size,
-                         max_images=max_images, progress=progress)
+    # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
+    statistics = collect(float_model(index, weights=True), data, tensors, preprocess=preprocess or Preprocess(),
+                         size=size, max_images=max_images, progress=progress)
     report = Report(prediction.target)
     activation_scales.run(view, report, statistics)
     prediction.findings = _ordered([*prediction.findings, *report.findings])
@@ -151,6 +152,10 @@ def advise(
             from qdqtool.lint.structure import not_automatic
 
             not_automatic(view, report.findings)
+    if prediction.regions:
+        from qdqtool.explain.api import name_regions
+
+        name_regions(prediction, report)
     findings = _ordered(report.findings)
     _number(findings, prediction, model)
     return findings

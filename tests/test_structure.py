@@ -42,8 +42,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cluster",),
     ("arrayfiles", "extents", "external", "files", "filetypes", "functions", "inference", "message", "modelform",
      "modelnames", "outputs", "packed", "parameters", "process", "runtime", "subgraphs", "threads"),
-    ("agreement", "assumption", "budgets", "errors", "evidence", "finding_codes", "jsontext", "knowledge", "patterns",
-     "progress", "regions", "text", "types"),
+    ("agreement", "assumption", "budgets", "deferred", "errors", "evidence", "finding_codes", "jsontext", "knowledge",
+     "patterns", "progress", "records", "regions", "text", "types"),
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.

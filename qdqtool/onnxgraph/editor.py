@@ -21,7 +21,7 @@ from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, in_order
 from qdqtool.onnxgraph.view import View
-from qdqtool.qdq import Numbers
+from qdqtool.qdq import Numbers, is_dq, is_q
 from qdqtool.subgraphs import captured
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
@@ -320,10 +320,16 @@ def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
     return *message.input, *captured(message)
 
 
-def float_model(model: Model) -> onnx.ModelProto:
-    """The network without activation quantizers; weights stay as quantized."""
+def float_model(model: Model, weights: bool = False) -> onnx.ModelProto:
+    """The network without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
+
+    Weights that are stored as integers stay so.
+    """
     view = View(model)
     editor = Editor(model.copy())
+    if weights:
+        for q in (q for q in view.quantizers if is_q(q) and view.is_weight(q)):
+            editor.bypass(q, [r for r in model.readers(q.output) if is_dq(r)])
     for q, dqs in view.pairs():
         for dq in dqs:  # a DQ may be a network output, so it stays as a copy
             proto = editor.proto_of(dq)

@@ -6,7 +6,7 @@ from qdqtool.comparing import words
 from qdqtool.comparing.result import Change, Comparison, NodeChange, Side
 from qdqtool.render.engine_text import render_engines
 from qdqtool.render.output import wrap
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 
 _LISTED = 8
 _SHOWN_MS = 5e-5  # what four digits show
@@ -52,11 +52,8 @@ def render(comparison: Comparison, width: int = 80, *, everything: bool = False)
 
 
 def _side(label: str, side: Side, width: int) -> list[str]:
-    parts = []
-    if side.kind == "build" and side.int8 is None:
-        parts.append("times of layers, no data types")
-    else:
-        parts.append(f"{side.convolutions} convolution{'s' if side.convolutions != 1 else ''}")
+    timed = side.kind == "build" and side.int8 is None
+    parts = ["times of layers, no data types" if timed else layers_counted(side.plain, side.products)]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:

@@ -29,6 +29,7 @@ class Target:
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
         proof: The same in a sentence, shown with every prediction.
+        asked: The version that a user named, where this target answers for it; empty otherwise.
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
         fuses_stem_pool: The stem convolution takes the MaxPool behind it.
@@ -46,7 +47,6 @@ class Target:
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         regions: Attention and normalization are regions of few kernels; for times alone.
-        activation_apart: SiLU behind an INT8 convolution that writes a float is a kernel of its own; for times alone.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
             channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
@@ -58,6 +58,7 @@ class Target:
     version: tuple[int, int]
     evidence: Evidence
     proof: str
+    asked: str = ""
     strongly_typed: bool = False
     merges_parallel: bool = True
     fuses_stem_pool: bool = True
@@ -77,7 +78,6 @@ class Target:
     copies_dq: bool = False
     products_in_myelin: bool = False
     regions: bool = False
-    activation_apart: bool = False
 
     @property
     def trtexec(self) -> Trtexec:
@@ -145,7 +145,6 @@ TARGETS: dict[str, Target] = {
             int8_weights=True,
             products_in_myelin=True,
             regions=True,
-            activation_apart=True,
         ),
         Target(
             "trt11",
@@ -160,7 +159,6 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             regions=True,
-            activation_apart=True,
             residual_through_activation=True,
             residual_proof=_FUSED_11,
             copies_dq=True,
@@ -218,7 +216,8 @@ def _of_version(text: str) -> Target | None:
         return None
     if version_numbers(match[1]) == found.version and match[1].count(".") < 2:
         return found
-    return replace(found, proof=f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}")
+    proof = f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}"
+    return replace(found, asked=match[1], proof=proof)
 
 
 def strongly_typed(target: Target) -> Target:

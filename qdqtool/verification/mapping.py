@@ -21,6 +21,8 @@ _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_functio
 _GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|Conv|Corr)(?=[A-Z_])")
+#: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
+ATTENTION = "_gemm_mha"
 
 
 def trt_name(node: Node) -> str:
@@ -102,7 +104,8 @@ def makes_product(layer: BuiltLayer) -> bool:
     """Whether a generated kernel's name, or a fusion's tactic, tells of a product inside."""
     if layer.type not in _GENERATED:
         return False
-    return PRODUCT.search(layer.name) is not None or (layer.type == "fusion" and "gemm" in layer.tactic)
+    told = layer.tactic if layer.type == "fusion" else ""
+    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in told
 
 
 def is_aside(layer: BuiltLayer) -> bool:

@@ -82,6 +82,20 @@ def test_onnxruntime_is_not_reported(tmp_path: Path) -> None:
         assert reported(onnx.load(tmp_path / "q.onnx")) is None
 
 
+def test_a_hundredth_of_the_weights_clipped_on_purpose_is_not_reported(placed: onnx.ModelProto) -> None:
+    def clip(scale: Array, weights: Array, number: int) -> Array:
+        return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
+
+    heavy = spoilt(placed, lambda s, w, n: s)
+    tensors = {t.name: t for t in heavy.graph.initializer}
+    rng = np.random.default_rng(0)
+    for q in heavy.graph.node:
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
+            values = rng.standard_t(3, tuple(tensors[q.input[0]].dims)).astype(np.float32)
+            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(values, q.input[0]))
+    assert reported(spoilt(heavy, clip)) is None
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])
 def test_one_factor(placed: onnx.ModelProto, factor: float) -> None:
     found = reported(spoilt(placed, lambda s, w, n: s * factor))
