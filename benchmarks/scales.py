@@ -3,10 +3,10 @@
     python benchmarks/scales.py --keep FILE.json --docs docs/scales.md [--models yolov8n resnet18 ...] [--onnx FILE ...]
 
 Networks of Ultralytics and torchvision with weights as training leaves them (``trained-like``): heavy tails, ranges of
-output channels that spread by a factor of ten and more, dead channels, BatchNormalization with statistics of its own.
+output channels that spread by a factor of ten and more, dead channels, BatchNormalization with its own statistics.
 ``--onnx`` adds float models of your own with trained weights. Each is quantized by every tool that is installed, with
-the tool's own defaults; nothing of it may be reported. Then the scales that ``insert`` placed are spoilt in one way at a
-time; all of that should be. Four images calibrate, four others are looked at.
+the tool's own defaults; nothing of it may be reported. Then the scales that ``insert`` placed are spoilt in one way at
+a time; all of that should be. Four images calibrate, four others are looked at.
 """
 
 from __future__ import annotations

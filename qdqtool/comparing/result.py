@@ -142,6 +142,12 @@ class NodeChange:
         return side.name if side is not None else ""
 
     @property
+    def op(self) -> str:
+        """Its operator, or the type of the layer."""
+        side = self.a or self.b
+        return side.op if side is not None else ""
+
+    @property
     def change_ms(self) -> float | None:
         """Milliseconds that the second side takes more; None where either is not timed."""
         if self.a is None or self.b is None or self.a.ms is None or self.b.ms is None:
@@ -227,6 +233,10 @@ class Comparison:
     def changed(self) -> list[NodeChange]:
         """The nodes at which something differs."""
         return [n for n in self.nodes if n.changes]
+
+    def where(self, change: Change) -> list[NodeChange]:
+        """The nodes at which that happened."""
+        return [n for n in self.nodes if change in n.changes]
 
     def count(self, change: Change) -> int:
         """At how many nodes that happened."""
