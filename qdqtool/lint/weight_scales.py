@@ -46,6 +46,7 @@ class _Fit:
         ratios: Largest weight over the largest that its scale holds, for each channel looked at (or the whole tensor).
         clipped: Which of these are clipped.
         crossed: The same with the scales of the other axis, where that has as many channels; empty otherwise.
+        flat: Whether each channel is given a scale, and all of them are equal.
         stored: Whether the weights are stored as integers, which cannot be clipped any more.
     """
 
@@ -54,6 +55,7 @@ class _Fit:
     clipped: npt.NDArray[np.bool_]
     crossed: npt.NDArray[np.float64]
     stored: bool
+    flat: bool = False
 
 
 def run(view: View, report: Report) -> None:
@@ -61,7 +63,7 @@ def run(view: View, report: Report) -> None:
     fits = _fits(view)
     if len(fits) < _FEW:
         return
-    found = _crossed(fits) or _factor(fits) or _spread(fits)
+    found = _crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)
     if found is not None:
         report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in found.layers])
 
@@ -104,6 +106,13 @@ def _spread(fits: list[_Fit]) -> WeightScales | None:
     if clipped > _SHARE:
         return _finding(WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits)
     return _finding(WeightScalesCause.TOO_LARGE, bad, fits)
+
+
+def _flat(fits: list[_Fit]) -> WeightScales | None:
+    """One and the same scale in every channel, of weights whose channels differ: taken for the tensor as a whole."""
+    bad = [f for f in fits if f.flat and float(f.ratios.max()) > _CLIPPED * float(f.ratios.min())
+           and abs(math.log(float(f.ratios.max()))) > _SAME]
+    return _finding(WeightScalesCause.TENSOR, bad, fits) if len(bad) > max(_FEW, len(fits) / 2) else None
 
 
 def _shares(fits: list[_Fit]) -> tuple[float, float]:
@@ -161,7 +170,7 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     other = 1 - axis if axis in (0, 1) and output_axis(node, len(shape)) is not None else None
     if other is not None and other < len(shape) and shape[other] == scale.size and not stored:
         crossed = _along(values, other, scale, stored)[0]
-    return _Fit(node, *_along(values, axis, scale, stored), crossed, stored)
+    return _Fit(node, *_along(values, axis, scale, stored), crossed, stored, flat=bool(np.ptp(scale) == 0.0))
 
 
 def _along(values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool) -> _Measured:
