@@ -179,9 +179,8 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     profiles = [not report.build.layers and bool(report.build.profile_rows) for report in (one, two)]
     if any(profiles):  # names and times are all that both have
         one, two = (analyze(builds.with_profile_rows(report.build)) for report in (one, two))
-    else:
-        for report in (one, two):
-            _require_layers(report.build)
+    for report in (one, two):
+        _require_layers(report.build)
     engines = compare_engines(one, two)
     names = told_apart(one.build.files, two.build.files)
     first, second = (builds.side_of(r.build, r, name) for r, name in zip((one, two), names, strict=True))
@@ -205,7 +204,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
 
 def _require_layers(build: Build) -> None:
     name = ", ".join(build.files) or "build"
-    if build.names_only:
+    if build.names_only and not build.profile_rows:
         raise BuildLogError(f"{name}: layer names without precisions; build with --profilingVerbosity=detailed")
     if not build.layers:
         raise BuildLogError(f"{name}: no engine listing; give a layer JSON or a verbose build log")

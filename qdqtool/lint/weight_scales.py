@@ -109,9 +109,8 @@ def _spread(fits: list[_Fit]) -> WeightScales | None:
 
 
 def _flat(fits: list[_Fit]) -> WeightScales | None:
-    """One and the same scale in every channel, of weights whose channels differ: taken for the tensor as a whole."""
-    bad = [f for f in fits if f.flat and float(f.ratios.max()) > _CLIPPED * float(f.ratios.min())
-           and abs(math.log(float(f.ratios.max()))) > _SAME]
+    """One scale in every channel of weights whose channels differ, and smaller than the largest of them needs."""
+    bad = [f for f in fits if f.flat and float(f.ratios.max()) > max(1 + _SAME, _CLIPPED * float(f.ratios.min()))]
     return _finding(WeightScalesCause.TENSOR, bad, fits) if len(bad) > max(_FEW, len(fits) / 2) else None
 
 
