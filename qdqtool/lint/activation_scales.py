@@ -24,7 +24,7 @@ _CLIPPED = 0.1  # share of the values
 _LOST = 0.6  # share of the power
 _WASTED = 0.25  # of the steps: two bits are lost
 # What the quantizer in the middle may be off by: entropy calibration clips at half of the largest value in the median.
-_EVERYWHERE = 2.5
+_EVERYWHERE = 3.0
 _FEW = 1000  # values of a tensor that say nothing of its range: what pooling leaves of a few images
 _ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
 _NAMED = 5
