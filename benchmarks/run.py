@@ -36,6 +36,7 @@ PACKAGES = {
     "qat_calibration": ("torch", "torchvision", "ultralytics"),
     "qat_models": ("torch", "torchvision", "ultralytics"),
     "report": ("selenium",),
+    "scales": ("torch", "torchvision", "ultralytics"),
     "tune_trained": ("torch",),
 }
 

@@ -70,6 +70,8 @@ def check_activations(
 ) -> None:
     """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
 
+    It runs with the quantizers of activations taken out, so that what one clips says nothing of those behind it.
+
     Args:
         model: The model that was predicted; its weights are needed.
         prediction: Its prediction, to which the finding is added.
@@ -86,6 +88,7 @@ def check_activations(
     from calibration import Preprocess, collect
     from qdqtool.explain.report import Report
     from qdqtool.lint import activation_scales
+    from qdqtool.onnxgraph.editor import float_model
     from qdqtool.onnxgraph.view import View
 
     index = load_full(model)
@@ -93,8 +96,9 @@ def check_activations(
     tensors = list(dict.fromkeys(q.input(0) for q in activation_scales.quantized(view)))
     if not tensors:
         return
-    statistics = collect(index, data, tensors, preprocess=preprocess or Preprocess(), size=size, max_images=max_images,
-                         progress=progress)
+    # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
+    statistics = collect(float_model(index, weights=True), data, tensors, preprocess=preprocess or Preprocess(),
+                         size=size, max_images=max_images, progress=progress)
     report = Report(prediction.target)
     activation_scales.run(view, report, statistics)
     prediction.findings = _ordered([*prediction.findings, *report.findings])

@@ -377,6 +377,19 @@ class Prediction:
             "matrix_products_float": len(products) + len(self.float_products) - int8_products,
         }
 
+    @property
+    def conversions_range(self) -> tuple[int, int] | None:
+        """Fewest and most conversions, where that rests on what is assumed or on what Myelin takes.
+
+        None where the target counts none.
+        """
+        open_ = [c for a in self.assumptions if not a.given for c in a.alternatives.values()]
+        known = [n for n in (self.conversions, *(c.conversions for c in open_)) if n is not None]
+        if len(known) <= len(open_):
+            return None
+        possible = sum(len(r.possible) for r in self.regions)
+        return max(0, min(known) - possible), max(known) + sum(r.uncertain for r in self.regions)
+
     def convolution(self, name: str) -> ConvOutcome:
         """The outcome of the convolution of that name.
 
@@ -394,7 +407,8 @@ class Prediction:
     def as_json(self) -> Json:
         return {
             "schema": PREDICTION_SCHEMA, "tool": TOOL_VERSION, "model": self.model.as_json(), "target": self.target,
-            "target_evidence": self.target_evidence, "summary": self.summary(),
+            "target_evidence": self.target_evidence,
+            "summary": {**self.summary(), "conversions_range": self.conversions_range},
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],

@@ -137,6 +137,10 @@ def _precision_flags(build: Build) -> frozenset[str]:
 _PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
 
 
+AS_TODAY = "8.6"  # spells its listings as 10 does; a listing of today is more likely of 10
+_MYELIN = ("kgen", "gemm", "fusion", "correlation", "shape_call")  # kernels that 8.x keeps inside one Myelin layer
+
+
 def _version_hint(build: Build) -> str | None:
     """The earliest version that writes its listing like this one (spellings seen in real builds)."""
     if build.tensorrt:
@@ -146,8 +150,10 @@ def _version_hint(build: Build) -> str | None:
         return "8.0"
     if any("StrideOrder" in layer.extras or _has_split_format(layer) for layer in layers):
         return "11"
-    if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
+    if any(layer.type in _MYELIN for layer in layers):
         return "10"
+    if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
+        return AS_TODAY
     if build.listing == Listing.ENGINE_LINES:
         if any(t.vector > 1 for layer in layers for t in (*layer.inputs, *layer.outputs)):
             return "8.5"

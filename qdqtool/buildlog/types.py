@@ -153,13 +153,14 @@ class BuiltLayer:
 
     @property
     def is_qdq(self) -> bool:
-        """Whether it is a Q or DQ of the model that stayed in the engine as a layer of its own."""
+        """Whether it is a Q or DQ of the model that stayed as a layer of its own, or a DQ with the Q behind it."""
         if self.origin:
             return self.origin == "QDQ"
         if self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", ""):
             return False
         fused = self.fused()
-        return fused.kind == "layer" and len(fused.components) == 1 and "uantizeLinear" in fused.components[0]
+        return fused.kind == "layer" and len(fused.components) in (1, 2) and all(
+            "uantizeLinear" in part for part in fused.components)
 
     @property
     def kind(self) -> LayerKind:
@@ -278,8 +279,9 @@ class Build:
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
-        hint = f" ({self.version_hint} or later, by its spelling)" if self.version_hint and not self.is_rtx else ""
-        return f"{product} of unknown version{hint}"
+        if self.version_hint and not self.is_rtx:
+            return f"{product} {self.version_hint} or later, by its spelling"
+        return f"{product} of unknown version"
 
     @property
     def warnings(self) -> list[Message]:

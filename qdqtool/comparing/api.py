@@ -80,15 +80,14 @@ def _read(source: Source, name: str) -> Model | EngineReport:
 
 def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
     chosen = target_named(target if target is not None else DEFAULT_TARGET)
-    first, second = (_asked(model, chosen, gpu) for model in (one, two))
+    names = told_apart([one.path or "first model"], [two.path or "second model"])
+    first, second = (_asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True))
     matching = match(first.view, second.view)
     weighted = first.view.weighted
     if weighted and not any(n.index in matching.pairs for n in weighted):
         raise QdqtoolError(
             f"{first.title} and {second.title} have no layer in common: they are models of different networks"
         )
-    if first.title == second.title:
-        first.title, second.title = one.path or "first model", two.path or "second model"
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
     left, right = models.nodes_of(first), models.nodes_of(second)
     findings = _findings(second.prediction)
@@ -111,14 +110,24 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
     return result
 
 
-def _asked(model: Model, target: Target, gpu: str | None) -> Asked:
-    title = os.path.basename(model.path) or "model in memory"
+def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
     if gpu is None:
         return Asked(View(model), predict(model, target), title)
     from qdqtool.timing.ask import Request, predict_on
 
     prediction, _ = predict_on(model, target.name, Request(gpu=gpu))
     return Asked(View(model), prediction, title)
+
+
+def told_apart(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
+    """What to call two sets of files: their names, with as many folders in front as tell them apart."""
+
+    def named(paths: Sequence[str], parts: int) -> str:
+        return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
+
+    deepest = max((path.count(os.sep) + 1 for path in (*one, *two)), default=1)
+    named_apart = ((named(one, parts), named(two, parts)) for parts in range(1, deepest + 1))
+    return next((pair for pair in named_apart if pair[0] != pair[1]), (named(one, 1), named(two, 1)))
 
 
 def _place(model: Model, node: NodeChange) -> int:
@@ -167,17 +176,27 @@ def _explained(node: NodeChange, findings: dict[str, Finding]) -> NodeChange:
 
 
 def _builds(one: EngineReport, two: EngineReport) -> Comparison:
+    profiles = [not report.build.layers and bool(report.build.profile_rows) for report in (one, two)]
+    if any(profiles):  # names and times are all that both have
+        one, two = (analyze(builds.with_profile_rows(report.build)) for report in (one, two))
     for report in (one, two):
         _require_layers(report.build)
     engines = compare_engines(one, two)
-    result = Comparison(builds.side_of(one.build, one), builds.side_of(two.build, two), matched_by=engines.by,
-                        engines=engines)
+    names = told_apart(one.build.files, two.build.files)
+    first, second = (builds.side_of(r.build, r, name) for r, name in zip((one, two), names, strict=True))
+    result = Comparison(first, second, matched_by=engines.by, engines=engines)
     for node in builds.changes_of(engines):
         if node.a is not None and node.b is not None:
             node = _explained(compare_sides(node.a, node.b, scales=False), {})
         else:
             node.why = words.why(node)
         result.nodes.append(node)
+    if (result.nodes or any(profiles)) and not any(p.first and p.second for p in engines.pairs):
+        raise BuildLogError(f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks")
+    alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
+    if alone:
+        result.notes.append(f"{' and '.join(alone)}: times of layers without data types; give the layer JSON or the "
+                            "log as well")
     if one.timed != two.timed:
         result.notes.append("one build has times of its layers, the other has none: give its profile as well")
     return result
@@ -185,7 +204,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
 
 def _require_layers(build: Build) -> None:
     name = ", ".join(build.files) or "build"
-    if build.names_only:
+    if build.names_only and not build.profile_rows:
         raise BuildLogError(f"{name}: layer names without precisions; build with --profilingVerbosity=detailed")
     if not build.layers:
         raise BuildLogError(f"{name}: no engine listing; give a layer JSON or a verbose build log")
@@ -199,10 +218,11 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     check_same_model(model, report.build)
     chosen, notes = choose_target(report.build, target)
     prediction = predict(model, chosen)
-    asked = Asked(View(model), None, os.path.basename(model.path) or "model in memory")
+    names = told_apart([model.path or "model in memory"], report.build.files)
+    asked = Asked(View(model), None, names[0])
     requested = models.nodes_of(asked)
     realized = builds.nodes_of(model, prediction, report.build)
-    sides = models.side_of(asked), builds.side_of(report.build, report)
+    sides = models.side_of(asked), builds.side_of(report.build, report, names[1])
     weighted = [c for c in prediction.convolutions if c.index in requested]
     sides[0].int8 = sum(requested[c.index].is_int8 for c in weighted)
     sides[0].convolutions = sides[1].convolutions = len(prediction.convolutions)

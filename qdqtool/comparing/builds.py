@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.engine.compare import Comparison as EngineComparison
 from qdqtool.engine.costs import EngineReport, LayerCost
+from qdqtool.engine.graph import node_of
 from qdqtool.graph import Model
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.convolutions import built_convolution, pass_lines
-from qdqtool.verification.mapping import Mapper, trt_name
+from qdqtool.verification.mapping import Mapper, in_myelin, is_aside, product_rank, trt_name
 from qdqtool.verification.products import built_nodes, computes_in, writes
 
 
-def title_of(build: Build) -> str:
-    """``build.log (TensorRT 10.3.0 on Orin)``."""
-    name = ", ".join(os.path.basename(f) for f in build.files) or "build"
-    return f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
-
-
-def side_of(build: Build, report: EngineReport | None = None) -> Side:
-    """The build as a whole, by its own layers."""
-    layers = [x for x in build.layers if x.is_convolution or "gemm" in x.type.lower()]
+def side_of(build: Build, report: EngineReport | None = None, name: str = "") -> Side:
+    """The build as a whole, by its own layers; ``name`` is what to call its files."""
+    layers = [x for x in build.layers if product_rank(x) is not None and not is_aside(x)]
     int8 = [x for x in layers if computes_in(x) in (Precision.INT8, Precision.UINT8)]
     listed = bool(build.layers) and not build.names_only
+    title = f"{name or 'build'} ({build.title}{f' on {build.device}' if build.device else ''})"
     side = Side(
-        "build", title_of(build), bool(int8), len(layers), len(int8) if listed else None,
+        "build", title, bool(int8), len(layers), len(int8) if listed else None,
         sum(writes(x) == Precision.INT8 for x in int8) if listed else None,
         len(build.conversions) if listed else None, gpu=build.device or "",
     )
@@ -36,6 +32,13 @@ def side_of(build: Build, report: EngineReport | None = None) -> Side:
     side.ms = measured_ms(build, report)
     side.measured = side.ms is not None
     return side
+
+
+def with_profile_rows(build: Build) -> Build:
+    """A profile alone names its layers: they are compared by their names and times, of data types it says nothing."""
+    if build.layers or not build.profile_rows:
+        return build
+    return replace(build, layers=[BuiltLayer(row.name) for row in build.profile_rows], names_only=True)
 
 
 def measured_ms(build: Build, report: EngineReport | None = None) -> float | None:
@@ -91,11 +94,11 @@ def changes_of(engines: EngineComparison) -> list[NodeChange]:
 
 def _of_layer(cost: LayerCost) -> NodeSide | None:
     layer = cost.layer
-    if not (layer.is_convolution or "gemm" in layer.type.lower() or "matmul" in layer.type.lower()):
+    if product_rank(layer) is None or is_aside(layer):
         return None
     output = writes(layer)
+    residual = [] if in_myelin(layer) else [t.precision for t in layer.inputs[1:2]]
     return NodeSide(
-        layer.onnx_names[0] if len(layer.onnx_names) == 1 else layer.name, layer.type, computes_in(layer),
-        [t.precision for t in layer.inputs[:2]], output if output != Precision.UNKNOWN else None, layer=layer.name,
-        ms=cost.ms,
+        node_of(cost), layer.type, computes_in(layer), [*(t.precision for t in layer.inputs[:1]), *residual],
+        output if output != Precision.UNKNOWN else None, layer=layer.name, ms=cost.ms,
     )

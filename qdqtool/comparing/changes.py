@@ -30,9 +30,9 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
         changes.append(Change.RESIDUAL)
     if scales:
         changes += _pairs(a, b) if not {Change.LOST_INT8, Change.GAINED_INT8} & set(changes) else []
-        found.factor = _most([factor(a.scale, b.scale), *(
-            factor(a.other_scales[i], b.other_scales.get(i)) for i in a.other_scales
-        )])
+        compared = [(a.scale, b.scale), *((s, b.other_scales.get(i)) for i, s in a.other_scales.items())]
+        found.factor = _most([factor(*pair) for pair in compared])
+        found.scales = next((p for p in compared if found.factor is not None and factor(*p) == found.factor), None)
         found.weights_factor = factor(a.weights_scale, b.weights_scale)
         if found.factor is not None and abs(found.factor - 1.0) > _SAME:
             changes.append(Change.SCALE)

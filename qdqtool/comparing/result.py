@@ -121,7 +121,8 @@ class NodeChange:
         lost: For ``lost-int8`` why.
         finding: Code of the finding that says why, empty for none.
         why: What happened, in one sentence.
-        factor: Second scale over first for the data input that differs most from 1; None where both are not known.
+        factor: Second scale over first for the input that differs most; None where both are not known.
+        scales: The scales of that input on both sides.
         weights_factor: The same for the weights.
     """
 
@@ -132,12 +133,19 @@ class NodeChange:
     finding: str = ""
     why: str = ""
     factor: float | None = None
+    scales: tuple[Scales | None, Scales | None] | None = None
     weights_factor: float | None = None
 
     @property
     def name(self) -> str:
         side = self.a or self.b
         return side.name if side is not None else ""
+
+    @property
+    def op(self) -> str:
+        """Its operator, or the type of the layer."""
+        side = self.a or self.b
+        return side.op if side is not None else ""
 
     @property
     def change_ms(self) -> float | None:
@@ -225,6 +233,10 @@ class Comparison:
     def changed(self) -> list[NodeChange]:
         """The nodes at which something differs."""
         return [n for n in self.nodes if n.changes]
+
+    def where(self, change: Change) -> list[NodeChange]:
+        """The nodes at which that happened."""
+        return [n for n in self.nodes if change in n.changes]
 
     def count(self, change: Change) -> int:
         """At how many nodes that happened."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, Scales
 
+PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
 _LOST = {
     Lost.PAIRS: "{} Q/DQ are gone",
     Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
@@ -17,19 +19,35 @@ _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of r
 
 def answer(comparison: Comparison) -> str:
     """One line: what B lost and gained against A."""
-    parts = [*_lost(comparison), *_gained(comparison), *_conversions(comparison), *_scales(comparison)]
+    makers = (_realized, _lost, _gained, _conversions, _scales)
+    parts = [part for make in makers for part in make(comparison)]
     for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
-        number = comparison.count(change)
-        if number:
-            parts.append(f"{_layers(number)} only in {side}")
+        if found := comparison.where(change):
+            parts.append(f"{_layers(found)} only in {side}")
     if not parts:
-        parts.append("no difference" if not comparison.changed else f"{len(comparison.changed)} nodes differ")
+        parts.append(f"{len(comparison.changed)} nodes differ" if comparison.changed else
+                     "no difference" if comparison.nodes else "data types are not known")
     parts += _times(comparison)
     return "; ".join(parts)
 
 
-def _layers(number: int) -> str:
-    return f"{number} convolution{'s' if number != 1 else ''}"
+def _realized(comparison: Comparison) -> list[str]:
+    """Of a model and its build: how many of the convolutions that the model quantizes run in INT8."""
+    asked, built = comparison.a, comparison.b
+    if {asked.kind, built.kind} != {"model", "build"}:
+        return []
+    first = asked.kind == "model"
+    asked_for = [n for n in comparison.nodes if n.a and n.b and (n.a if first else n.b).is_int8]
+    run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
+    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8"]
+
+
+def _layers(nodes: Sequence[NodeChange]) -> str:
+    """``18 convolutions``, ``1 matrix product``, ``2 convolutions and 9 matrix products``."""
+    products = sum(n.op in PRODUCTS for n in nodes)
+    kinds = ((len(nodes) - products, "convolution"), (products, "matrix product"))
+    told = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in kinds if n]
+    return " and ".join(told) or "0 convolutions"
 
 
 def _lost(comparison: Comparison) -> list[str]:
@@ -39,16 +57,15 @@ def _lost(comparison: Comparison) -> list[str]:
         reasons = Counter((n.lost, n.finding) for n in lost)
         if len(reasons) == 1:
             reason = _reason(lost[0], many=len(lost) > 1)
-            parts.append(f"{_layers(len(lost))} lost INT8{f': {reason}' if reason else ''}")
+            parts.append(f"{_layers(lost)} lost INT8{f': {reason}' if reason else ''}")
         else:
             some = {(n.lost, n.finding): n for n in lost}
             each = "; ".join(
                 f"{number}: {_reason(some[key], many=number > 1) or 'unknown'}" for key, number in reasons.most_common()
             )
-            parts.append(f"{_layers(len(lost))} lost INT8 ({each})")
-    number = comparison.count(Change.LOST_INT8_OUTPUT)
-    if number:
-        parts.append(f"{_layers(number)} still in INT8 but writing float now")
+            parts.append(f"{_layers(lost)} lost INT8 ({each})")
+    if floating := comparison.where(Change.LOST_INT8_OUTPUT):
+        parts.append(f"{_layers(floating)} still in INT8 but writing float now")
     return parts
 
 
@@ -60,12 +77,10 @@ def _reason(node: NodeChange, *, many: bool) -> str:
 
 def _gained(comparison: Comparison) -> list[str]:
     parts = []
-    number = comparison.count(Change.GAINED_INT8)
-    if number:
-        parts.append(f"{_layers(number)} gained INT8")
-    number = comparison.count(Change.GAINED_INT8_OUTPUT)
-    if number:
-        parts.append(f"{_layers(number)} in INT8 as before and writing INT8 now")
+    if found := comparison.where(Change.GAINED_INT8):
+        parts.append(f"{_layers(found)} gained INT8")
+    if found := comparison.where(Change.GAINED_INT8_OUTPUT):
+        parts.append(f"{_layers(found)} in INT8 as before and writing INT8 now")
     return parts
 
 
@@ -124,8 +139,8 @@ def why(node: NodeChange, finding: str = "") -> str:
             parts.append("Q/DQ removed")
         elif change == Change.GAINED_QDQ:
             parts.append("Q/DQ added")
-        elif change == Change.SCALE and a is not None and b is not None:
-            parts.append(f"scale {scale(a.scale)} -> {scale(b.scale)} ({_factor(node.factor)})")
+        elif change == Change.SCALE and node.scales is not None:
+            parts.append(f"scale {scale(node.scales[0])} -> {scale(node.scales[1])} ({_factor(node.factor)})")
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
             parts.append(f"weights' scale {scale(a.weights_scale)} -> {scale(b.weights_scale)} "
                          f"({_factor(node.weights_factor)})")

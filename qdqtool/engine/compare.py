@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from qdqtool.buildlog.records import Shape
 from qdqtool.buildlog.types import BuiltTensor, LayerKind
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals
+from qdqtool.engine.graph import node_of
 from qdqtool.types import Json
 
 _MAX_CELLS = 4_000_000
@@ -28,8 +29,8 @@ class Pair:
 
     @property
     def change_ms(self) -> float | None:
-        """Milliseconds that the second engine takes more; a missing layer counts as none."""
-        if all(cost is None or cost.ms is None for cost in (self.first, self.second)):
+        """Milliseconds that the second engine takes more; a missing layer takes none, one without a time is unknown."""
+        if any(cost is not None and cost.ms is None for cost in (self.first, self.second)):
             return None
         return (self.second.ms or 0.0 if self.second else 0.0) - (self.first.ms or 0.0 if self.first else 0.0)
 
@@ -124,9 +125,9 @@ def _keys(report: EngineReport) -> dict[str, int]:
 
 
 def _family(row: LayerCost) -> str:
-    if row.layer.is_convolution:
+    kind = row.layer.type.lower() or node_of(row).lower()  # of a profile alone the name is all there is
+    if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
         return "convolution"
-    kind = row.layer.type.lower()
     return next((word for word in ("pool", "resize", "softmax", "reformat", "pointwise") if word in kind),
     row.layer.kind)
 

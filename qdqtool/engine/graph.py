@@ -9,6 +9,7 @@ from qdqtool.engine.costs import EngineReport, LayerCost
 from qdqtool.types import Precision
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
+_PRODUCTS = ("conv", "gemm", "matmul")
 
 
 @dataclass(slots=True)
@@ -104,14 +105,17 @@ def title_of(row: LayerCost) -> str:
     if row.layer.is_qdq:
         owner, _, op = row.layer.name.rpartition("/")
         return f"{'DQ' if op.startswith('D') else 'Q'} {short(owner, 33)}" if owner else row.layer.name
-    names = fused.components or row.layer.onnx_names or [row.layer.name]
-    for name in names:
-        if "conv" in name.rsplit("/", 1)[-1].lower() and "weight" not in name and "uantizeLinear" not in name:
-            break
-    else:
-        name = names[-1]
     extra = f"  (+{len(fused.alternatives) - 1})" if len(fused.alternatives) > 1 else ""
-    return short(name, 36 - len(extra)) + extra
+    return short(node_of(row), 36 - len(extra)) + extra
+
+
+def node_of(row: LayerCost) -> str:
+    """The ONNX node that multiplies in a layer, as its name or metadata tell; else the last one, or the name."""
+    groups = row.layer.fused().alternatives
+    told = row.layer.onnx_names if len(groups) < 2 else []  # of layers merged side by side the first one's nodes
+    names = told or next(iter(groups), []) or [row.layer.name]
+    plain = [n for n in reversed(names) if not n.endswith("weight") and "uantizeLinear" not in n]
+    return next((n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1])
 
 
 def _arrow(source: str, target: str, tensor: BuiltTensor) -> Arrow:

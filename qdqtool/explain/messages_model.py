@@ -95,7 +95,8 @@ def _stored(finding: Finding, cause: Cause, r: lint.WeightsStored) -> str:
 @words(lint.ActivationScales)
 def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales) -> str:
     def fit(f: lint.ActivationFit) -> str:
-        what = f"clips {f.clipped:.1%} of its values" if f.used > 1 else f"uses {f.used:.1%} of its steps"
+        clips = f"clips {f.clipped:.1%} of its values, up to {f.used:.1f} times what it holds"
+        what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
         return f"{f.quantizer} (scale {number(f.scale)}) {what}"
 
     listed = "; ".join(map(fit, r.worst))

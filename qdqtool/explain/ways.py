@@ -75,6 +75,9 @@ def way_named(name: str) -> Way:
     return found
 
 
+_JETPACK = ("10.3", "10.7")  # of JetPack 6, which puts trtexec where no shell looks for it
+
+
 def trtexec_command(target: Target, model: str) -> str:
     """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
 
@@ -90,7 +93,10 @@ def trtexec_command(target: Target, model: str) -> str:
     words.append("--verbose")
     if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")
-    return " ".join([*words, "> build.log 2>&1"])
+    words.append("> build.log 2>&1")
+    if target.asked.startswith(_JETPACK):
+        words.append("  # on a Jetson: /usr/src/tensorrt/bin/trtexec")
+    return " ".join(words)
 
 
 def fp16_words(way: str | None) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify,
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load_full
-from qdqtool.onnxgraph.editor import Editor
+from qdqtool.onnxgraph.editor import Editor, float_model
 from qdqtool.onnxgraph.view import View
 from qdqtool.parameters import typed
 from qdqtool.prediction import predict
@@ -331,7 +331,7 @@ class _Work:
             proto, _ = compare.runnable(candidate, self._body)
             if tried & _UNQUANTIZED:
                 part = Model(proto, self.given.path, sha256="part")
-                self._reference = self._runs.run(compare.float_model(part), self._arrays)
+                self._reference = self._runs.run(float_model(part), self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
@@ -364,7 +364,7 @@ class _Work:
         part = Model(proto, self.given.path, sha256="part") if cut else self.given
         self._arrays = (compare.random_inputs(part) if self._given is None
                         else compare.check_inputs(part, self._given))
-        reference = self._runs.run(compare.float_model(part), self._arrays)
+        reference = self._runs.run(float_model(part), self._arrays)
         compare.check_finite(reference)
         self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference

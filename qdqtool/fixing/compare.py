@@ -17,7 +17,6 @@ from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.live import load_of
 from qdqtool.onnxgraph.view import View
 
@@ -44,22 +43,6 @@ class Noise:
     def relative(self) -> float:
         """The worst output's."""
         return max(self.each.values(), default=0.0)
-
-
-def float_model(model: Model) -> onnx.ModelProto:
-    """The network without activation quantizers; weights stay as quantized."""
-    view = View(model)
-    editor = Editor(model.copy())
-    for q, dqs in view.pairs():
-        for dq in dqs:  # a DQ may be a network output, so it stays as a copy
-            proto = editor.proto_of(dq)
-            proto.op_type, proto.domain = "Identity", ""
-            del proto.attribute[:]
-            del proto.input[:]
-            proto.input.append(q.input(0))
-        if len(dqs) == len(view.model.readers(q.output)):
-            editor.remove(q)
-    return editor.finish().proto
 
 
 def runnable(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:

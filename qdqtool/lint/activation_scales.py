@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _STEPS = 127.0
-_CLIPPED = 0.05  # share of the values; clipping on purpose (entropy, percentiles) stays below a hundredth or two
+# Entropy calibration, which clips on purpose, comes to a twelfth of the values and half of the power of some tensors.
+_CLIPPED = 0.1  # share of the values
+_LOST = 0.6  # share of the power
 _WASTED = 0.25  # of the steps: two bits are lost
+# What the quantizer in the middle may be off by: entropy calibration clips at half of the largest value in the median.
+_EVERYWHERE = 3.0
+_FEW = 1000  # values of a tensor that say nothing of its range: what pooling leaves of a few images
+_ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
 _NAMED = 5
 _OUTLIER = 100.0  # largest value held over the typical one; at most 70 in four trained detectors and readers of text
-_FEW = 0.01  # of the values: outliers, which the typical magnitude leaves out
+_TOP = 0.01  # of the values: outliers, which the typical magnitude leaves out
 
 
 def quantized(view: View) -> list[Node]:
@@ -51,14 +58,14 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
     for q in quantized(view):
         seen = statistics.get(q.input(0))
         scale = view.params(q).scale
-        if seen is not None and seen.count and seen.absmax > 0 and scale is not None:
+        if seen is not None and seen.count >= _FEW and seen.absmax > 0 and scale is not None:
             fits.append(_fit(q.name, seen, float(scale[0])))
             if not holds_shares(view.model, q.input(0), quantized=True):
                 spreads.append((q.name, float(scale[0]), spread(seen, float(scale[0]))))
     outliers(report, spreads, statistics.images)
-    bad = [f for f in fits if f.clipped > _CLIPPED or f.used < _WASTED]
+    bad = _bad(fits)
     if bad:
-        bad.sort(key=lambda f: max(f.clipped / _CLIPPED, _WASTED / f.used), reverse=True)
+        bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
         report.add("ACT-SCALE", ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
                                                  statistics.images))
 
@@ -85,15 +92,30 @@ def spread(seen: TensorStatistics, scale: float) -> float:
     middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     counts = np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0)
     above = np.cumsum(counts[::-1])[::-1]
-    counts = np.where(above > _FEW * above[0], counts, 0.0)
+    counts = np.where(above > _TOP * above[0], counts, 0.0)
     total = float(np.sum(counts))
     return min(seen.absmax, _STEPS * scale) * total / float(np.sum(counts * middles)) if total else 1.0
 
 
+def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:
+    """Those that do not fit; what shares a scale, as the members of a Concat do, may use it together."""
+    together: dict[float, list[float]] = defaultdict(list)
+    for fit in fits:
+        together[fit.scale].append(fit.used)
+    used = {s: max(u) if len(u) <= max(2, _ALIKE * len(fits)) else 0.0 for s, u in together.items()}
+    bad = [f for f in fits if f.clipped > _CLIPPED or f.lost > _LOST or max(f.used, used[f.scale]) < _WASTED]
+    middle = float(np.median([f.used for f in fits])) if fits else 1.0
+    if 1 / _EVERYWHERE <= middle <= _EVERYWHERE:
+        return bad
+    return [f for f in fits if f in bad or (f.used > _EVERYWHERE if middle > 1 else f.used < 1 / _EVERYWHERE)]
+
+
 def _fit(name: str, seen: TensorStatistics, scale: float) -> ActivationFit:
-    """Share clipped by the histogram, whose bins are finer than a step; share of the steps that are used."""
+    """Shares clipped and lost by the histogram, whose bins are finer than a step; share of the steps that are used."""
     histogram = seen.histogram
     held = (_STEPS + 0.5) * scale
     middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     clipped = float(np.sum(histogram.counts[middles > held])) / seen.count
-    return ActivationFit(name, scale, clipped, seen.absmax / (_STEPS * scale))
+    beyond = np.clip(middles - held, 0, None)
+    lost = float(np.sum(histogram.counts * beyond**2) / np.sum(histogram.counts * middles**2))
+    return ActivationFit(name, scale, clipped, lost, seen.absmax / (_STEPS * scale))

@@ -1,7 +1,8 @@
 """Whether the scales of the weights fit the weights: the largest of each channel against 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes integer steps. One layer may be so on purpose, and
-training moves weights after their scales were taken, so that it takes a share of all channels to be a finding.
+A scale that is too small clips weights, one that is too large wastes integer steps. One layer may be so on purpose,
+training moves weights after their scales were taken, and some calibrations clip the few largest weights of every
+channel, so that it takes a share of all channels, and in each of them a share of its weights, to be a finding.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ _CHANNELS = 32  # looked at in each layer, evenly spread
 _VALUES = 16_000_000  # weights read in a network: of a larger one not every layer is looked at
 _LARGEST = 8_000_000  # of one layer
 _CLIPPED = 1.5  # largest weight over the largest that the scale holds, from which on a channel counts as clipped
+_TAIL = 0.02  # ... if that is true of this share of its weights; clipping on purpose leaves out a hundredth at most
 _WASTED = 0.25  # the same from which down two bits are lost
 _SHARE = 0.1  # of the channels (or layers, where there is one scale for each)
 _SAME = 0.01  # spread of a factor that is one and the same everywhere
 _ROUNDING = 0.006  # exporters divide by 127, 127.5 (which is .004 more) or what they take the largest code for
 _FEW = 3  # layers below which a share says nothing
+
+
+_Measured = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
 
 
 @record
@@ -39,14 +44,18 @@ class _Fit:
     Attributes:
         node: The layer.
         ratios: Largest weight over the largest that its scale holds, for each channel looked at (or the whole tensor).
+        clipped: Which of these are clipped.
         crossed: The same with the scales of the other axis, where that has as many channels; empty otherwise.
+        flat: Whether each channel is given a scale, and all of them are equal.
         stored: Whether the weights are stored as integers, which cannot be clipped any more.
     """
 
     node: Node
     ratios: npt.NDArray[np.float64]
+    clipped: npt.NDArray[np.bool_]
     crossed: npt.NDArray[np.float64]
     stored: bool
+    flat: bool = False
 
 
 def run(view: View, report: Report) -> None:
@@ -54,7 +63,7 @@ def run(view: View, report: Report) -> None:
     fits = _fits(view)
     if len(fits) < _FEW:
         return
-    found = _crossed(fits) or _factor(fits) or _spread(fits)
+    found = _crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)
     if found is not None:
         report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in found.layers])
 
@@ -89,24 +98,34 @@ def _factor(fits: list[_Fit]) -> WeightScales | None:
 
 def _spread(fits: list[_Fit]) -> WeightScales | None:
     """Channels far off in either direction."""
-    ratios = np.concatenate([f.ratios for f in fits])
-    clipped, wasted = float(np.mean(ratios > _CLIPPED)), float(np.mean(ratios < _WASTED))
+    clipped, wasted = _shares(fits)
     if clipped <= _SHARE and wasted <= _SHARE:
         return None
-    bad = [f for f in fits if np.any(f.ratios > _CLIPPED) or np.any(f.ratios < _WASTED)]
+    bad = [f for f in fits if np.any(f.clipped) or np.any(f.ratios < _WASTED)]
     per_channel = any(f.ratios.size > 1 for f in bad)
     if clipped > _SHARE:
         return _finding(WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits)
     return _finding(WeightScalesCause.TOO_LARGE, bad, fits)
 
 
+def _flat(fits: list[_Fit]) -> WeightScales | None:
+    """One scale in every channel of weights whose channels differ, and smaller than the largest of them needs."""
+    bad = [f for f in fits if f.flat and float(f.ratios.max()) > max(1 + _SAME, _CLIPPED * float(f.ratios.min()))]
+    return _finding(WeightScalesCause.TENSOR, bad, fits) if len(bad) > max(_FEW, len(fits) / 2) else None
+
+
+def _shares(fits: list[_Fit]) -> tuple[float, float]:
+    """Share of all channels that is clipped, and that wastes two bits or more."""
+    ratios = np.concatenate([f.ratios for f in fits])
+    return float(np.mean(np.concatenate([f.clipped for f in fits]))), float(np.mean(ratios < _WASTED))
+
+
 def _finding(cause: WeightScalesCause, bad: list[_Fit], fits: list[_Fit], factor: float = 1.0) -> WeightScales:
     worst = max(bad, key=lambda f: float(np.abs(np.log(f.ratios)).max()))
-    ratios = np.concatenate([f.ratios for f in fits])
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
-        CHECK, worst.node.name, cause, tuple(f.node.name for f in bad), len(fits), float(np.mean(ratios > _CLIPPED)),
-        float(np.mean(ratios < _WASTED)), largest if largest > 1 / smallest else smallest, factor,
+        CHECK, worst.node.name, cause, tuple(f.node.name for f in bad), len(fits), *_shares(fits),
+        largest if largest > 1 / smallest else smallest, factor,
     )
 
 
@@ -142,33 +161,34 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     if axis is None and scale.size > 1:
         return None  # a file that contradicts itself
     if axis is None or scale.size == 1:
-        return _Fit(node, _ratios(values.reshape(1, -1), scale, stored), np.empty(0), stored)
+        return _Fit(node, *_ratios(values.reshape(1, -1), scale, stored), np.empty(0), stored)
     axis %= len(shape)
     if axis >= len(shape) or shape[axis] != scale.size:
         return None
     crossed = np.empty(0)
     other = 1 - axis if axis in (0, 1) and output_axis(node, len(shape)) is not None else None
     if other is not None and other < len(shape) and shape[other] == scale.size and not stored:
-        crossed = _along(values, other, scale, stored)
-    return _Fit(node, _along(values, axis, scale, stored), crossed, stored)
+        crossed = _along(values, other, scale, stored)[0]
+    return _Fit(node, *_along(values, axis, scale, stored), crossed, stored, flat=bool(np.ptp(scale) == 0.0))
 
 
-def _along(
-    values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
-) -> npt.NDArray[np.float64]:
+def _along(values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool) -> _Measured:
     count = scale.size
     chosen = list(dict.fromkeys(np.linspace(0, count - 1, min(_CHANNELS, count)).astype(int).tolist()))
     channels = np.moveaxis(values, axis, 0)[chosen].reshape(len(chosen), -1)
     return _ratios(channels, scale[chosen], stored)
 
 
-def _ratios(
-    channels: npt.NDArray[Any], scale: npt.NDArray[np.float64], stored: bool
-) -> npt.NDArray[np.float64]:
-    """Largest weight over the largest that the scale holds; channels without a weight that is not 0 are left out."""
+def _ratios(channels: npt.NDArray[Any], scale: npt.NDArray[np.float64], stored: bool) -> _Measured:
+    """Largest weight over the largest that the scale holds, and whether the channel is clipped.
+
+    Channels without a weight that is not 0 are left out.
+    """
     # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
     largest = np.maximum(channels.max(axis=1).astype(np.float64), -channels.min(axis=1).astype(np.float64))
     alive = (largest > 0) & np.isfinite(largest)
-    held = _STEPS if stored else _STEPS * scale[alive]
+    held = np.full(int(alive.sum()), _STEPS) if stored else _STEPS * scale[alive]
     ratios: npt.NDArray[np.float64] = largest[alive] / held
-    return ratios
+    values, limits = channels[alive], held[:, np.newaxis]
+    beyond = np.mean((values > limits) | (values < -limits), axis=1) if alive.any() else np.empty(0)
+    return ratios, (ratios > _CLIPPED) & (beyond > _TAIL)

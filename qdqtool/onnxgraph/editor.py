@@ -20,7 +20,8 @@ from onnx import helper, numpy_helper
 from qdqtool import budgets
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node, in_order
-from qdqtool.qdq import Numbers
+from qdqtool.onnxgraph.view import View
+from qdqtool.qdq import Numbers, is_dq, is_q
 from qdqtool.subgraphs import captured
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
@@ -317,3 +318,25 @@ def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
 def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
     message = _message(node)
     return *message.input, *captured(message)
+
+
+def float_model(model: Model, weights: bool = False) -> onnx.ModelProto:
+    """The network without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
+
+    Weights that are stored as integers stay so.
+    """
+    view = View(model)
+    editor = Editor(model.copy())
+    if weights:
+        for q in (q for q in view.quantizers if is_q(q) and view.is_weight(q)):
+            editor.bypass(q, [r for r in model.readers(q.output) if is_dq(r)])
+    for q, dqs in view.pairs():
+        for dq in dqs:  # a DQ may be a network output, so it stays as a copy
+            proto = editor.proto_of(dq)
+            proto.op_type, proto.domain = "Identity", ""
+            del proto.attribute[:]
+            del proto.input[:]
+            proto.input.append(q.input(0))
+        if len(dqs) == len(view.model.readers(q.output)):
+            editor.remove(q)
+    return editor.finish().proto

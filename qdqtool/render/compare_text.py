@@ -9,6 +9,7 @@ from qdqtool.render.output import wrap
 from qdqtool.text import as_text, layers_counted
 
 _LISTED = 8
+_SHOWN_MS = 5e-5  # what four digits show
 _TITLES = {
     Change.LOST_INT8: "Lost INT8",
     Change.LOST_INT8_OUTPUT: "In INT8, but writing float now",
@@ -51,7 +52,8 @@ def render(comparison: Comparison, width: int = 80, *, everything: bool = False)
 
 
 def _side(label: str, side: Side, width: int) -> list[str]:
-    parts = [layers_counted(side.plain, side.products)]
+    timed = side.kind == "build" and side.int8 is None
+    parts = ["times of layers, no data types" if timed else layers_counted(side.plain, side.products)]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:
@@ -69,7 +71,7 @@ def _nodes(nodes: list[NodeChange], width: int, everything: bool) -> list[str]:
     lines: list[str] = []
     for node in nodes if everything else nodes[:_LISTED]:
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
-        time = f"; {node.change_ms:+.4f} ms" if node.change_ms is not None else ""
+        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _SHOWN_MS else ""
         lines += wrap(f"{node.name}{other}: {node.why}{time}", 6, width, "  ")
     if len(nodes) > _LISTED and not everything:
         lines.append(f"  ... and {len(nodes) - _LISTED} more (--all)")

@@ -99,29 +99,33 @@ def render_engines(comparison: Comparison, *, everything: bool = False) -> list[
         change = two.total_ms - one.total_ms
         lines.append(f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
                      f"{'slower' if change > 0 else 'faster'}")
-    lines += [f"{'By kind':<26} {'A':>7} {'B':>7} {'A ms':>10} {'B ms':>10} {'change':>10}"]
+    timed = one.timed and two.timed
+    lines += [f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed]
     for kind, (a, b) in comparison.by_kind.items():
-        lines.append(f"  {kind:<24} {a.layers:>7} {b.layers:>7} {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}")
-    pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0))
+        times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
+        lines.append(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
+    pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
     shown = pairs if everything else pairs[:_LISTED]
-    lines += ["", f"By layer, the largest changes first (aligned by {comparison.by}); ms in A, in B, change"]
+    order = "the largest changes first" if timed else "in the order of A"
+    lines += ["", f"By layer, {order} (aligned by {comparison.by}); ms in A, in B, change"]
     for pair in shown:
-        lines += _pair(pair, everything)
+        lines += _pair(pair, everything, timed)
     if len(pairs) > len(shown):
         lines.append(f"... and {len(pairs) - len(shown)} more (--all)")
     return lines
 
 
-def _pair(pair: Pair, everything: bool) -> list[str]:
+def _pair(pair: Pair, everything: bool, timed: bool) -> list[str]:
     def ms(cost: LayerCost | None) -> str:
         return f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
 
-    change = f"{pair.change_ms:+9.4f}" if pair.change_ms is not None else " " * 9
+    change = f"{pair.change_ms:+9.4f}" if timed and pair.change_ms is not None else " " * 9
     lines: list[str] = []
     for label, cost in (("A", pair.first), ("B", pair.second)):
         if cost is None:
             continue
         types = f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
+        types = types if cost.layer.type else ""
         numbers = f"{ms(pair.first)} {ms(pair.second)} {change}" if not lines else " " * 29
         name = cost.name if everything else title_of(cost)
         lines.append(f"{numbers}  {label} {types:<20} {name}")

@@ -61,7 +61,7 @@ def _weighted_products(prediction: Prediction) -> int:
 
 
 def _types_of(prediction: Prediction) -> str:
-    """Types of the convolutions alone: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
+    """Types of the convolutions without matrix products: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), ...``."""
     s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
     count = _count(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
@@ -91,9 +91,8 @@ def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict
     told: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
     for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
         values = {case[key] if case[key] is None else case[key] - apart.get(key, 0) for case in cases}
-        if key == "conversions" and None not in values:
-            values.add(max(values) + sum(r.uncertain for r in prediction.regions))
-            values.add(min(values) - sum(len(r.possible) for r in prediction.regions))
+        if key == "conversions" and prediction.conversions_range is not None:
+            values = set(prediction.conversions_range)
         told[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
     return told
 

@@ -150,12 +150,14 @@ class ActivationFit:
         quantizer: The Q.
         scale: Its scale, in units of the tensor per integer step.
         clipped: Share of the values that it clips.
+        lost: Share of the tensor's power (sum of squares) that lies beyond what the scale holds.
         used: Largest magnitude over the largest that the scale holds: the share of the steps that is used.
     """
 
     quantizer: str
     scale: float
     clipped: float
+    lost: float
     used: float
 
 

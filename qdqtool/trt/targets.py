@@ -29,6 +29,7 @@ class Target:
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
         proof: The same in a sentence, shown with every prediction.
+        asked: The version that a user named, where this target answers for it; empty otherwise.
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
         fuses_stem_pool: The stem convolution takes the MaxPool behind it.
@@ -58,6 +59,7 @@ class Target:
     version: tuple[int, int]
     evidence: Evidence
     proof: str
+    asked: str = ""
     strongly_typed: bool = False
     merges_parallel: bool = True
     fuses_stem_pool: bool = True
@@ -220,7 +222,8 @@ def _of_version(text: str) -> Target | None:
         return None
     if version_numbers(match[1]) == found.version and match[1].count(".") < 2:
         return found
-    return replace(found, proof=f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}")
+    proof = f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}"
+    return replace(found, asked=match[1], proof=proof)
 
 
 def strongly_typed(target: Target) -> Target:

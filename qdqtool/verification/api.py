@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from qdqtool.agreement import Mismatch, MismatchKind
-from qdqtool.buildlog.complete import listing_hole
+from qdqtool.buildlog.complete import AS_TODAY, listing_hole
 from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
@@ -99,7 +99,11 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         return TARGETS[DEFAULT_TARGET], [f"the build does not state its version; predicted for {DEFAULT_TARGET}"]
     chosen = target_of_version(version)
     notes = []
-    if build.tensorrt is None:
+    if build.tensorrt is None and version == AS_TODAY:
+        chosen = TARGETS[DEFAULT_TARGET]
+        notes.append(f"the build does not state its version; it is spelled as by {version} and later: predicted for "
+                     f"{chosen.name}")
+    elif build.tensorrt is None:
         notes.append(f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}")
     return chosen, notes
 

@@ -13,7 +13,7 @@ from qdqtool.graph import Model
 from qdqtool.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision, Prediction, TensorPrecision
-from qdqtool.verification.mapping import Mapper
+from qdqtool.verification.mapping import Mapper, in_myelin
 from qdqtool.verification.sequences import agreement
 
 #: Passes that speak of Q/DQ and of what they are fused into. Left out: those that only prepare names of constants and
@@ -176,7 +176,8 @@ def compare_layers(
         mapper: The names of both.
         reported: Layers whose convolution is a mismatch already.
     """
-    listed = [layer for layer in mapper.layers if layer.type or build.names_only]
+    # Kernels of Myelin have no name that a prediction could give.
+    listed = [x for x in mapper.layers if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")]
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     if not listed or prediction.conversions is None:
         return LayerComparison(len(predicted), LayerCounts(len(listed) if listed else None))

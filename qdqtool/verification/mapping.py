@@ -18,10 +18,10 @@ _ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", 
 # Layer types of Myelin that multiply, the most telling first. A kgen kernel is generated code: small matrix products
 # end up in one, among the elementwise work around them.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
-_KGEN = "kgen"
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
 #: written out, a slice, a product and a sum for each.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
+_GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
 ATTENTION = "_gemm_mha"
 
@@ -88,7 +88,7 @@ class Mapper:
 
 def in_myelin(layer: BuiltLayer) -> bool:
     """Whether a layer is a kernel inside Myelin, which names nothing of what it fuses in a classic way."""
-    return layer.type == _KGEN or layer.type in _MULTIPLY
+    return layer.type in _GENERATED or layer.type in _MULTIPLY
 
 
 def product_rank(layer: BuiltLayer) -> int | None:
@@ -98,8 +98,15 @@ def product_rank(layer: BuiltLayer) -> int | None:
     kind = layer.type.lower()
     if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
         return len(_MULTIPLY)
-    product = layer.type == _KGEN and (ATTENTION in layer.name or PRODUCT.search(layer.name))
-    return len(_MULTIPLY) + 1 if product else None
+    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if makes_product(layer) else None
+
+
+def makes_product(layer: BuiltLayer) -> bool:
+    """Whether a generated kernel's name, or a fusion's tactic, tells of a product inside."""
+    if layer.type not in _GENERATED:
+        return False
+    told = layer.tactic if layer.type == "fusion" else ""
+    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in told
 
 
 def is_aside(layer: BuiltLayer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from qdqtool.types import Json, Precision
 from qdqtool.verification.mapping import ATTENTION, PRODUCT, Mapper, product_rank
 
 FLOAT = Precision.FP32
+_SHORTENED = re.compile("(Cas|Rou)[tn]")  # 10.3 shortens the names of steps to three letters, other versions to four
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,9 @@ def _integers_arrive(name: str, first: Precision) -> bool:
     product = PRODUCT.search(name)
     if product is None or product[1].startswith(("MulSum", "Slic")):
         return False
-    steps = name[: product.start()].removeprefix("__myl_")
-    cast = steps.rfind("Cast")
+    steps = _SHORTENED.sub(r"\1", name[: product.start()].removeprefix("__myl_"))
+    cast = steps.rfind("Cas")
     if cast < 0:
         return not first.is_float
-    before, after = steps[:cast], steps[cast + len("Cast") :]
-    return "Mul" not in after and (before.endswith("Roun") or (not before and first == Precision.FP32))
+    before, after = steps[:cast], steps[cast + len("Cas") :]
+    return "Mul" not in after and (before.endswith("Rou") or (not before and first == Precision.FP32))

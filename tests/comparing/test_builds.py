@@ -95,3 +95,41 @@ def test_recorded_engines_realize_all_that_was_requested(case: str) -> None:
     folder = f"resnet18-a100-qat{case}"
     result = qdqtool.compare(build_file(folder, "model.onnx.gz"), build_file(folder, "graph.json"))
     assert result.ok and result.a.int8 == result.b.int8 == 21
+
+
+def test_profiles_alone_are_compared_by_names_and_times() -> None:
+    files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
+    result = qdqtool.compare(*files)
+    assert result.nodes == [] and result.engines is not None and result.engines.by == "names"
+    assert result.times_as_long == pytest.approx(0.731136 / 1.09568)
+    assert result.a.title.startswith("resnet18-a100-qat/") and result.b.title.startswith("resnet18-a100-qat-residual/")
+
+
+def test_builds_of_different_networks_are_refused(files: Path) -> None:
+    other = listing()
+    for layer in other["Layers"]:
+        layer["Name"] = f"other.{layer['Name']}".replace(" + ", " + other.")
+        for tensor in (*layer["Inputs"], *layer["Outputs"]):
+            tensor["Dimensions"] = [1, 3, 5, 5]
+    (files / "other.json").write_text(json.dumps(other))
+    with pytest.raises(BuildLogError, match="no layer in common"):
+        qdqtool.compare(files / "good.json", files / "other.json")
+
+
+def test_a_fusion_of_10_3_is_a_matrix_product_and_metadata_names_it(tmp_path: Path) -> None:
+    """linear-orinnano-trt103: weights alone quantized, and data as well; tensors have names of other nodes there."""
+
+    def engine(name: str, kind: str, types: list[str], told: str, tactic: str) -> str:
+        tensors = [{"Name": f"t{i}", "Dimensions": [1, 8, 16], "Format/Datatype": t} for i, t in enumerate(types)]
+        layers = [{"Name": name, "LayerType": kind, "Inputs": tensors, "TacticName": tactic, "StreamId": 0,
+                   "Outputs": [{"Name": "out", "Dimensions": [1, 8, 16], "Format/Datatype": "Half"}],
+                   "Metadata": told}]
+        return json.dumps({"Layers": layers, "Bindings": ["in", "out"]})
+
+    (tmp_path / "w8.json").write_text(engine(
+        "q_proj_myl0_1", "gemm", ["Half", "Half"], "[ONNX Layer: q_proj_matmul]", "ampere_h16816gemm"))
+    (tmp_path / "w8a8.json").write_text(engine(
+        "__myl_FcCas_myl0_2", "fusion", ["Int8", "Int8"],
+        "[ONNX Layer: q_proj_matmul]\u001f[ONNX Layer: node_of_q]\u001e[ONNX Layer: node_of_dq]", "xmma_gemm_i8f32"))
+    result = qdqtool.compare(tmp_path / "w8.json", tmp_path / "w8a8.json")
+    assert [(n.name, n.changes) for n in result.nodes] == [("q_proj_matmul", (Change.GAINED_INT8,))]

@@ -10,6 +10,7 @@ from qdqtool import budgets
 from qdqtool.fixing import compare, sandbox
 from qdqtool.fixing.api import fix
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.editor import float_model
 from qdqtool.onnxgraph.live import load_of
 from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
@@ -21,7 +22,7 @@ def pair_model(scale=0.1):
 
 
 def test_float_model_has_no_activation_quantizer():
-    proto = compare.float_model(Model(pair_model()))
+    proto = float_model(Model(pair_model()))
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     assert np.array_equal(compare.run(proto, {"x": x})["p.DQ:0"], x)
@@ -30,7 +31,7 @@ def test_float_model_has_no_activation_quantizer():
 def test_noise_is_that_of_rounding():
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
-    reference = compare.run(compare.float_model(Model(proto)), {"x": x})
+    reference = compare.run(float_model(Model(proto)), {"x": x})
     got = compare.noise(compare.run(proto, {"x": x}), reference)
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))

@@ -106,3 +106,20 @@ def test_a_scale_that_clips_the_outliers_covers_none() -> None:
     data = outlying(0.005, 300.0)
     inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
     assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
+def test_what_shares_a_scale_on_purpose_may_use_it_together() -> None:
+    g = Graph()
+    x = g.input(1, 8, 16, 16)
+    parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
+    joined = g.op("Concat", [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat",
+                  axis=1)
+    g.channels[joined] = 16
+    model = qdqtool.insert(g.model(g.conv(joined, "last", scale=None, weights="float")), DATA, method="max",
+                           predict=False).model
+    assert reported(model) is None
+
+
+def test_clipping_in_front_says_nothing_of_what_is_behind() -> None:
+    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    found = reported(scaled(model, name, 1 / 16))
+    assert found is not None and [f.quantizer for f in found.worst] == [name]

@@ -82,6 +82,20 @@ def test_onnxruntime_is_not_reported(tmp_path: Path) -> None:
         assert reported(onnx.load(tmp_path / "q.onnx")) is None
 
 
+def test_a_hundredth_of_the_weights_clipped_on_purpose_is_not_reported(placed: onnx.ModelProto) -> None:
+    def clip(scale: Array, weights: Array, number: int) -> Array:
+        return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
+
+    heavy = spoilt(placed, lambda s, w, n: s)
+    tensors = {t.name: t for t in heavy.graph.initializer}
+    rng = np.random.default_rng(0)
+    for q in heavy.graph.node:
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
+            values = rng.standard_t(3, tuple(tensors[q.input[0]].dims)).astype(np.float32)
+            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(values, q.input[0]))
+    assert reported(spoilt(heavy, clip)) is None
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])
 def test_one_factor(placed: onnx.ModelProto, factor: float) -> None:
     found = reported(spoilt(placed, lambda s, w, n: s * factor))
@@ -114,6 +128,27 @@ def test_scales_along_the_other_axis(placed: onnx.ModelProto) -> None:
 
     found = reported(spoilt(placed, crossed))
     assert found is not None and found.cause == WeightScalesCause.AXIS
+
+
+def test_one_scale_in_all_channels(placed: onnx.ModelProto) -> None:
+    """The mean of them clips too few weights to be told from clipping on purpose, but that it is the same tells it."""
+    rng = np.random.default_rng(2)
+    uneven = spoilt(placed, lambda s, w, n: s)
+    tensors = {t.name: t for t in uneven.graph.initializer}
+    for q in uneven.graph.node:
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
+            weights = numpy_helper.to_array(tensors[q.input[0]])
+            sizes = rng.uniform(0.5, 1.5, (len(weights), *(1,) * (weights.ndim - 1)))
+            tensors[q.input[0]].CopyFrom(numpy_helper.from_array((weights * sizes).astype(np.float32), q.input[0]))
+
+    def own(scale: Array, weights: Array, number: int) -> Array:
+        return np.maximum(np.abs(weights).reshape(len(weights), -1).max(axis=1), 1e-9) / 127
+
+    assert reported(spoilt(uneven, own)) is None
+    found = reported(spoilt(uneven, lambda s, w, n: np.full_like(s, own(s, w, n).mean())))
+    assert found is not None and found.cause == WeightScalesCause.TENSOR
+    largest = reported(spoilt(uneven, lambda s, w, n: np.full_like(s, own(s, w, n).max())))
+    assert largest is None or largest.cause != WeightScalesCause.TENSOR, "of the tensor: nothing is clipped"
 
 
 def test_scales_far_too_large(placed: onnx.ModelProto) -> None:

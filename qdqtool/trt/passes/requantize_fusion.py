@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import assumed, documented
+from qdqtool.evidence import documented
 from qdqtool.operator_facts import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
@@ -13,9 +13,9 @@ INTO = documented(
     "into-convolution", "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
     "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build",
 )
-CONVERSION = assumed(
-    "conversion", "Elsewhere DQ and Q become one conversion from INT8 to INT8.",
-    "two Reformat layers in a row with their names would refute it",
+CONVERSION = documented(
+    "conversion", "Elsewhere DQ and Q become one conversion from INT8 to INT8, a Scale layer.",
+    "NVIDIA/TensorRT issue 2527, one layer Int8 to Int8 in the listing of an 8.5 build",
 )
 
 
