@@ -51,7 +51,7 @@ def _constants(view: View, report: Report) -> None:
             if value is None or value.dtype != np.float32 or not 0 < value.size <= _VALUES:
                 continue
             sizes = np.abs(value[np.isfinite(value) & (value != 0)])
-            above = 0 if node.op == "Min" or node.op == "Max" else int((sizes > _LARGEST).any())
+            above = 0 if of(node).operation in ("MIN", "MAX") else int((sizes > _LARGEST).any())
             below = tiny = 0
             if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
                 below, tiny = int((sizes < _SMALLEST).any()), int(((sizes >= _SMALLEST) & (sizes < _NORMAL)).any())
