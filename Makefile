@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test lint bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
+.PHONY: demo test lint package bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -28,6 +28,10 @@ test: $(VENV)/.test-installed
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# sdist and wheel into dist/, checked, and the wheel run in a clean environment.
+package:
+	PYTHON=$(PYTHON) .ci/package
 
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py

@@ -4,7 +4,7 @@ usage: python -m benchmarks.report [--picture]      # needs Chromium, chromedriv
 
 For the demo's model and a network of YOLOv8x's size: seconds to write the page (CPU), its bytes, milliseconds from
 opening it to the second frame after its scripts are done, and for 60 frames of dragging the network the longest task
-that blocked the page. Each is the median of several openings; the promise is under 5 MB, 2 s and 100 ms on a machine
+that blocked the page. Each is the median of several openings; the promise is under 1.5 MB, 2 s and 100 ms on a machine
 that does nothing else.
 """
 

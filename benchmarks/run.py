@@ -1,7 +1,10 @@
 """Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that can run here.
 
 Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
-`--` go to the script: `python benchmarks/run.py calibration_speed -- --sizes 320`.
+`--` go to the script: `python benchmarks/run.py growth -- fix`.
+
+`python benchmarks/run.py --compare COMMIT [CASE ...]` is the one tool for claims about speed and memory: it runs whole
+processes of that version and of the sources at hand in turns, and prints ratios with intervals (`benchmarks/speed.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from marked import replace_between  # noqa: E402
+
+from benchmarks.speed import BEGIN, CASES, END, USUAL, compare  # noqa: E402
+
 DATA = {  # run these by name, with their arguments
     "accuracy": "models and images of your own",
     "qat": "a trained checkpoint and photographs",
@@ -50,6 +59,15 @@ def missing(name: str) -> str:
     return ", ".join(p for p in PACKAGES.get(name, ()) if importlib.util.find_spec(p) is None)
 
 
+def compared(options: argparse.Namespace) -> int:
+    """Measures two versions; nothing is right or wrong about it."""
+    rows = compare(options.compare, options.names or USUAL, options.runs, options.model, options.photos)
+    if options.page is not None:
+        head = ["| | processor time | wall time | peak memory |", "|---|---|---|---|"]
+        replace_between(options.page, BEGIN, END, "\n".join([*head, *rows]))
+    return 0
+
+
 def main() -> int:
     arguments = sys.argv[1:]
     passed: list[str] = []
@@ -60,7 +78,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--list", action="store_true", help="name the benchmarks and what they measure")
+    parser.add_argument("--compare", metavar="COMMIT", help=f"in turns with a version: {', '.join(CASES)} "
+                                                            f"[default: {' '.join(USUAL)}]")
+    parser.add_argument("--runs", type=int, default=7, help="turns of --compare")
+    parser.add_argument("--model", type=Path, help="for the cases of --compare with photographs")
+    parser.add_argument("--photos", type=Path, help="a folder of them")
+    parser.add_argument("--page", type=Path, help="write the table of --compare between the markers of that page")
     options = parser.parse_args(arguments)
+    if options.compare:
+        return compared(options)
     if options.list:
         for name, text in known.items():
             print(f"{name:<20} {text}")

@@ -125,13 +125,11 @@ def networks() -> dict[tuple[str, str], list[dict[str, str]]]:
     return found
 
 
-def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float) -> list[Work]:
+def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu) -> list[Work]:
     made = [work_of(row, plain, batch) for row in rows]
-    if plain == Precision.FP32:  # linear everywhere: no changes of layout, none between FP32 and FP16 at the edges
-        made = [
-            w for w in made
-            if not (w.kind in (work.CONVERSION, work.REFORMAT) and w.precision.is_float and w.written_as.is_float)
-        ]  # fmt: skip
+    if plain == Precision.FP32:  # no reformats to FP16 at the edges; without TF32 linear everywhere
+        without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
+        made = [w for w in made if not (w.kind in without and w.precision.is_float and w.written_as.is_float)]
     return made
 
 
@@ -140,7 +138,7 @@ def totals() -> Data:
     data, table = Data(), networks()
     for gpu, network, variant, plain, batch, ms in TOTALS:
         data.add(
-            network_work(table[network, variant], Precision(plain), batch),
+            network_work(table[network, variant], Precision(plain), batch, find(gpu)),
             find(gpu),
             f"engine {network} {variant} {plain}",
             ms,
@@ -164,7 +162,7 @@ def totals() -> Data:
         remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
         offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
         data.add(
-            network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch),
+            network_work(table[row["network"], row["variant"]], Precision(row["float"]), batch, find(row["gpu"])),
             find(row["gpu"]),
             f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}",
             float(row["ms"]),

@@ -19,12 +19,15 @@ from timing_tables import LATENCIES, NETWORKS, WORK, cells, read, write
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
+from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.prepare import prepare
 from qdqtool.modelfile import load
+from qdqtool.onnxgraph.half import HALF_OPSET
 from qdqtool.prediction import predict
 from qdqtool.timing import twin
 from qdqtool.timing.gpus import find
 from qdqtool.timing.predicted import workload_of
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import strongly_typed, target_named
 from qdqtool.types import Precision
 
 FIELDS = ("network", "variant", *WORK)
@@ -46,6 +49,8 @@ NAMES = {
     "yolov9-c": "yolov9c",
 }
 TARGET = "trt8.6"
+GPUS = {"yolo26m-416": "RTX PRO 6000 Blackwell", "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell"}  # others: any
+TYPED = ("yolov8n-modelopt@trt10",)  # built strongly typed, with an FP16 remainder
 
 
 def main(shared: Path, folder: Path) -> None:
@@ -77,7 +82,12 @@ def add(folder: Path) -> None:
 
 def of_network(name: str, path: Path) -> list[list[object]]:
     target = target_named(name.partition("@")[2] or TARGET)  # yolov8n-modelopt@trt10
-    model, _ = twin.resolved(load(path))
+    model = load(path)
+    if name in TYPED:
+        target = strongly_typed(target)
+        prepare(model, opset=HALF_OPSET)
+        to_half(model)
+    model, _ = twin.resolved(Model(model.proto, str(path)))
     variants: list[tuple[str, Model]] = []
     if twin.has_qdq(model):
         variants = [("qdq", model), ("float", twin.float_twin(model))]
@@ -91,7 +101,8 @@ def of_network(name: str, path: Path) -> list[list[object]]:
     for variant, chosen in variants:
         # With Q/DQ some tensors of a layer are floats and some are not: their width has to be settled here.
         plain = Precision.FLOAT if variant == "float" else Precision.FP16
-        work = workload_of(chosen, predict(chosen, target, advice=False), plain)
+        gpu = find(GPUS[name]) if name in GPUS else None
+        work = workload_of(chosen, predict(chosen, target, advice=False), plain, gpu=gpu)
         if work.unknown:
             print(f"  {variant}: {len(work.unknown)} of {len(work.layers)} layers of unknown shape: {work.unknown[:3]}")
         rows += [[name, variant, *cells(w)] for w in work.all]

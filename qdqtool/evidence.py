@@ -7,12 +7,11 @@ trace can only be emitted through one, and the outcome that a user sees carries 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from qdqtool.records import record
 from qdqtool.types import Evidence
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Case:
     """One thing that TensorRT does.
 
@@ -30,6 +29,8 @@ class Case:
     says: str
     builds: tuple[str, ...] = ()
     source: str = ""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # told apart by what they are, many times in a simulation
 
     def build_names(self) -> tuple[str, ...]:
         """The builds that show it, each once, without line numbers."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import external_data_helper, numpy_helper
 
 from qdqtool import budgets
 from qdqtool.errors import ModelError
@@ -22,6 +22,11 @@ _WHOLE_BYTES = {
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
     onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL,
     onnx.TensorProto.BFLOAT16,
+}  # fmt: skip
+_PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
+    onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
+    onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
+    onnx.TensorProto.INT64: "<i8", onnx.TensorProto.BOOL: "?",
 }  # fmt: skip
 
 
@@ -49,14 +54,24 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
     """
     try:
+        dtype = _PLAIN.get(tensor.data_type)
+        if dtype is not None and tensor.HasField("raw_data") and not (is_outside(tensor) or tensor.HasField("segment")):
+            return np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims)
+        from onnx import numpy_helper
+
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
         raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
 
 
+def is_outside(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are in a file beside the model."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
 def has_data(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are there or in a file; not so in copies without large weights."""
-    return tensor.data_location == onnx.TensorProto.EXTERNAL or any(
+    return is_outside(tensor) or any(
         f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
     )
 
@@ -107,7 +122,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     found: dict[str, tuple[Path | None, int]] = {}
     total = 0
     for tensor in all_tensors(proto.graph):
-        if not external_data_helper.uses_external_data(tensor):
+        if not is_outside(tensor):
             continue
         location = location_of(tensor)
         if location not in found:

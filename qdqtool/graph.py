@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import external_data_helper
 
 from qdqtool import budgets, external
 from qdqtool.errors import ModelError
@@ -32,6 +31,11 @@ _Any = TypeVar("_Any")
 # The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
 _BY_SHAPE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Gemm", "MatMul",
                        "QuantizeLinear"})
+_VALUES = {  # the field of an attribute that holds its value, by its type; read here once for each attribute of a model
+    onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i", onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints", onnx.AttributeProto.STRINGS: "strings",
+}  # fmt: skip
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
 _KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
@@ -74,11 +78,14 @@ class Node:
         """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
         result: dict[str, Any] = {}
         for attribute in self.proto.attribute:
-            value = onnx.helper.get_attribute_value(attribute)
-            if isinstance(value, bytes):
+            field = "" if attribute.ref_attr_name else _VALUES.get(attribute.type, "")
+            value = getattr(attribute, field) if field else onnx.helper.get_attribute_value(attribute)
+            if field == "s":
                 value = value.decode("utf-8", "replace")
-            elif isinstance(value, list) and value and isinstance(value[0], bytes):
+            elif field == "strings":
                 value = [v.decode("utf-8", "replace") for v in value]
+            elif field in ("ints", "floats"):
+                value = list(value)
             result[attribute.name] = value
         return result
 
@@ -391,7 +398,7 @@ class Model:
                 if key in attributes:
                     return np.asarray(attributes[key], dtype=dtype)
             return None
-        if external_data_helper.uses_external_data(proto):
+        if external.is_outside(proto):
             loaded = self.external_tensor(proto)
             if loaded is None:
                 return None
@@ -410,12 +417,14 @@ class Model:
         location = external_location(proto)
         if external.path_of(proto, self.base_dir, self.path) is None:
             return None
+        from onnx import checker, external_data_helper
+
         loaded = onnx.TensorProto()
         loaded.CopyFrom(proto)
         try:
             # onnx refuses absolute paths, '..' and links that leave the folder.
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
-        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        except (OSError, ValueError, checker.ValidationError) as error:
             raise ModelError(
                 f"{self.path}: external data of tensor '{proto.name}' ({location!r}) is refused: "
                 f"{str(error).splitlines()[0]}"

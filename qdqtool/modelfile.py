@@ -9,7 +9,6 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import external_data_helper
 
 from qdqtool import budgets, external, filetypes, packed
 from qdqtool.errors import ModelError
@@ -109,7 +108,7 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
     """
     model = load(source)
-    outside = [t for t in all_tensors(model.proto.graph) if external_data_helper.uses_external_data(t)]
+    outside = [t for t in all_tensors(model.proto.graph) if external.is_outside(t)]
     for tensor in outside:
         loaded = model.external_tensor(tensor)
         if loaded is None:
@@ -127,7 +126,7 @@ def require_weights(model: Model) -> None:
     """
     there: dict[str, bool] = {}
     for tensor in all_tensors(model.proto.graph):
-        if external_data_helper.uses_external_data(tensor):
+        if external.is_outside(tensor):
             location = external_location(tensor)
             if location not in there:
                 there[location] = external.path_of(tensor, model.base_dir, model.path) is not None

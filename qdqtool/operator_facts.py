@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.evidence import Case
 from qdqtool.graph import Model, Node
+from qdqtool.records import record
 
 
 class LayerKind(StrEnum):
@@ -38,7 +38,7 @@ class LayerKind(StrEnum):
     OTHER = "OTHER"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QPassage:
     """A Q moves up past the operator, and a DQ down.
 
@@ -58,7 +58,7 @@ class QPassage:
     otherwise: QPassage | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Activation:
     """A pointwise function of one tensor that a convolution takes into its layer.
 
@@ -73,7 +73,7 @@ class Activation:
     gate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Weights:
     """The operator multiplies with weights, its second input, and computes in INT8 where both are quantized.
 
@@ -86,7 +86,7 @@ class Weights:
     output_axis: Callable[[Node, int], int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operator:
     """What is known about one ONNX operator.
 

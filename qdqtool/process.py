@@ -9,6 +9,7 @@ import signal
 import sys
 from types import FrameType
 
+from qdqtool.deferred import defer
 from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130
@@ -53,6 +54,7 @@ def prepare() -> None:
     """
     _asked.clear()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    defer()
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
@@ -63,6 +65,18 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def load_numpy() -> None:
+    """Imports numpy without threads for its linear algebra: starting them is work that only large products pay for."""
+    threads = "OPENBLAS_NUM_THREADS"
+    if "numpy" in sys.modules or threads in os.environ:
+        return
+    os.environ[threads] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ[threads]  # what is started from here may need them
 
 
 def stopped() -> Stopped | None:

@@ -256,9 +256,10 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
         if not any(o in needed for o in node.outputs):
             continue
         needed.update((*node.inputs, *node.captured))
-        if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS or not _is_standard(node):
+        if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
             continue
-        found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
+        if not stored.isdisjoint(node.inputs) and _is_standard(node):
+            found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
     yield from reversed(found)
 
 

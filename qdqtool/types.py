@@ -10,22 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from qdqtool.finding_codes import FindingCode
 
 from qdqtool.assumption import Assumption
+from qdqtool.records import record
 from qdqtool.regions import MyelinRegion
 
-TOOL_VERSION = "0.1.0"
+TOOL_VERSION = "0.2.0"
 
 PREDICTION_SCHEMA = "qdqtool/prediction/1"
 VERIFICATION_SCHEMA = "qdqtool/verification/1"
 INSERTION_SCHEMA = "qdqtool/insertion/1"
 
 Json = dict[str, Any]
-T = TypeVar("T")
 
 
 class Precision(StrEnum):
@@ -103,12 +103,6 @@ class Event:
         }
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
-def record(kind: type[T]) -> type[T]:
-    """A frozen dataclass; comparing and printing are those of :class:`Refusal`, made once for all of them."""
-    return dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
-
-
 @record
 class Refusal:
     """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
@@ -129,29 +123,11 @@ class Refusal:
     pass_name: str
     node: str
 
-    def contents(self) -> tuple[Any, ...]:
-        """The values of all fields, in their order."""
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name not in _CLASS)
-
     def names(self) -> Iterator[str]:
         """Every name in it, of nodes and of tensors; operators and the pass are none."""
-        for name in self.__dataclass_fields__:
-            if name not in (*_CLASS, "pass_name", "op"):
-                yield from _names(getattr(self, name))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Refusal) and type(self) is type(other) and self.contents() == other.contents()
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.contents()))
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__
-                           if name not in _CLASS)
-        return f"{type(self).__name__}({values})"
-
-
-_CLASS = ("reason", "quotes")  # of the class, not of a record
+        for name, value in vars(self).items():
+            if name not in ("pass_name", "op"):
+                yield from _names(value)
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -163,13 +139,13 @@ def _names(value: Any) -> Iterator[str]:
     elif isinstance(value, (tuple, frozenset)):
         for part in value:
             yield from _names(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        for field_ in value.__dataclass_fields__:
-            if field_ not in ("op", "shape"):
-                yield from _names(getattr(value, field_))
+    elif hasattr(value, "_fields"):
+        for name, part in vars(value).items():
+            if name not in ("op", "shape"):
+                yield from _names(part)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cause:
     """Why a finding is made: the refusal that decided, and what else its words are made from.
 
@@ -319,6 +295,11 @@ class ConvOutcome:
         return self.precision in (Precision.INT8, Precision.UINT8)
 
     @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product, Gemm or MatMul."""
+        return self.op in ("Gemm", "MatMul")
+
+    @property
     def int8_in_int8_out(self) -> bool:
         return self.is_int8 and self.output == Precision.INT8
 
@@ -352,7 +333,9 @@ class Prediction:
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
-    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions.
+    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
+    TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
+    without Q/DQ, which ``convolutions`` does not list.
     """
 
     model: ModelInfo
@@ -369,6 +352,7 @@ class Prediction:
     counts: dict[str, int] = field(default_factory=dict)
     assumptions: list[Assumption] = field(default_factory=list)
     regions: list[MyelinRegion] = field(default_factory=list)
+    float_products: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         s = self.summary()
@@ -384,9 +368,13 @@ class Prediction:
         convs = self.convolutions
         int8 = [c for c in convs if c.is_int8]
         to_int8 = sum(c.output == Precision.INT8 for c in int8)
+        products = [c for c in convs if c.is_product]
+        int8_products = sum(c.is_int8 for c in products)
         return {
             "convolutions": len(convs), "int8": len(int8), "int8_to_int8": to_int8,
             "int8_to_float": len(int8) - to_int8, "float": len(convs) - len(int8), "conversions": self.conversions,
+            "matrix_products": len(products) + len(self.float_products), "matrix_products_int8": int8_products,
+            "matrix_products_float": len(products) + len(self.float_products) - int8_products,
         }
 
     def convolution(self, name: str) -> ConvOutcome:
@@ -411,7 +399,7 @@ class Prediction:
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
-            "regions": [r.as_json() for r in self.regions],
+            "regions": [r.as_json() for r in self.regions], "float_products": list(self.float_products),
             **({"time": self.time} if self.time is not None else {}),
         }
 
@@ -438,7 +426,7 @@ class QuantizedTensor:
         return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SkippedNode:
     """A node that could have been quantized and was left float, and why."""
 

@@ -1,9 +1,45 @@
-"""Settings of all tests."""
+"""Settings of all tests: quick by default; ``--all`` adds the slow ones and more examples of the properties."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections import Counter
+
+import pytest
 from hypothesis import HealthCheck, settings
 
+STARTED = time.monotonic()
+
 # A busy machine is no defect of the code under test.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+for name, examples in (("quick", 20), ("all", 200)):
+    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the slow tests as well, and more examples of each property")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        slow = [i for i in items if i.get_closest_marker("slow")]
+        items[:] = [i for i in items if not i.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, one line a reason."""
+    reasons = Counter(str(r.longrepr[2]) for r in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """How long it took, once those who worked (with -n) are done."""
+    if not hasattr(config, "workerinput"):
+        print(f"{time.monotonic() - STARTED:.0f} s, {sum(os.times()[:4]):.0f} s of processor time")

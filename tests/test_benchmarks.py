@@ -51,8 +51,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = RUN["missing"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
     assert missing("tune_trained") == "torch"
-    assert missing("predict") == ""
+    assert missing("growth") == ""
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
+
+
+@pytest.mark.parametrize(("ours", "low", "value", "high", "sure"), [
+    ([3.0, 1.0, 2.0], 1.0, 2.0, 3.0, 0.75), ([4.0], 4.0, 4.0, 4.0, 0.0),
+    ([5.0, 1.0, 3.0, 2.0, 4.0], 1.0, 3.0, 5.0, 0.9375),
+    ([float(i) for i in range(1, 10)], 2.0, 5.0, 8.0, 1 - 20 / 512),  # of nine, 1 + 9 ways in 512 on each side
+])  # fmt: skip
+def test_a_ratio_lies_between_order_statistics_of_the_turns(
+    ours: list[float], low: float, value: float, high: float, sure: float
+) -> None:
+    found = runpy.run_path(str(HERE / "speed.py"))["ratio"]([2 * x for x in ours], [2.0] * len(ours))
+    assert (found.low, found.value, found.high) == (low, value, high)
+    assert found.sure == pytest.approx(sure)
 
 
 def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_from(

@@ -21,6 +21,7 @@ MEANT = {
                                                                       "predict")),
     # What stays float: FP16 where the file's types decide, so that TensorRT 11 does not run it in FP32.
     "insert: default of high_precision was 'fp32', is None", "default of --high-precision was fp32, is None",
+    "nargs of model was 1, is -1",  # predict takes several models
     "calibration.methods.mse is gone",  # the methods that were used, each with a count
     # A finding is made of what was refused, and worded from that; its attributes and its JSON stay.
     "Finding: parameter message is gone", "Finding: parameter fix is gone",

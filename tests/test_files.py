@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import os
+import pickle
+import shutil
 import stat
 import threading
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from qdqtool.errors import QdqtoolError
+import qdqtool
+from qdqtool import files, insert, outputs
+from qdqtool.cli import run
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.outputs import atomic_write, write_text
+from tests.comparing.networks import network
+from tests.fuzz_inputs.seeds import write_seeds
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
@@ -51,3 +62,216 @@ def test_a_full_device_is_one_line_and_stays() -> None:
 def test_text_with_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", "name \udcff")
     assert (tmp_path / "a.txt").read_text("utf-8") == "name \\udcff"
+
+
+def said(path: Path) -> str:
+    with pytest.raises(ModelError) as error:
+        qdqtool.predict(path)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "data", "expected"), [
+    ("best.engine", b"ftrt\0\0\0", "TensorRT engine"), ("best.trt", b"abc", "TensorRT engine"),
+    ("best.pt", b"PK\x03\x04abc", "PyTorch"), ("best.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
+    ("best.xml", b"<?xml version=\"1.0\"?>\n<net name=\"a\">", "OpenVINO"),
+    ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("model.onnx", b"<!DOCTYPE html><html>", "web page"), ("model.onnx", b"", "empty"),
+    ("model.onnx", b"\x89PNG\r\n", "picture"), ("model.safetensors", b"\x10\0\0\0\0\0\0\0{}", "safetensors"),
+    ("layers.json", b'{"Layers": []}', "JSON"), ("model.onnx", b"not a model", "not an ONNX model"),
+])
+def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    message = said(path)
+    assert expected in message and str(path) in message and "\n" not in message
+
+
+def test_real_files_of_other_kinds(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"w": 1}))
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "weights").write_bytes(pickle.dumps([1], protocol=2))
+    assert "PyTorch" in said(tmp_path / "a.pth") and "torch.onnx.export" in said(tmp_path / "a.pth")
+    assert "numpy" in said(tmp_path / "a.npy") and "PyTorch" in said(tmp_path / "weights")
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_a_cut_model_is_called_cut(tmp_path: Path, share: float) -> None:
+    data = network().SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(data[: int(share * len(data))])
+    assert "cut off or damaged" in said(tmp_path / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeds")
+    write_seeds(folder)
+    (folder / "images").mkdir()
+    shutil.copy(folder / "picture.png", folder / "images" / "a.png")
+    shutil.copy(folder / "picture.jpg", folder / "images" / "b.jpg")
+    return folder
+
+
+def state(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+INSERT = ["insert", "float.onnx", "--include", "conv"]
+
+
+@pytest.mark.parametrize(
+    ("args", "victim"),
+    [
+        (["predict", "external.onnx"], "w.bin"),
+        (["predict", "qdq.onnx"], "qdq.onnx"),
+        (["fix", "qdq.onnx"], "qdq.onnx"),
+        (["fix", "qdq.onnx", "--inputs", "inputs.npz"], "inputs.npz"),
+        (["insert", "external.onnx", "--include", "conv", "--calib", "samples.npz"], "w.bin"),
+        ([*INSERT, "--calib", "images"], "images/b.jpg"),
+        ([*INSERT, "--calib", "list.txt"], "list.txt"),
+        ([*INSERT, "--calib", "list.txt"], "picture.png"),
+        ([*INSERT, "--calib", "samples.npz"], "samples.npz"),
+        ([*INSERT, "--calib-table", "table.cache"], "table.cache"),
+        (["verify", "--from-log", "build.log"], "build.log"),
+        (["verify", "qdq.onnx", "layers.json"], "layers.json"),
+        (["log", "build.log"], "build.log"),
+        (["engine", "layers.json", "--profile", "profile.json"], "profile.json"),
+    ],
+)
+@pytest.mark.parametrize("how", ["itself", "link", "hard link", "other spelling"])
+def test_an_output_onto_what_was_read_is_refused(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    args: list[str], victim: str, how: str,
+) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    monkeypatch.chdir(folder)
+    output = victim
+    if how == "link":
+        os.symlink(folder / victim, folder / "out")
+        output = "out"
+    elif how == "hard link":
+        os.link(folder / victim, folder / "out")
+        output = "out"
+    elif how == "other spelling":
+        output = str(folder / "images" / ".." / victim)
+    before = state(folder)
+    assert run([*args, "-o", output]) == 2
+    error = capsys.readouterr().err
+    assert "is one of the files read" in error and len(error.splitlines()) == 1
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("option", ["--write-table", "--calib-cache"])
+def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    before = state(folder)
+    args = ["insert", str(folder / "float.onnx"), "--include", "conv", "--calib", str(folder / "images")]
+    assert run([*args, "-o", str(folder / "out"), option, str(folder / "images" / "a.png")]) == 2
+    assert state(folder) == before
+
+
+def test_every_file_is_read_through_the_guard() -> None:
+    # What reads for the guard, and what reads its own files, installed with it.
+    own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
+    own.add("limited.py")  # which reads of processes in /proc
+    children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
+    for package in ("qdqtool", "calibration"):
+        for path in (Path(__file__).parents[1] / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Call):
+                    function = node.func
+                    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                    reads = name in ("read_text", "read_bytes") or (isinstance(function, ast.Name) and name == "open")
+                    assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
+
+
+def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(seeds, folder)
+    made = insert(folder / "external.onnx", folder / "images", include=["conv"])
+    for victim in ("w.bin", "images/a.png", "external.onnx"):
+        with pytest.raises(QdqtoolError, match=r"is one of the files read|is the input"):
+            made.save(folder / victim)
+    made.save(folder / "out.onnx")
+
+
+def test_two_outputs_to_one_file(seeds: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "o")
+    assert run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_names_for_one_file_where_case_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with files.watch():
+        files.claim(tmp_path / "A", "--dot")
+        files.claim(tmp_path / "a", "--svg")  # two files here
+    monkeypatch.setattr(files, "_ignores_case", lambda _: True)
+    with files.watch():
+        files.claim(tmp_path / "A", "--dot")
+        with pytest.raises(QdqtoolError, match="is what --dot names"):
+            files.claim(tmp_path / "a", "--svg")
+
+
+def test_outputs_appear_together_or_not_at_all(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("before")
+
+    def both(fail: bool) -> None:
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(tmp_path / "new", "text")
+            assert old.read_text() == "before" and not (tmp_path / "new").exists()
+            if fail:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        both(fail=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
+    both(fail=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"] and old.read_text() == "after"
+
+
+def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("before")
+    real = os.replace
+
+    def replace(source: str, target: str | Path) -> None:
+        if Path(target) == new:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    def both() -> None:
+        with outputs.together():
+            outputs.write_text(old, "after")
+            outputs.write_text(new, "text")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(QdqtoolError, match="new: cannot be written: No space left"):
+        both()
+    assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
+
+
+def test_a_drawing_that_fails_leaves_no_other_output(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtool.budgets.DRAWN_LAYERS", 1)
+    args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
+    assert run(args) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [["predict", "qdq.onnx"], ["fix", "qdq.onnx"], ["log", "build.log"],
+                                  ["extract", "qdq.onnx", "--node", "any"], [*INSERT, "--calib", "samples.npz"]])
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
+    seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    monkeypatch.chdir(seeds)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    assert run([*args, "-o", "out"]) == 2
+    assert "cannot be written to; name another one" in capsys.readouterr().err
+    assert not Path("out").exists()
+    with outputs.atomic_write("/dev/null") as file:
+        file.write(b"a device is no file of its folder")

@@ -11,9 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.explain.words import scale_words
+from qdqtool.functions import _nodes
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.qdq import Numbers, PerChannel, QuantParams, read_params
+from qdqtool.subgraphs import inner_graphs
 
 COUNT = 50_000
 
@@ -86,3 +88,18 @@ def test_a_large_scale_is_held_once_however_many_pairs_read_it() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert (peaks[1] - peaks[0]) / 32 < COUNT, f"{peaks}: more than a byte a channel for each pair"
+
+
+def test_every_depth_once_in_order() -> None:
+    deep = helper.make_graph([], "deep", [], [])
+    loop = helper.make_node("Loop", [], [], body=deep)
+    then, otherwise = helper.make_graph([loop], "then", [], []), helper.make_graph([], "else", [], [])
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
+    several = helper.make_node("Own", [], [], domain="own", graphs=[deep, otherwise])
+    nodes = [helper.make_node("Relu", ["x"], ["c"]), branch, several]
+    names = [g.name for g in inner_graphs(nodes)]
+    assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index("deep")
+    assert names[3:] == ["deep", "else"]
+    # Calls of functions are counted over the same nodes, none of them twice.
+    counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
+    assert counted == ["Own", "Loop"]

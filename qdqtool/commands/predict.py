@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
+from qdqtool.process import load_numpy
 from qdqtool.text import as_line
 from qdqtool.types import Prediction
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 _SEVERITIES = ("error", "warning")
+#: A model's path, its prediction, its time where one was asked for, and what of the requirements is not met.
+_Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 
 
-@click.command("predict")
-@click.argument("model", type=click.Path())
+@click.command("predict", cls=inputs.Command)
+@click.argument("model", type=click.Path(), nargs=-1, required=True)
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @inputs.strongly_typed
 @click.option("--all", "everything", is_flag=True, help="Show every convolution and every finding in full.")
@@ -48,70 +51,90 @@ _SEVERITIES = ("error", "warning")
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Run the model on images too: what the scales of activations clip and waste.")
 @inputs.preprocessing
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "json", "sarif", "markdown"]), default="text",
+              show_default=True)
 @click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
 def command(
-    model: str, target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
+    model: tuple[str, ...], target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
     gpu: str | None, sm: str | None, clock: float | None, power: str | None, batch: int | None, no_fp16: bool,
     calibrate: str | None, save_calibration: str | None, assume: tuple[str, ...], way: str | None,
     require_gain: float | None,
     required: tuple[str, ...], fail_on: tuple[str, ...], calib: str | None, form: str, output: str | None, **given: Any,
 ) -> int:
-    """Say which convolutions of a Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
+    """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
     No TensorRT and no GPU are needed; weights in external files may be missing.
 
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input.
     """
+    load_numpy()
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.explain.ways import trtexec_command, way_named
     from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.render.predict_text import render
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
     if gpu is None and require_gain is not None:
         raise click.UsageError("--require-gain needs --gpu")
+    if len(model) > 1 and (form == "json" or save_calibration is not None):
+        raise click.UsageError("--format json and --save-calibration take one model; call predict once for each")
     claim(output, "-o")
     claim(save_calibration, "--save-calibration")
     if calibrate is not None:
         note_read(calibrate)
-    time = None
     choices = assumptions_of(assume)
     building = way_named(way) if way is not None else None
-    if gpu is None and sm is None:
-        prediction = predict(model, chosen, assume=choices, way=way)
-    else:
-        from qdqtool.timing import ask
+    request = None
+    if gpu is not None or sm is not None:
+        from qdqtool.timing.ask import Request, predict_on
 
-        request = ask.Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
-        prediction, time = ask.predict_on(model, chosen, request, assume=choices, way=way,
-                                          also=_add_fixes)
-    if calib is not None:
-        from qdqtool.prediction import check_activations
+        request = Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
+    answers: list[_Answer] = []
+    for path in model:
+        time = None
+        if request is None:
+            prediction = predict(path, chosen, assume=choices, way=way)
+        else:
+            prediction, time = predict_on(path, chosen, request, assume=choices, way=way, also=_add_fixes)
+        if calib is not None:
+            from qdqtool.prediction import check_activations
 
-        check_activations(model, prediction, calib, progress=True, **inputs.images_of(given))
-    if choices and not prediction.assumptions:
+            check_activations(path, prediction, calib, progress=True, **inputs.images_of(given))
+        unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
+        answers.append((path, prediction, time, unmet + _unmet_gain(time, require_gain)))
+    _matched(patterns, [answer[1] for answer in answers])
+    if choices and not any(prediction.assumptions for _, prediction, _, _ in answers):
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
-    unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
-    unmet += _unmet_gain(time, require_gain)
     if form == "json":
-        told = prediction.as_json()
+        told = answers[0][1].as_json()
         if building is not None:
-            told["for"] = building.as_json(prediction.target)
+            told["for"] = building.as_json(chosen.name)
         emit(to_json(told), output)
+    elif form in ("sarif", "markdown"):
+        from qdqtool.render import annotations
+
+        checked = [annotations.Checked(path, prediction, unmet) for path, prediction, _, unmet in answers]
+        emit(to_json(annotations.sarif(checked)) if form == "sarif" else annotations.markdown(checked), output)
     else:
+        from qdqtool.render.predict_text import render
+
         width = 100 if output else terminal_width()
-        text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
-        if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
-            text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, model)}"
-        emit(text, output)
-    for line in unmet:
-        print(f"qdqtool: {as_line(line)}", file=sys.stderr)
-    return 1 if unmet else 0
+        texts = []
+        for path, prediction, time, _ in answers:
+            text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
+            if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
+                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path)}"
+            texts.append(text if len(answers) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
+        emit("\n".join(texts), output)
+    failed = False
+    for path, _, _, unmet in answers:
+        for line in unmet:
+            failed = True
+            print(f"qdqtool: {as_line(line if len(answers) == 1 else f'{path}: {line}')}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
@@ -170,16 +193,10 @@ def _code(text: str) -> str:
 
 
 def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """One line for each pattern that matches a convolution which is not INT8.
-
-    Raises:
-        QdqtoolError: A pattern matches nothing.
-    """
+    """One line for each pattern that matches a convolution which is not INT8."""
     lines = []
     for pattern in patterns:
         matching = [c for c in prediction.convolutions if pattern.search(c.name)]
-        if not matching:
-            raise QdqtoolError(f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all")
         missed = [c.name for c in matching if not c.is_int8]
         if missed:
             lines.append(
@@ -187,6 +204,13 @@ def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> 
                 f"INT8 ({_some(missed)})"
             )
     return lines
+
+
+def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
+    """Raises QdqtoolError for a pattern that matches nothing: a typing mistake, or the networks have changed."""
+    for pattern in patterns:
+        if not any(pattern.search(c.name) for prediction in predictions for c in prediction.convolutions):
+            raise QdqtoolError(f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all")
 
 
 def _unmet_findings(prediction: Prediction, wanted: list[str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from qdqtool.explain.knowledge import Code, Holds
-from qdqtool.knowledge import entry, table
+from qdqtool.knowledge import Made, entry, table
 
 
 def _code(name: str, given: dict[str, Any]) -> Code:
@@ -22,26 +22,7 @@ def _code(name: str, given: dict[str, Any]) -> Code:
     return entry(Code, {**given, "code": name, "holds": tuple(holds), "error": error}, name)
 
 
-class _Codes(Mapping[str, Code]):
-    """All entries, each made when it is asked for: a prediction needs few."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given = given
-        self._made: dict[str, Code] = {}
-
-    def __getitem__(self, name: str) -> Code:
-        if name not in self._made:
-            self._made[name] = _code(name, self._given[name])
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
-
-
-CODES: Mapping[str, Code] = _Codes(table("codes"))
+CODES: Mapping[str, Code] = Made(table("codes"), _code)
 
 
 def get(code: str) -> Code:

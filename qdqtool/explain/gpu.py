@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from qdqtool.types import Refusal, record
+from qdqtool.records import record
+from qdqtool.types import Refusal
 
 
 class GpuFact(StrEnum):

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from qdqtool.records import replaced
 from qdqtool.types import Cause, Finding, Refusal, Severity
 
 Words = tuple[str, str]
@@ -69,6 +70,4 @@ def _wording(kind: type[Refusal]) -> Wording:
 
 
 def _without_size(refusal: Refusal) -> Refusal:
-    import dataclasses
-
-    return dataclasses.replace(refusal, elements=None) if hasattr(refusal, "elements") else refusal  # type: ignore[call-arg]
+    return replaced(refusal, elements=None) if hasattr(refusal, "elements") else refusal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from qdqtool.explain import scales
 from qdqtool.explain.cause import Diagnosis, Known
@@ -11,6 +10,7 @@ from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
 from qdqtool.finding_codes import FindingCode
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import AVERAGES, OPERATORS
+from qdqtool.records import replaced
 from qdqtool.trt.provenance import ReaderKind, Step
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
@@ -91,7 +91,7 @@ def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
     pool = shared_pool(r)
     if pool is not None:
-        behind = [replace(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
+        behind = [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
         return Diagnosis("POOL-MIXED", pool.node, Cause(r), r.elements, concerned,
                          gains=add is not None and add.feeds_weighted, automatic=known_scale(behind) is not None)
     if add is not None:

@@ -7,10 +7,11 @@ else names the flags of another tool.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.knowledge import entry, table
+from qdqtool.knowledge import Made, entry, table
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json
 
@@ -53,9 +54,7 @@ class Way:
                 "source": self.source}
 
 
-WAYS: dict[str, Way] = {name: entry(Way, {**given, "name": name}, name) for name, given in table("ways").items()}
-
-_ALSO = {other: way.name for way in WAYS.values() for other in way.also}
+WAYS: Mapping[str, Way] = Made(table("ways"), lambda name, given: entry(Way, {**given, "name": name}, name))
 
 
 def way_named(name: str) -> Way:
@@ -65,7 +64,8 @@ def way_named(name: str) -> Way:
         QdqtoolError: There is none.
     """
     text = name.strip().lower()
-    found = WAYS.get(_ALSO.get(text, text))
+    also = {other: way.name for way in WAYS.values() for other in way.also}
+    found = WAYS.get(also.get(text, text))
     if found is None:
         import difflib
 

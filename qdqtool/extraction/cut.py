@@ -44,6 +44,8 @@ class Cutter:
         self.model = model
         #: Nodes that depend on no input of the network: weights' quantizers, folded shapes.
         self.constant = _constant_nodes(model)
+        self._place = {n.index: place for place, n in enumerate(model.ordered)}
+        self._stored = {name: place for place, name in enumerate(model.initializers)}
         self._declared = {v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)}
 
     def neighbours(self, node: Node) -> Iterator[Node]:
@@ -107,11 +109,13 @@ class Cutter:
                     entering[tensor] = None
         return Part(frozenset(inside), tuple(entering), tuple(self._leaving(inside, every_output)))
 
+    def _sorted(self, nodes: Iterable[int]) -> list[Node]:
+        """Nodes in topological order; a part costs what it is worth, not what the whole model is."""
+        return [self.model.nodes[i] for i in sorted(nodes, key=self._place.__getitem__)]
+
     def _leaving(self, inside: set[int], every_output: bool) -> Iterator[str]:
         model = self.model
-        for node in model.ordered:
-            if node.index not in inside or node.index in self.constant:
-                continue
+        for node in self._sorted(inside - self.constant):
             for tensor in node.outputs:
                 readers = model.readers(tensor)
                 outside = any(r.index not in inside for r in readers)
@@ -254,13 +258,14 @@ class Cutter:
         graph = slim.graph
         graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
         graph.metadata_props.extend(source.graph.metadata_props)
-        chosen = [n for n in self.model.ordered if n.index in part.nodes]
+        chosen = self._sorted(part.nodes)
         tensors = {t for n in chosen for t in (*n.inputs, *n.outputs, *n.captured) if t}
         for node in chosen:
             copy = graph.node.add()
             copy.CopyFrom(node.proto)
             copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
-        inside = (t for t in self.model.initializers.values() if t.name in tensors and t.name not in typed)
+        stored = sorted((t for t in tensors if t in self._stored and t not in typed), key=self._stored.__getitem__)
+        inside = (self.model.initializers[t] for t in stored)
         graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in inside)
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in tensors)

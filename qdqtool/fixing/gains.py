@@ -80,7 +80,7 @@ def _no_better(before: Tally, after: Tally, tried: Collection[str]) -> str:
         return ""
     asked = not UNQUANTIZED.isdisjoint(tried)
     for one, two, what in ((before.int8, after.int8, "INT8 convolutions"),
-                           (before.int8_to_int8, after.int8_to_int8, "convolutions INT8 in and out")):
+                           (before.int8_to_int8, after.int8_to_int8, "convolutions INT8 to INT8")):
         if two < one and not asked:
             return f"there would be {two} {what} instead of {one}"
     if after.conversions > before.conversions and not RETYPED.issuperset(tried) and not asked:

@@ -10,9 +10,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
-from qdqtool.knowledge.tables import table
+from qdqtool.knowledge.tables import Made, table
 
-__all__ = ["entry", "paragraph", "table"]
+__all__ = ["Made", "entry", "paragraph", "table"]
 
 T = TypeVar("T")
 _AS_WRITTEN = ("pattern",)  # spaces count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import TensorProto
 
 from qdqtool.graph import Model, Node, without_large_weights
 from qdqtool.onnxgraph.heads import Head, find_head
@@ -50,7 +50,8 @@ def _without_quantizers(view: View) -> Model:
             shape = view.weight_shape(node) or (1, 1, 1, 1)
             bins = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
             name = f"{node.name}/bins"
-            proto.graph.initializer.append(numpy_helper.from_array(bins, name))
+            data = bins.astype("<f4").tobytes()
+            proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=bins.shape, raw_data=data)
             nodes[node.index].input[1] = name
     return Model(proto, types=view.model)
 

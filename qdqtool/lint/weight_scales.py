@@ -65,6 +65,12 @@ def _crossed(fits: list[_Fit]) -> WeightScales | None:
     return _finding(WeightScalesCause.AXIS, bad, fits) if bad else None
 
 
+def _median(values: npt.NDArray[np.float64]) -> float:
+    """As numpy's, which loads its masked arrays for it."""
+    ordered = np.sort(values)
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def _off(ratios: npt.NDArray[np.float64]) -> float:
     """The largest distance from a perfect fit, rounding conventions apart; a factor."""
     return max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING) if ratios.size else 0.0
@@ -72,8 +78,8 @@ def _off(ratios: npt.NDArray[np.float64]) -> float:
 
 def _factor(fits: list[_Fit]) -> WeightScales | None:
     """One factor for all channels of nearly all layers."""
-    middle = np.array([float(np.median(f.ratios)) for f in fits])
-    factor = float(np.median(middle))
+    middle = np.array([_median(f.ratios) for f in fits])
+    factor = _median(middle)
     alike = [f for f, m in zip(fits, middle, strict=True)
              if abs(m / factor - 1) < _SAME / 10 and float(np.abs(f.ratios / factor - 1).max()) < _SAME / 10]
     if abs(math.log(factor)) <= _ROUNDING or len(alike) < 0.8 * len(fits):
@@ -151,7 +157,7 @@ def _along(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> npt.NDArray[np.float64]:
     count = scale.size
-    chosen = np.unique(np.linspace(0, count - 1, min(_CHANNELS, count)).astype(int))
+    chosen = list(dict.fromkeys(np.linspace(0, count - 1, min(_CHANNELS, count)).astype(int).tolist()))
     channels = np.moveaxis(values, axis, 0)[chosen].reshape(len(chosen), -1)
     return _ratios(channels, scale[chosen], stored)
 

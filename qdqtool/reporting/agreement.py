@@ -8,6 +8,7 @@ from qdqtool.reporting import data
 from qdqtool.reporting.names import shown, told
 from qdqtool.reporting.nodes import Collector
 from qdqtool.verification.api import exit_code
+from qdqtool.verification.times import gpu_time
 
 MOST = 500  # mismatches shown
 
@@ -35,7 +36,7 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
     mismatches = result.mismatches[:MOST]
     notes = list(result.notes)
     if len(result.mismatches) > MOST:
-        notes.append(f"{len(result.mismatches) - MOST} more mismatches (qdqtool verify --format json tells them all)")
+        notes.append(f"{len(result.mismatches) - MOST} more mismatches (qdqtool verify --format json lists them all)")
     found = data.Agreement(
         f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
         result.complete, [told(m) for m in build.missing], rows,
@@ -46,6 +47,12 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         found.measured_ms = result.times["built_ms"]
         found.measured_from = result.times["built_from"]
         found.predicted_ms = result.times["predicted_ms"]
+    elif collector.subject.build is not None:  # the build does not say on which GPU it was timed
+        measured = gpu_time(collector.subject.build)
+        timed = [row.average_ms for row in collector.subject.build.profile_rows]
+        found.measured_ms = sum(timed) if measured is None and timed else measured
+        found.measured_from = "sum of the profile" if measured is None else "GPU compute time"
+        found.predicted_ms = collector.subject.time.total_ms if collector.subject.time is not None else None
     return found
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool import budgets
 from qdqtool.buildlog.types import Build
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.files import Guard, not_over, watched
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource
+from qdqtool.operators import WEIGHTED
 from qdqtool.outputs import write_text
 from qdqtool.parameters import typed
 from qdqtool.reporting import data
+from qdqtool.reporting.subject import Subject, gpu_for, look_at
 from qdqtool.trt.targets import Target
 from qdqtool.types import TOOL_VERSION, Json
 
@@ -89,6 +92,7 @@ def report(
         assume: As for ``qdqtool.predict``.
 
     Raises:
+        DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
     """
     from qdqtool.reporting.page import render, require
@@ -118,7 +122,6 @@ def collect(
     from qdqtool.reporting.agreement import agreement_of
     from qdqtool.reporting.graphs import draw
     from qdqtool.reporting.nodes import Collector
-    from qdqtool.reporting.subject import gpu_for, look_at
     from qdqtool.reporting.weights import add_weights
     from qdqtool.verification.api import build_of
 
@@ -135,6 +138,7 @@ def collect(
     other = None
     if before is not None:
         other = look_at(before, subject.prediction.target, chosen, None, dict(assume or {}))
+        _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()
         page.before.time = times.time_of(other)
@@ -143,6 +147,7 @@ def collect(
     page.groups = times.groups_of(collector, other)
     page.parts = times.parts_of(subject, other)
     page.parts_note = times.parts_note(subject, page.parts)
+    page.unlisted = times.unlisted_of(subject)
     page.roof = times.roof_of(subject)
     page.agreement = agreement_of(collector)
     if calib_cache is not None:
@@ -152,8 +157,29 @@ def collect(
     if tuning is not None:
         from qdqtool.reporting.tuning import tuning_of
 
-        page.tuning = tuning_of(tuning)
+        page.tuning = tuning_of(tuning, subject.model)
     return page
+
+
+def _require_same_network(before: Subject, after: Subject) -> None:
+    """Compares the shapes of both models' weights, whatever their nodes are called.
+
+    Raises:
+        DataError: Fewer than half of the larger model's layers with weights have their like in the other.
+    """
+    mine, other = _weight_shapes(after), _weight_shapes(before)
+    common, larger = (mine & other).total(), max(mine.total(), other.total())
+    if 2 * common < larger:
+        raise DataError(
+            f"{before.model.path or 'the model before'}: it is another network: {common} of {larger} convolutions have "
+            f"weights of a shape that is also in {after.model.path or 'the model'}; give the model before Q/DQ"
+        )
+
+
+def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
+    shapes = (subject.model.constant_shape(subject.view.weights(n).source) for n in subject.model.nodes
+              if n.op in WEIGHTED)
+    return Counter(tuple(sorted(shape)) for shape in shapes if shape)
 
 
 def _compare(model: data.Model, before: data.Model) -> None:

@@ -32,7 +32,10 @@ class Scale:
 
 @dataclass(slots=True)
 class Node:
-    """An ONNX node that is drawn: all but Q, DQ and what depends on constants alone."""
+    """An ONNX node that is drawn: all but Q, DQ and what depends on constants alone.
+
+    ``attributes`` are pairs of text: kernel, stride and groups of a convolution, and what else the node carries.
+    """
 
     name: str
     op: str
@@ -46,6 +49,7 @@ class Node:
     findings: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     weights: int = -1
+    attributes: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -144,8 +148,8 @@ class Mark:
 class Box:
     """A box of the drawing, its top left corner and size in pixels.
 
-    ``role`` is ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several that are one layer) or ``layer``.
-    ``rows`` are the ONNX nodes in it, ``heights`` theirs in pixels.
+    ``role`` is ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several that are one layer), ``layer`` or
+    ``module`` (all boxes of a part of the network). ``rows`` are the ONNX nodes in it, ``heights`` theirs in pixels.
     """
 
     role: str
@@ -163,7 +167,7 @@ class Box:
 
 @dataclass(slots=True)
 class Edge:
-    """An edge: boxes by their place in the drawing, and the points of its curve."""
+    """An edge: boxes by their place in the drawing, and the points of its curve; ``shape`` is its tensor's, NCHW."""
 
     source: int
     target: int
@@ -171,12 +175,13 @@ class Edge:
     precision: str
     paint: str
     marks: list[Mark]
+    shape: str = ""
     points: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Drawing:
-    """A laid-out graph; ``why`` says why there is none."""
+    """A graph, laid out but for that of modules; ``why`` says why there is none."""
 
     boxes: list[Box] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
@@ -255,14 +260,23 @@ class Histogram:
 
 @dataclass(slots=True)
 class Part:
-    """A part of the engine's time; ``layers`` is their number."""
+    """A part of the engine's time; ``layers`` is their number, ``kind`` how they are drawn."""
 
+    kind: str
     name: str
     what: str
-    ms: float
+    ms: float | None
     layers: int
     before_ms: float | None = None
     measured_ms: float | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of the build's profile that no predicted layer stands for."""
+
+    name: str
+    ms: float
 
 
 @dataclass(slots=True)
@@ -363,6 +377,7 @@ class Model:
     lines: list[Line] = field(default_factory=list)
     onnx: Drawing = field(default_factory=Drawing)
     engine: Drawing = field(default_factory=Drawing)
+    modules: Drawing = field(default_factory=Drawing)
     conversions: list[Conversion] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     time: Time | None = None
@@ -378,6 +393,7 @@ class Page:
     groups: list[ScaleGroup] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     parts_note: str = ""
+    unlisted: list[Row] = field(default_factory=list)
     roof: Roof | None = None
     histograms: list[Histogram] = field(default_factory=list)
     calibration: str = ""

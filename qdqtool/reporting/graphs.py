@@ -1,11 +1,14 @@
-"""The two drawings of a model: its ONNX graph with fused layers as boxes, and the engine that is predicted.
+"""The drawings of a model: its ONNX graph with fused layers as boxes, its modules, and the engine that is predicted.
 
 Q and DQ are no boxes: they are marks on the edges that they lie on, and those that stay in the engine are conversions.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import dataclasses
+import heapq
+import os
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool import budgets, qdq
@@ -19,6 +22,7 @@ from qdqtool.types import Precision
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
+MOST_MODULES, FEW = 40, 12  # boxes of the overview, and boxes that are no reason to divide a module
 NAME_WIDTH = 33  # characters of a name in a box
 _MOST_EDGES = 4 * budgets.DRAWN_POINTS  # between layers, those that are drawn as one included
 _MOST_MARKS = 64  # Q and DQ on one edge
@@ -26,8 +30,10 @@ _TABLES = "The tables below hold every node."
 
 
 def draw(collector: Collector) -> None:
-    """Writes both drawings into the collector's model."""
-    collector.model.onnx = _laid_out(*_Onnx(collector).run())
+    """Writes the drawings into the collector's model."""
+    boxes, edges = _Onnx(collector).run()
+    collector.model.onnx = _laid_out(boxes, edges)
+    collector.model.modules = data.Drawing(*_modules(collector.model.nodes, boxes, edges))
     if collector.model.layers:
         found = _engine(collector)
         collector.model.engine = _laid_out(*found) if found else data.Drawing(
@@ -235,7 +241,7 @@ class _Onnx:
                     source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
                 if source is None or target is None or source >= target:
                     continue
-                edge = data.Edge(source, target, shown(tensor), "", "", marks)
+                edge = data.Edge(source, target, shown(tensor), "", "", marks, self.collector.shape(tensor))
                 known = edges.setdefault((source, target, tensor), edge)
                 if known is not edge and len(marks) > len(known.marks):
                     known.marks = marks
@@ -246,7 +252,8 @@ class _Onnx:
                 if source is not None:
                     end = len(boxes)
                     boxes.append(_end("output", name, self._type_of(name)))
-                    edges[source, end, name] = data.Edge(source, end, shown(tensor), "", "", marks)
+                    edges[source, end, name] = data.Edge(source, end, shown(tensor), "", "", marks,
+                                                         self.collector.shape(tensor))
         listed = list(edges.values())
         self._types(boxes, listed)
         return listed
@@ -284,6 +291,106 @@ class _Onnx:
 
 def _end(role: str, tensor: str, precision: Precision) -> data.Box:
     return data.Box(role, short(tensor, NAME_WIDTH), str(precision), paint_of(precision), -1, [])
+
+
+# The overview -----------------------------------------------------------------------------------------------------
+
+
+def _modules(
+    nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
+) -> tuple[list[data.Box], list[data.Edge]]:
+    """The boxes of the ONNX graph by module, as the names in the model have it: ``/model.4/m.0/cv1/conv/Conv``.
+
+    A module is a stretch of boxes that follow each other and begin with the same part of a path, so that no module
+    waits for itself; where names have no path, equal stretches. The page arranges them for the width that it has.
+    """
+    order = _file_order(nodes, boxes, edges)
+    inner = [b for b in order if boxes[b].rows]
+    most = max(FEW, len(inner) // 6)
+    made: list[data.Box] = []
+    number: dict[int, int] = {}
+    stretches = [("", [b]) for b in order if boxes[b].role == "input"]
+    stretches += _stretches({b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most)
+    stretches += [("", [b]) for b in order if boxes[b].role == "output"]
+    several = Counter(title for title, _ in stretches)
+    counted: Counter[str] = Counter()
+    for title, members in stretches:
+        number.update(dict.fromkeys(members, len(made)))
+        if not boxes[members[0]].rows:
+            made.append(dataclasses.replace(boxes[members[0]]))
+            continue
+        rows = [n for b in members for n in boxes[b].rows]
+        counted[title] += 1
+        if not title:
+            title = " to ".join(dict.fromkeys(short(nodes[n].name, 14) for n in (rows[0], rows[-1])))
+        elif several[title] > 1:
+            title = f"{title} ({counted[title]})"
+        paints = {boxes[b].paint for b in members} - {data.OTHER}
+        made.append(data.Box("module", short(title, NAME_WIDTH), f"{len(rows)} nodes" if len(rows) > 1 else "1 node",
+                             paints.pop() if len(paints) == 1 else data.OTHER, -1, rows))
+    joined: dict[tuple[int, int], data.Edge] = {}
+    for edge in edges:
+        ends = number[edge.source], number[edge.target]
+        known = joined.get(ends)
+        if ends[0] == ends[1]:
+            continue
+        if known is None:
+            joined[ends] = dataclasses.replace(edge, source=ends[0], target=ends[1],
+                                               marks=[m for m in edge.marks if m.stays], points=[])
+            continue
+        known.marks = list(dict.fromkeys([*known.marks, *(m for m in edge.marks if m.stays)]))
+        if known.tensor != edge.tensor and not known.tensor.endswith(" …"):
+            known.tensor, known.shape = f"{known.tensor} …", ""
+        if known.paint != edge.paint:
+            known.paint = data.FLOAT
+    return made, list(joined.values())
+
+
+def _file_order(nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> list[int]:
+    """Boxes, makers first, otherwise as their nodes stand in the file: exporters write module after module."""
+    place = [max((nodes[n].index for n in box.rows), default=-1) for box in boxes]
+    readers: dict[int, list[int]] = defaultdict(list)
+    waiting = [0] * len(boxes)
+    for edge in edges:
+        readers[edge.source].append(edge.target)
+        waiting[edge.target] += 1
+    ready = [(place[b], b) for b, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, box = heapq.heappop(ready)
+        order.append(box)
+        for reader in readers[box]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, (place[reader], reader))
+    return order
+
+
+def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[int]]]:
+    """Boxes that follow each other by the shortest beginning of their paths that leaves at most ``most`` together."""
+    depth = dict.fromkeys(paths, 1)
+    while True:
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for box, path in paths.items():
+            groups[tuple(path[:depth[box]])].append(box)
+        large = [m for m in groups.values() if len(m) > most and any(len(paths[b]) > depth[b] for b in m)]
+        if not large or len(groups) >= MOST_MODULES:
+            break
+        for box in max(large, key=len):
+            depth[box] += 1
+    found: list[tuple[str, list[int]]] = []
+    for box, path in paths.items():
+        title = "/".join(path[:depth[box]])
+        if not found or found[-1][0] != title or (not title and len(found[-1][1]) >= most):
+            found.append((title, []))
+        found[-1][1].append(box)
+    while len(found) > MOST_MODULES:  # the two neighbours that are smallest together become one
+        at = min(range(len(found) - 1), key=lambda i: len(found[i][1]) + len(found[i + 1][1]))
+        names = [t for t, _ in found[at:at + 2] if t]
+        common = os.path.commonpath(names) if names else ""
+        found[at:at + 2] = [(common or " … ".join(names), found[at][1] + found[at + 1][1])]
+    return found
 
 
 # The engine -------------------------------------------------------------------------------------------------------
@@ -330,11 +437,13 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
         boxes.append(data.Box("layer", short(row.title, NAME_WIDTH), row.type, paint_of(row.precision), number,
                               row.nodes))
         for tensor, source, passed, precision in dict.fromkeys((t, way[0], tuple(way[1]), way[2]) for t, way in ways):
-            edges.append(data.Edge(source, place, shown(tensor), precision, paint_of(precision), list(passed)))
+            edges.append(data.Edge(source, place, shown(tensor), precision, paint_of(precision), list(passed),
+                                   collector.shape(tensor)))
         for t in layer.outputs:
             makers.setdefault(t.tensor, []).append((place, [], str(t.precision)))
     for name in dict.fromkeys([*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]):
         boxes.append(_end("output", name, Precision(makers[name][-1][2])))
         for source, marks, precision in makers[name]:
-            edges.append(data.Edge(source, len(boxes) - 1, shown(name), precision, paint_of(precision), marks))
+            edges.append(data.Edge(source, len(boxes) - 1, shown(name), precision, paint_of(precision), marks,
+                                   collector.shape(name)))
     return boxes, edges

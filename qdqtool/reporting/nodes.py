@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +27,8 @@ from qdqtool.verification.mapping import trt_name
 MOST_LINES = 60  # of the optimizer's log, for one node
 MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen
 MOST_PASSED = 64  # Q and DQ on the way to them
+MOST_ATTRIBUTES = 12  # of one node
+_LABELS = {"kernel_shape": "Kernel", "strides": "Stride", "group": "Groups", "pads": "Padding", "dilations": "Dilation"}
 
 
 def paint_of(precision: Precision | str) -> str:
@@ -79,14 +84,29 @@ class Collector:
         for node in self.drawn():
             self.place[node.index] = len(self.model.nodes)
             self.model.nodes.append(data.Node(
-                name=shown(node.name), op=shown(node.op, 60), index=node.index, shape=self._shape(node.output),
+                name=shown(node.name), op=shown(node.op, 60), index=node.index, shape=self.shape(node.output),
                 inputs=[shown(t) for t in node.inputs if t and not index.is_constant(t)],
                 outputs=[shown(t) for t in node.outputs if t], scales=self._scales(node),
+                attributes=self._attributes(node),
             ))  # fmt: skip
 
-    def _shape(self, tensor: str) -> str:
+    def shape(self, tensor: str) -> str:
+        """``1x64x80x80``; an empty string where it is not known."""
         shape = self.subject.view.shape(tensor) if tensor else None
-        return "x".join("?" if d is None else str(d) for d in shape) if shape else ""
+        return "x".join("?" if d is None or d < 0 else str(d) for d in shape) if shape else ""
+
+    def _attributes(self, node: OnnxNode) -> list[list[str]]:
+        """What a node carries; of a convolution also what ONNX leaves out where it is usual."""
+        found: dict[str, Any] = {}
+        if node.op in WEIGHTED:
+            weights = self.subject.model.constant_shape(self.subject.view.weights(node).source) or ()
+            found["Weights shape"] = weights
+            if "Conv" in node.op and len(weights) > 2:
+                found |= {"kernel_shape": weights[2:], "strides": [1] * (len(weights) - 2), "group": 1}
+        with contextlib.suppress(ValueError):  # an attribute of a type that ONNX does not know
+            found |= node.attributes
+        texts = {_LABELS.get(n, n): _text_of(value, ", " if n == "pads" else "x") for n, value in found.items()}
+        return [[shown(name, 60), text] for name, text in list(texts.items())[:MOST_ATTRIBUTES] if text]
 
     def _scales(self, node: OnnxNode) -> list[data.Scale]:
         view, index = self.subject.view, self.subject.model
@@ -184,6 +204,11 @@ class Collector:
                 bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
                 measured=round(row.average_ms, 5) if row is not None else None,
             ))  # fmt: skip
+
+        several = Counter(layer.title for layer in self.model.layers)
+        for made in self.model.layers:  # a convolution and the addition behind it, both of one module
+            if several[made.title] > 1 and made.nodes:
+                made.title += f" ({self.model.nodes[self._main(made.nodes)].op})"
 
     def _main(self, mine: list[int]) -> int:
         """The node that people know a layer by: its convolution, else its last."""
@@ -290,6 +315,17 @@ class Collector:
             if event.pass_name and not text.startswith(event.pass_name):
                 text = f"{event.pass_name}: {text}"
             self.model.lines.append(data.Line(shown(text, 700), self._case(event.case) if event.case else -1))
+
+
+def _text_of(value: Any, joint: str) -> str:
+    """An attribute's value; an empty string of tensors and graphs."""
+    if isinstance(value, str):
+        return shown(value, 80)
+    if isinstance(value, int | float):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], int | float):
+        return shown(joint.join(_text_of(v, joint) for v in value[:16]), 80)
+    return ""
 
 
 def kind_of(layer: EngineLayer) -> str:

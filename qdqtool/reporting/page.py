@@ -6,9 +6,9 @@ and the viewer are drawn by small scripts of our own: plotly brings 4.8 MB of Ja
 that needs ``unsafe-eval`` or inline styles, matplotlib's pictures know neither a dark scheme nor a click, and a viewer
 (Cytoscape, d3) would have to be copied into this repository.
 
-Safety: names come from other people's files. The template escapes everything, the data stands in a block that cannot
-end early, scripts write text and never markup, and a content security policy allows nothing but the page's own script
-and style, by their hashes.
+Safety: names come from other people's files. The template escapes everything, the data stands packed in a block that
+cannot end early, scripts write text and never markup, and a content security policy allows nothing but the page's own
+script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import zlib
 from importlib import resources
 from typing import Any
 
@@ -57,7 +58,7 @@ def render(page: data.Page) -> str:
     """
     require()
     style = _asset("style.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    script = "(async () => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
     html = _template().render(
         page=page, style=_markup(style), script=_markup(script), data=_markup(embedded(page)),
         style_hash=_hash(style), script_hash=_hash(script),
@@ -86,9 +87,9 @@ def _markup(text: str) -> Any:
 
 
 def embedded(page: data.Page) -> str:
-    """The page's data as JSON for a ``<script type="application/json">``: nothing in it can end the element."""
+    """The page's data for a ``<script>`` that is no script: JSON, deflated, in base64, which cannot end the element."""
     text = json_text(dataclasses.asdict(page), compact=True)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def _asset(name: str) -> str:

@@ -14,13 +14,15 @@ from qdqtool.reporting.subject import Subject
 from qdqtool.timing.estimate import in_profile
 from qdqtool.types import Precision
 
+MOST_ROWS = 50  # of a profile that no predicted layer stands for
 PARTS = {
     "int8": ("INT8 layers", "convolutions and other layers that compute in INT8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
     "conversion": ("Conversions", "Q and DQ that stay: a change of data type at run time"),
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
     "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
-    "edge": ("Network's edge", "reformats of inputs and outputs, and regions that the simulation does not list"),
+    "region": ("Unlisted regions", "what the build compiles as one (ForeignNode) and the simulation does not list"),
+    "edge": ("Inputs and outputs", "reformats of inputs and outputs, and what no predicted layer stands for"),
 }
 
 
@@ -38,48 +40,55 @@ def time_of(subject: Subject) -> data.Time | None:
 
 
 def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
-    """Milliseconds by kind of layer, as a profile would show them."""
-    mine = _sums(subject)
-    if not mine:
-        return []
+    """Milliseconds by kind of layer, as a profile shows them: measured, estimated, and those of the model before."""
+    mine, timed = _sums(subject), _measured(subject)
     other = _sums(before) if before is not None else {}
-    timed = _measured(subject)
+    none = (0.0, 0)
     return [
-        data.Part(name, what, mine.get(key, (0.0, 0))[0], mine.get(key, (0.0, 0))[1],
-                  other.get(key, (0.0, 0))[0] if other else None, timed.get(key, 0.0) if timed else None)
+        data.Part(key, name, what, mine.get(key, (None,))[0], (timed.get(key) or mine.get(key, none))[1],
+                  other.get(key, none)[0] if other else None, timed.get(key, none)[0] if timed else None)
         for key, (name, what) in PARTS.items()
-        if mine.get(key, (0.0, 0))[0] or other.get(key, (0.0, 0))[0] or timed.get(key)
+        if mine.get(key, none)[0] or other.get(key, none)[0] or timed.get(key, none)[0]
     ]
 
 
 def parts_note(subject: Subject, parts: list[data.Part]) -> str:
     """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
     time = subject.time
-    if time is None or not parts:
-        return ""
-    together = sum(p.ms for p in parts)
-    text = (f"Estimated parts are as a profile shows them, {together:.3f} ms together; the engine takes "
-            f"{time.total_ms:.3f} ms without a profiler, which adds some us to each layer.")  # fmt: skip
     timed = [p.measured_ms for p in parts if p.measured_ms is not None]
-    return text + (f" Measured parts are the profile's own, {sum(timed):.3f} ms together." if timed else "")
+    text = f"Measured parts are the profile's own, {sum(timed):.3f} ms together. " if timed else ""
+    if time is None or not parts:
+        return text.strip()
+    together = sum(p.ms or 0.0 for p in parts)
+    return (f"{text}Estimated parts are as a profile shows them, {together:.3f} ms together; without a profiler, which "
+            f"adds a few us per layer, the estimate is {time.total_ms:.3f} ms.")  # fmt: skip
 
 
-def _measured(subject: Subject) -> dict[str, float]:
-    """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, or the network's edge."""
+def unlisted_of(subject: Subject) -> list[data.Row]:
+    """The rows of a profile that belong to no predicted layer, the slowest first."""
+    rows = subject.build.profile_rows if subject.build is not None else []
+    matched = {id(row) for row in in_profile(subject.prediction.layers, rows) if row is not None}
+    rest = sorted((r for r in rows if id(r) not in matched and r.average_ms > 0), key=lambda r: -r.average_ms)
+    return [data.Row(shown(row.name), round(row.average_ms, 5)) for row in rest[:MOST_ROWS]]
+
+
+def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
+    """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, regions, or the rest."""
     rows = subject.build.profile_rows if subject.build is not None else []
     if not rows:
         return {}
-    sums: dict[str, float] = defaultdict(float)
+    sums: dict[str, list[float]] = defaultdict(list)
     layers = subject.prediction.layers
     matched = in_profile(layers, rows)
     for layer, row in zip(layers, matched, strict=True):
         if row is not None:
-            sums[kind_of(layer)] += row.average_ms
+            sums[kind_of(layer)].append(row.average_ms)
     known = {id(row) for row in matched if row is not None}
     for row in rows:
         if id(row) not in known:
-            sums["layout" if row.name.startswith("Reformatting CopyNode") else "edge"] += row.average_ms
-    return dict(sums)
+            sums["layout" if row.name.startswith("Reformatting CopyNode") else
+                 "region" if "ForeignNode" in row.name else "edge"].append(row.average_ms)
+    return {kind: (sum(values), len(values)) for kind, values in sums.items()}
 
 
 def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
@@ -94,10 +103,15 @@ def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
     changes = sum(change["ms"] for layer in subject.prediction.layers for change in layer.layouts)
     if changes:
         sums["layout"], counts["layout"] = changes, sum(len(x.layouts) for x in subject.prediction.layers)
-    rest = sum(k.ms for k in time.kernels) - sum(time.layers) - changes
+    listed = {layer.name for layer in subject.prediction.layers}
+    names = {node.name for node in subject.model.nodes}
+    alone = [k for k in time.kernels if k.name not in listed and k.name in names]
+    if alone:
+        sums["region"], counts["region"] = sum(k.ms for k in alone), len(alone)
+    rest = sum(k.ms for k in time.kernels) - sum(time.layers) - changes - sums.get("region", 0.0)
     if rest > 1e-3:
         sums["edge"] = rest
-        counts["edge"] = len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"]
+        counts["edge"] = max(0, len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"] - len(alone))
     return {key: (value, counts[key]) for key, value in sums.items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
+from qdqtool.graph import Model
 from qdqtool.jsontext import parse_json
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown, told
@@ -18,11 +19,12 @@ _GIVE = "give what 'qdqtool tune --format json' wrote"
 MOST_POINTS, MOST_SITES = 2_000, 5_000
 
 
-def tuning_of(path: str | os.PathLike[str]) -> data.Tuning:
-    """Reads what ``qdqtool tune --format json`` or ``--result`` wrote.
+def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
+    """Reads what ``qdqtool tune --format json`` or ``--result`` wrote about a model.
 
     Raises:
-        DataError: The file is missing, is something else, or a field that a plot needs is damaged.
+        DataError: The file is missing, is something else, is about another network (fewer than half of the nodes that
+            it names are in ``model``), or a field that a plot needs is damaged.
     """
     name = os.fspath(path)
     try:
@@ -32,6 +34,11 @@ def tuning_of(path: str | os.PathLike[str]) -> data.Tuning:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise DataError(f"{name}: its schema is not {SCHEMA}; {_GIVE}")
     try:
+        named = {str(n) for s in _list(found.get("sites")) for n in _list(_object(s).get("nodes"))}
+        known = sum(node.name in named for node in model.nodes)
+        if 2 * known < len(named):
+            raise DataError(f"{name}: {known} of the {len(named)} nodes that it names are in "
+                            f"{model.path or 'the model'}; it is the tuning of another network")
         return _read(found)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{name}: the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again") from None

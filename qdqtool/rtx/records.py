@@ -5,10 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+from qdqtool.records import record
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import InputNotDequantized, WeightsNotDequantized
-from qdqtool.types import Refusal, record
+from qdqtool.types import Refusal
 
 COMPILER = "TensorRT-RTX"  # who refused
 

@@ -163,9 +163,14 @@ def estimate(
         notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
     else:
         listed = _with_layers(shaped, prediction, notes)
-    load = workload_of(shaped, listed, plain, factor)
+    load = workload_of(shaped, listed, plain, factor, gpu)
     raw = seconds(load.all, gpu, fitted) * 1e3
     kernels = _kernel_counts(load)
+    if gpu.fuses_conversions and twin.has_qdq(shaped):
+        notes.append(
+            f"on {gpu.rates.architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or "
+            "copy values count as part of them, as in one engine seen"
+        )
     correction = _calibration(calibrate, gpu, listed, raw, kernels)
     ms = _settled(raw, kernels, correction, enqueued=not graph)
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
@@ -389,7 +394,7 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
     simulated = settled(model, TARGETS[_TYPICAL] if target.is_rtx else target)
-    load = workload_of(model, simulated, like.plain, like.batch)
+    load = workload_of(model, simulated, like.plain, like.batch, like.gpu)
     ms = _settled(seconds(load.all, like.gpu) * 1e3, _kernel_counts(load), like.calibration,
                   enqueued=not like.graph)  # fmt: skip
     return simulated, float(ms.sum())

@@ -97,6 +97,16 @@ class Gpu:
         return float(self.rates.cc) >= 7.0 and self.rates.fp16 > 2 * self.rates.fp32_pipe
 
     @property
+    def has_tf32(self) -> bool:
+        """Whether FP32 convolutions run on tensor cores."""
+        return self.rates.tf32 > self.rates.fp32_pipe
+
+    @property
+    def fuses_conversions(self) -> bool:
+        """Whether TensorRT runs whole networks in Myelin, which joins Q and DQ with their neighbours: Blackwell."""
+        return float(self.rates.cc) >= 10.0
+
+    @property
     def has_int8(self) -> bool:
         return self.rates.int8 > 0
 

@@ -6,7 +6,9 @@ MobileNetV2 on a TITAN RTX, BEVFusion on an RTX 3080 Ti, ResNet-18 on an RTX 200
 
 * an INT8 convolution reads NC/32HW32 (of fewer than 16 channels NC/4HW4 or linear) and writes INT8 or FP16 in
   NC/32HW32, FP32 linear; its residual comes in the layout that it writes;
-* an FP16 convolution reads and writes NHWC8; an FP16 pooling NHWC8 or NC/2HW2; FP32 is linear;
+* an FP16 convolution reads and writes NHWC8; an FP16 pooling NHWC8 or NC/2HW2;
+* an FP32 convolution by TF32 reads and writes channels last as well, one of fewer than 16 channels linear (ResNet-18 in
+  FP32 on an A100); a GPU without TF32 keeps FP32 linear throughout (assumed; :func:`Reformat.needs_tf32`);
 * a conversion reads any layout and writes the one that its reader wants.
 
 Pointwise layers in FP16 read linear, NC/2HW2 and NHWC8, not NC/32HW32: assumed, with the counts of YOLOv8n on an
@@ -47,6 +49,11 @@ class Reformat:
     elements: float
     channels: float
     precision: Precision
+
+    @property
+    def needs_tf32(self) -> bool:
+        """Whether only a GPU that multiplies FP32 by TF32 has it."""
+        return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (self.source, self.target)
 
 
 _LINEAR = (Layout.LINEAR,)
@@ -126,11 +133,15 @@ class _Layouts:
         shape = self.shape_of(tensor)
         if shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
             return
-        key = (tensor, wanted[0], layer)
+        key = (tensor, wanted[0], '' if layer and self._wanted_alike(tensor) else layer)
         if key not in self.made:
             self.made.add(key)
             elements = float(math.prod(shape))
             self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
+
+    def _wanted_alike(self, tensor: str) -> bool:
+        """Whether all readers want one layout: it is changed once, behind its maker (ResNet-18 in FP32 on an A100)."""
+        return len({self._reads(i) for i in self.readers[tensor]}) == 1
 
     def _reads(self, i: int) -> tuple[Layout, ...]:
         """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
@@ -144,16 +155,19 @@ class _Layouts:
             if integer:
                 few = found.channels < work.FEW_CHANNELS and found.kind != work.DEPTHWISE
                 return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS) if few else (Layout.BLOCKS,)
-            if found.precision in _HALVES:
-                return (Layout.CHANNELS_LAST,)
-            return _LINEAR
+            return (self._floats(found),)
         if found.kind in (work.COPY, work.RESIZE):
             return ()
         if integer:
             return (Layout.BLOCKS, Layout.FOURS)
         if found.precision in _HALVES:
             return (Layout.PAIRS, Layout.CHANNELS_LAST) if found.kind == work.POOL else _HALF_MAPS
-        return _LINEAR
+        return (Layout.LINEAR, Layout.CHANNELS_LAST)
+
+    def _floats(self, found: Work) -> Layout:
+        """What a convolution that computes in floats reads and writes."""
+        few = found.precision not in _HALVES and found.channels < work.FEW_CHANNELS
+        return Layout.LINEAR if few else Layout.CHANNELS_LAST
 
     def _keeps(self, layer: EngineLayer) -> bool:
         """Whether a NoOp leaves the tensor's shape as it is."""
@@ -165,7 +179,7 @@ class _Layouts:
         if found.kind in work.COMPUTING:
             if found.precision == Precision.INT8:
                 return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
-            return Layout.CHANNELS_LAST if found.precision in _HALVES else Layout.LINEAR
+            return self._floats(found)
         if layer.type == "Conversion":
             return self._readers_want(i)
         if layer.type in _LINEAR_TYPES and not self._keeps(layer):

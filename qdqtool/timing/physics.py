@@ -214,7 +214,7 @@ def _path(precision: Precision, gpu: Gpu) -> str:
         return "int8" if rates.int8_path == "tensor" else "dp4a"
     if precision in _HALVES and gpu.has_tensor_cores:
         return "fp16"
-    return "tf32" if rates.tf32 > rates.fp32_pipe and precision not in _HALVES else "fp32"
+    return "tf32" if gpu.has_tf32 and precision not in _HALVES else "fp32"
 
 
 _INTEGERS = (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4)

@@ -14,6 +14,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
 from qdqtool.timing import kinds, work
+from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.layouts import reformats_of
 from qdqtool.timing.products import Product, product_of
 from qdqtool.timing.regions import region_nodes, work_in_region
@@ -23,10 +24,13 @@ from qdqtool.timing.workload import Extra, Workload
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
 
+_MAPPING = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
+
 
 def workload_of(
-    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0
-) -> Workload:
+    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0,
+    gpu: Gpu | None = None,
+) -> Workload:  # fmt: skip
     """The work of a predicted engine.
 
     Args:
@@ -34,18 +38,24 @@ def workload_of(
         prediction: Its prediction.
         plain: What the builder takes for a float: FP16 (``--fp16`` given) or FP32.
         batch: Factor on the model's own batch.
+        gpu: Where it runs, which decides about changes of layout; None for a GPU with TF32 before Blackwell.
     """
-    return _Reader(model, prediction, plain, batch).run()
+    return _Reader(model, prediction, plain, batch, gpu).run()
 
 
 class _Reader:
-    def __init__(self, model: Model, prediction: Prediction, plain: Precision, batch: float) -> None:
+    def __init__(
+        self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None
+    ) -> None:
         self.model = model
+        self.tf32 = gpu is None or gpu.has_tf32
+        self.myelin = gpu is not None and gpu.fuses_conversions
         self.prediction = prediction
         self.plain = plain
         self.batch = batch
         self.made: dict[str, float] = {}  # elements of tensors that only the engine has
         self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
+        self.narrowed: dict[str, float] = {}  # elements of FP32 tensors that get a reformat to FP16
         self.shapes = Shapes(model)
         self.result = Workload()
         self.twins: dict[str, str] = {}  # results that an activation of its own maps on: the tensor behind it
@@ -83,42 +93,75 @@ class _Reader:
     def _apart(self) -> None:
         """Activations that the convolution's kernel does not take in, and changes of layout.
 
-        On TensorRT 10 an INT8 convolution that writes a float leaves SiLU to a kernel of its own (YOLOv8n on 10.14.1:
-        49 layers that write FP16, of which 25 convolutions; 8.6.1 has fewer).
+        An INT8 convolution that writes a float leaves SiLU to a kernel of its own: YOLOv8n has 93 layers that compute
+        on 8.6.1 and on 10.14.1, of which 49 and 44 write floats and only 25 are convolutions that do; users saw the
+        same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861). Where the builder chooses the width of floats the convolution
+        writes FP32, which is linear, so that nothing has to change the layout (12 layers that write FP32 and 25
+        reformats that convert nothing on 8.6.1; inferred from these counts).
         """
         layers, works = self.prediction.layers, list(self.result.layers)
+        mapping = {edge.tensor for layer, one in zip(layers, works, strict=True) if one.kind in _MAPPING
+                   for edge in (*layer.inputs, *layer.outputs)}  # fmt: skip
         found: list[EngineLayer] = []
         matching: list[Work] = []
         target = self._target
-        for layer, one in zip(layers, works, strict=True):
+        for number, (layer, one) in enumerate(zip(layers, works, strict=True)):
             nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
-            if (
-                target.activation_apart and one.written_as.is_float
-                and not one.precision.is_float and any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes)
-            ):  # fmt: skip
+            to_float = one.written_as.is_float and not one.precision.is_float and not target.is_rtx
+            if to_float and any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes):
                 made = [f"{edge.tensor} before its activation" for edge in layer.outputs]
                 first = replace(layer, outputs=[replace(e, tensor=t) for e, t in zip(layer.outputs, made, strict=True)])
                 own = EngineLayer(f"PWN behind {layer.name}", "PointWise", first.outputs, list(layer.outputs))
                 for edge, name in zip(layer.outputs, made, strict=True):
                     self.twins[name] = edge.tensor
+                    mapping.add(edge.tensor)
                 mapped = Work(work.POINTWISE, one.written_as, one.written_as, read=one.written, written=one.written)
+                if not self._goes_to_sum(layer) and self._is_open(layer):
+                    one = replace(one, written_as=Precision.FP32,
+                                  written=one.written / width(one.written_as) * width(Precision.FP32))  # fmt: skip
+                    mapped = replace(mapped, precision=Precision.FP32, read=one.written)
+                    self.result.layers[number] = one
                 self.result.extras.append(Extra(own.name, mapped))
                 found += [first, own]
                 matching += [one, mapped]
             else:
                 found.append(layer)
                 matching.append(one)
-        if target.is_rtx:
+        if self.myelin:
+            self._fuse_conversions(mapping)
+        if target.is_rtx or self.myelin:
             return
         regional = [bool(self._region_names) and self._is_regional(layer) for layer in found]
         found = [layer for layer, inside in zip(found, regional, strict=True) if not inside]
         matching = [one for one, inside in zip(matching, regional, strict=True) if not inside]
         for change in reformats_of(found, matching, self._layout_shape, self.model.inputs, self.model.outputs):
+            if change.needs_tf32 and not self.tf32:
+                continue
             moved = change.elements * width(change.precision)
             self._extra(f"layout of {self.twins.get(change.tensor, change.tensor)}", Work(
                 work.REFORMAT, change.precision, change.precision, channels=change.channels, read=moved, written=moved,
             ))  # fmt: skip
             self.result.extras[-1].reformat = change
+
+    def _is_open(self, layer: EngineLayer) -> bool:
+        """Whether the builder chooses the width of what a layer writes: weakly typed, and FP32 in the file."""
+        kinds_ = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
+        return not self._target.strongly_typed and self.plain == Precision.FP16 and kinds_ <= {TensorProto.FLOAT, 0}
+
+    def _goes_to_sum(self, layer: EngineLayer) -> bool:
+        """Whether an Add alone reads a layer's result: activation and sum are one kernel."""
+        readers = [r for edge in layer.outputs for r in self._readers[edge.tensor]]
+        return len(readers) == 1 and any(n.op in ("Add", "Sum") for n in self._nodes(readers[0]))
+
+    def _fuse_conversions(self, mapping: set[str]) -> None:
+        """Takes a conversion into the kernel beside it that maps or copies values (``mapping`` has its tensors).
+
+        On Blackwell Myelin takes the whole network: one kernel holds DQ, DQ, Add, ReLU and Q, and there are no changes
+        of layout (the engine of bev-blackwell-trt10).
+        """
+        for i, layer in enumerate(self.prediction.layers):
+            if layer.type == "Conversion" and any(e.tensor in mapping for e in (*layer.inputs, *layer.outputs)):
+                self.result.layers[i] = Work(work.NOTHING, self.plain, self.plain)
 
     def _is_regional(self, layer: EngineLayer) -> bool:
         return bool(layer.nodes) and any(name in self._region_names for name in layer.nodes)
@@ -153,7 +196,7 @@ class _Reader:
             if all(self._goes_on(reader) or reader.type == "Conversion" for reader in self._readers[edge.tensor]):
                 self.wide.add(edge.tensor)
             elif count := self._elements(edge.tensor):
-                self._edge(edge.tensor, count, Precision.FP32, Precision.FP16)
+                self.narrowed[edge.tensor] = count
         elements = found.written / width(found.written_as)
         return replace(found, written_as=Precision.FP32, written=elements * width(Precision.FP32))
 
@@ -332,16 +375,20 @@ class _Reader:
     def _runs(self, node: Node) -> bool:
         return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(self._elements(node.output) != 0)
 
-    def _fixed_behind(self, tensor: str, steps: int = 4) -> bool:
-        """Whether a tensor is computed from constants alone, within a few steps."""
-        if self._fixed(tensor):
-            return True
-        node = self.model.producer(tensor)
-        if not steps or node is None or node.op not in (*kinds.FREE, "Transpose", "Mul", "Add") or not node.inputs:
-            return False
-        if node.op in ("Shape", "ConstantOfShape", "Range"):
-            return True
-        return all(self._fixed_behind(t, steps - 1) for t in node.inputs if t)
+    def _fixed_behind(self, tensor: str) -> bool:
+        """Whether a tensor is computed before the network runs: from constants and shapes alone."""
+        return self._fixed(tensor) or tensor in self._static
+
+    @functools.cached_property
+    def _static(self) -> frozenset[str]:
+        found: set[str] = set()
+        for node in self.model.ordered:
+            if node.op in ("Shape", "Size") or (
+                not node.op.startswith("Random") and not node.captured
+                and all(t in found or self._fixed(t) for t in node.inputs if t)
+            ):  # fmt: skip
+                found.update(t for t in node.outputs if t)
+        return frozenset(found)
 
     def _flush(self, chain: list[Node]) -> None:
         if chain:
@@ -365,6 +412,8 @@ class _Reader:
         """Reformats between the FP32 of the network's edge and the FP16 inside (seen in FP16 engines: one each)."""
         if self.plain == Precision.FP32:
             return
+        for tensor, elements in self.narrowed.items():
+            self._edge(tensor, elements, Precision.FP32, Precision.FP16)
         readers = {layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs}
         for tensor in self.model.inputs:
             count = self._elements(tensor)
@@ -381,5 +430,11 @@ class _Reader:
                 self._edge(tensor, count, Precision.FP16, Precision.FP32)
 
     def _edge(self, tensor: str, count: float, read: Precision, written: Precision) -> None:
+        """A change of float width; one kernel with the change of layout where there is one (FP16 engine on an A100)."""
         moved = {"read": width(read) * count, "written": width(written) * count}
-        self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=64.0, **moved))
+        joined = next((e for e in self.result.extras if e.reformat is not None and e.reformat.tensor == tensor), None)
+        channels = 64.0
+        if joined is not None and joined.reformat is not None:
+            self.result.extras.remove(joined)
+            channels = joined.reformat.channels
+        self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=channels, **moved))

@@ -6,10 +6,10 @@ derived from them are in ``tests/data/evidence``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from qdqtool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Build:
     """One build.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.qdq import PerChannel
+from qdqtool.records import record
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""
@@ -13,7 +13,7 @@ Scale = float | PerChannel | None
 STEPS = 100  # of a way that are told; networks have a dozen
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Size:
     """How large a tensor is.
 
@@ -26,7 +26,7 @@ class Size:
     values: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """An operator that lies between a tensor and its reader, or that a Q moved past.
 
@@ -87,7 +87,7 @@ class ReaderKind(StrEnum):
     OUTPUT = "output"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reader:
     """Who reads a tensor, looked for past the operators that a Q could pass.
 
@@ -108,7 +108,7 @@ class Reader:
     feeds_weighted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origin:
     """What writes a tensor, looked for up past the operators that a Q could pass.
 

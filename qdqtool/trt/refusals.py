@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from qdqtool.records import record
 from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
-from qdqtool.types import Precision, Refusal, record
+from qdqtool.types import Precision, Refusal
 
 # Inputs ---------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,6 @@ class Target:
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         regions: Attention and normalization are regions of few kernels; for times alone.
-        activation_apart: SiLU behind an INT8 convolution that writes a float is a kernel of its own; for times alone.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
             channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
@@ -77,7 +76,6 @@ class Target:
     copies_dq: bool = False
     products_in_myelin: bool = False
     regions: bool = False
-    activation_apart: bool = False
 
     @property
     def trtexec(self) -> Trtexec:
@@ -145,7 +143,6 @@ TARGETS: dict[str, Target] = {
             int8_weights=True,
             products_in_myelin=True,
             regions=True,
-            activation_apart=True,
         ),
         Target(
             "trt11",
@@ -160,7 +157,6 @@ TARGETS: dict[str, Target] = {
             needs_zero_point=False,
             int8_weights=True,
             regions=True,
-            activation_apart=True,
             residual_through_activation=True,
             residual_proof=_FUSED_11,
             copies_dq=True,

@@ -32,8 +32,7 @@ def compare_times(
         QdqtoolError: ``gpu`` is no GPU that is known.
     """
     chosen = gpu_of(build, gpu, clock)
-    performance = build.performance.get("GPU Compute Time", {})
-    measured = performance.get("median", performance.get("mean"))
+    measured = gpu_time(build)
     if chosen is None or (measured is None and not build.profile_rows):
         return None
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,
@@ -59,6 +58,12 @@ def compare_times(
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
+
+
+def gpu_time(build: Build) -> float | None:
+    """Milliseconds on the GPU that the log states, the median where it has one."""
+    performance = build.performance.get("GPU Compute Time", {})
+    return performance.get("median", performance.get("mean"))
 
 
 def not_compared(build: Build) -> list[str]:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+import time
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from qdqtool import builders
-from qdqtool.errors import BuilderError
+from qdqtool.builders import child as child_module
+from qdqtool.builders import trtexec
+from qdqtool.builders.child import Child, is_installed
+from qdqtool.builders.licence import tell_once
+from qdqtool.builders.names import log_names, with_log_names
+from qdqtool.buildlog.read import read_build
+from qdqtool.errors import BuilderError, ModelError
+from qdqtool.modelfile import load
+from qdqtool.rtx.predict import predict_rtx
+from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model
-from tests.builders.models import saved, two_convolutions
+from qdqtool.verification.pairs import compare, status_agrees, verify_rtx
+from tests.builders.models import NASTY, saved, two_convolutions
+from tests.fuzz.net import Net
 
 PACKAGE = '''
 import enum, json, os
@@ -92,3 +107,276 @@ def test_no_gpu(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "no gpu")
     with pytest.raises(BuilderError, match="finds no usable GPU"):
         builders.build(model, "tensorrt")
+
+
+needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+
+
+@needs_compiler
+def test_a_build_leaves_log_layers_and_engine(tmp_path: Path) -> None:
+    path = saved(two_convolutions(), tmp_path)
+    out = tmp_path / "new" / "out"
+    result = build_model(path, output=out, keep_engine=True)
+    assert (result.status, result.version, result.targets) == ("built", "1.7.1.116", (86,))
+    assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP32"}
+    assert sorted(p.name for p in out.iterdir()) == ["build.log", "engine.plan", "layers.json"]
+    assert (out / "engine.plan").stat().st_size > 1000
+    table = json.loads((out / "layers.json").read_text())
+    assert [n["precision"] for n in table["nodes"]] == ["INT8", "FP32"]
+    # Both files are what the readers of real builds take, and they say the same.
+    for name in ("build.log", "layers.json"):
+        build = read_build(str(out / name))
+        found = {n: x for x in build.layers if x.type == "correlation" for n in x.onnx_names}
+        assert found["first"].input_precision == Precision.INT8
+        assert found["second"].input_precision == Precision.FP32
+
+
+@needs_compiler
+@pytest.mark.parametrize("names", [("", ""), ("same", "same"), (NASTY, "two words")])
+def test_odd_names_are_mapped_back(names: tuple[str, str], tmp_path: Path) -> None:
+    path = saved(two_convolutions(*names), tmp_path)
+    result = build_model(path, output=tmp_path / "out")
+    convs = [n for n in load(path).nodes if n.op == "Conv"]
+    assert [n.name for n in result.nodes] == [c.name for c in convs]
+    assert [str(n.precision) for n in result.nodes] == ["INT8", "FP32"]
+
+
+@needs_compiler
+def test_a_refusal_carries_the_compilers_words(tmp_path: Path) -> None:
+    path = saved(two_convolutions(bad_zero_point=True), tmp_path)
+    result = build_model(path)
+    assert result.status == "refused"
+    assert "shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported" in result.message
+    assert status_agrees(predict_rtx(load(path)), result)
+
+
+@needs_compiler
+def test_a_crash_is_an_answer_and_the_next_build_works(tmp_path: Path) -> None:
+    net = Net()
+    x, scale, zero = net.input((1, 8, 8, 8)), net.input(()), net.const(np.int8(0))
+    q = net.op("QuantizeLinear", x, scale, zero)
+    bad = net.model(net.conv(net.op("DequantizeLinear", q, scale, zero), 8))
+    (tmp_path / "bad").mkdir()
+    result = build_model(saved(bad, tmp_path / "bad"))
+    assert (result.status, result.message) == ("crashed", "the compiler died of signal 11 (SIGSEGV)")
+    assert status_agrees(predict_rtx(load(bad)), result)
+    with Child() as child:
+        request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
+        assert child.ask(request, 60)["status"] == "crashed"
+        assert child.ask({**request, "model": saved(two_convolutions(), tmp_path)}, 60)["status"] == "built"
+
+
+@needs_compiler
+def test_targets(tmp_path: Path) -> None:
+    path = saved(two_convolutions(), tmp_path)
+    turing = build_model(path, sm=[75, 86])
+    assert {str(n.precision) for n in turing.nodes} == {"FP32"}
+    prediction = predict_rtx(load(path), sm=(75, 86))
+    assert [p.agrees for p in compare(prediction, turing)] == [True, True]
+    assert verify_rtx(prediction, turing) == []
+    assert [p.predicted.name for p in verify_rtx(predict_rtx(load(path)), turing)] == ["first"]
+
+
+@needs_compiler
+def test_dynamic_shapes(tmp_path: Path) -> None:
+    model = two_convolutions()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    path = saved(model, tmp_path)
+    name = model.graph.input[0].name
+    assert builders.build(path).status == "built"
+    assert builders.build(path, shapes={name: [[1, 8, 8, 8], [2, 8, 8, 8], [4, 8, 8, 8]]}).status == "built"
+    assert builders.build(path, shapes={name: [[4, 8, 8, 8], [2, 8, 8, 8], [1, 8, 8, 8]]}).status == "refused"
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    path = saved(two_convolutions(), tmp_path)
+    with pytest.raises(BuilderError, match="unknown builder 'tvm'"):
+        builders.build(path, "tvm")
+    with pytest.raises(BuilderError, match="cannot build for SM87"):
+        builders.build(path, sm=[87])
+    with pytest.raises(BuilderError, match="needs a folder"):
+        builders.build(path, keep_engine=True)
+    with pytest.raises(BuilderError, match="not positive"):
+        builders.build(path, timeout=0)
+    with pytest.raises(ModelError, match="no such file"):
+        builders.build(tmp_path / "none.onnx")
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "is_installed", lambda package: False)
+    with pytest.raises(BuilderError, match=r"pip install 'qdqtool\[rtx\]'"):
+        builders.build(saved(two_convolutions(), tmp_path))
+
+
+def test_a_stuck_compiler_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
+    monkeypatch.setattr(child_module, "WORKER", worker)
+    monkeypatch.setattr(child_module, "is_installed", lambda package: True)
+    with Child() as child:
+        assert child.ask({}, 0.5) == {"status": "timeout"}
+        worker.write_text("import sys\nsys.stdin.readline()\nsys.exit(3)\n")
+        assert child.ask({}, 20) == {"status": "crashed", "message": "the compiler's process ended with code 3"}
+        answer = json.dumps({"status": "unavailable", "message": "no GPU"})
+        worker.write_text(f"import sys\nsys.stdin.readline()\nprint({answer!r})\n")
+        with pytest.raises(BuilderError, match="no GPU"):
+            child.ask({}, 20)
+
+
+HELP_80 = "--onnx --int8 --fp16 --verbose --buildOnly --nvtxMode=[default|verbose|none] --saveEngine"
+HELP_85 = HELP_80 + " --profilingVerbosity=mode ::= layer_names_only|detailed|none --dumpLayerInfo --exportLayerInfo"
+HELP_10 = HELP_85.replace("--buildOnly", "").replace("--nvtxMode", "") + " --skipInference --stronglyTyped"
+HELP_11 = HELP_10.replace("--int8", "").replace("--fp16", "")
+
+
+@pytest.mark.parametrize(("text", "wanted", "unwanted"), [
+    (HELP_80, {"--int8", "--fp16", "--buildOnly", "--nvtxMode=verbose"}, ("--dumpLayerInfo", "--profilingVerbosity")),
+    (HELP_85, {"--int8", "--buildOnly", "--profilingVerbosity=detailed", "--dumpLayerInfo"}, ("--skipInference",)),
+    (HELP_10, {"--int8", "--fp16", "--skipInference"}, ("--buildOnly", "--nvtxMode", "--stronglyTyped")),
+    (HELP_11, {"--skipInference", "--dumpLayerInfo"}, ("--int8", "--fp16", "--buildOnly")),
+])
+def test_flags_are_those_of_the_version(text: str, wanted: set[str], unwanted: tuple[str, ...], tmp_path: Path) -> None:
+    chosen = trtexec.flags(text, tmp_path / "m.onnx", tmp_path / "l.json", None, {})
+    assert wanted <= set(chosen)
+    assert not [f for f in chosen if f.startswith(unwanted)]
+
+
+def test_shapes_and_engine(tmp_path: Path) -> None:
+    shapes = {"images": [[1, 3, 32, 32], [1, 3, 64, 64], [2, 3, 64, 64]]}
+    chosen = trtexec.flags(HELP_85, tmp_path / "m.onnx", tmp_path / "l.json", tmp_path / "e.plan", shapes)
+    assert "--maxShapes=images:2x3x64x64" in chosen
+    assert f"--saveEngine={tmp_path / 'e.plan'}" in chosen
+
+
+@pytest.mark.parametrize(("line", "version"), [
+    ("&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec", "8.5.3"),
+    ("&&&& RUNNING TensorRT.trtexec [TensorRT v8601] #", "8.6.1"),
+    ("&&&& RUNNING TensorRT.trtexec [TensorRT v101303] [b9] #", "10.13.3"),
+    ("nothing", ""),
+])
+def test_version(line: str, version: str) -> None:
+    assert trtexec.version_of(line.encode()) == version
+
+
+def fake(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trtexec that says what ``body`` makes it say."""
+    script = folder / "trtexec"
+    script.write_text(f"#!/bin/sh\ncase \"$1\" in --help) echo '{HELP_85}'; exit 0;; esac\n"
+                      f"echo '&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec'\n{body}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+LISTING = """cat <<'END'
+[01/01/2026-00:00:00] [V] [TRT] Engine Layer Information:
+Layer(CaskConvolution): w + QuantizeLinear_12 + first + Relu_18, Tactic: 0x1, x[Int8(1,8,8,8)] -> y[Int8(1,8,8,8)]
+Layer(CaskConvolution): second, Tactic: 0x2, y[Float(1,8,8,8)] -> z[Float(1,4,8,8)]
+&&&& PASSED TensorRT.trtexec [TensorRT v8503] # trtexec
+END"""
+
+
+def test_a_build_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path, LISTING, monkeypatch)
+    result = build_model(saved(two_convolutions(), tmp_path), "trtexec", tmp_path / "out")
+    assert (result.status, result.version) == ("built", "8.5.3")
+    assert {n.name: str(n.precision) for n in result.nodes} == {"first": "INT8", "second": "FP32"}
+    assert result.log_path is not None and "RUNNING" in result.log_path.read_text()
+    assert result.layers_path is not None and result.layers_path.exists()
+
+
+def test_a_refusal_a_crash_and_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(two_convolutions(), tmp_path)
+    fake(tmp_path, "echo '[01/01/2026-00:00:00] [E] [TRT] Assertion failed: scaleAllPositive'; exit 1", monkeypatch)
+    result = builders.build(path, "trtexec")
+    assert (result.status, result.message) == ("refused", "Assertion failed: scaleAllPositive")
+    fake(tmp_path, "kill -SEGV $$", monkeypatch)
+    assert builders.build(path, "trtexec").status == "crashed"
+    fake(tmp_path, "sleep 60 & wait", monkeypatch)
+    start = time.monotonic()
+    result = builders.build(path, "trtexec", timeout=0.5)
+    assert result.status == "timeout"
+    assert time.monotonic() - start < 10
+
+
+def test_no_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(trtexec, "_USUAL", ())
+    with pytest.raises(BuilderError, match="no trtexec on PATH"):
+        builders.build(saved(two_convolutions(), tmp_path), "trtexec")
+    with pytest.raises(BuilderError, match="compute capabilities are for tensorrt-rtx"):
+        builders.build(saved(two_convolutions(), tmp_path), "trtexec", sm=[86])
+
+
+def test_good_names_stay_and_no_copy_is_made(tmp_path: Path) -> None:
+    path = saved(two_convolutions("/model.0/conv/Conv", "b"), tmp_path)
+    model = load(path)
+    names = log_names(model)
+    assert [names[n.index] for n in model.nodes] == [n.proto.name for n in model.nodes]
+    assert with_log_names(model, names, tmp_path / "unused") == Path(path)
+
+
+@pytest.mark.parametrize("bad", ["", NASTY, "two words", "x" * 300, "[ONNX Layer: a]"])
+def test_names_that_a_log_cannot_carry_are_replaced_in_a_copy(bad: str, tmp_path: Path) -> None:
+    path = saved(two_convolutions(bad, "second"), tmp_path)
+    before = Path(path).read_bytes()
+    model = load(path)
+    names = log_names(model)
+    work = tmp_path / "work"
+    work.mkdir()
+    copy = onnx.load(with_log_names(model, names, work))
+    assert [n.name for n in copy.graph.node] == [names[n.index] for n in model.nodes]
+    assert len({n.name for n in copy.graph.node}) == len(copy.graph.node)
+    assert all(n.name and "\n" not in n.name and "[" not in n.name for n in copy.graph.node)
+    assert Path(path).read_bytes() == before
+    for node in copy.graph.node:
+        node.name = ""
+    original = onnx.load(path)
+    for node in original.graph.node:
+        node.name = ""
+    assert copy.graph == original.graph
+
+
+def test_doubled_names_become_their_outputs(tmp_path: Path) -> None:
+    model = load(saved(two_convolutions("same", "same"), tmp_path))
+    convs = [n for n in model.nodes if n.op == "Conv"]
+    assert [log_names(model)[n.index] for n in convs] == [n.output for n in convs]
+
+
+def test_missing_weight_file_is_told_before_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "outside.onnx"
+    onnx.save(two_convolutions("a", "b"), path, save_as_external_data=True, location="outside.bin", size_threshold=0)
+    model = load(path)
+    assert with_log_names(model, log_names(model), tmp_path / "unused") == path
+    (tmp_path / "outside.bin").unlink()
+    with pytest.raises(ModelError, match=r"outside\.onnx: weight file 'outside\.bin' of tensor '.+' is missing"):
+        with_log_names(load(path), log_names(model), tmp_path / "unused")
+
+
+def test_said_once_for_each_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert tell_once()
+    assert "NVIDIA's licence" in capsys.readouterr().err
+    assert not tell_once()
+    assert capsys.readouterr().err == ""
+
+
+def test_said_each_time_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    assert tell_once()
+    assert tell_once()
+
+
+def test_a_home_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user whose home folder is another one's: asking for the mark is refused, not answered with no."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.stat", refused)
+    monkeypatch.setattr("pathlib.Path.mkdir", refused)
+    assert tell_once()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog.names import base_name, clone_suffix, parts
@@ -80,14 +80,12 @@ def test_deep_and_long_names_end() -> None:
 _PLAIN = st.from_regex(r"[A-Za-z/._0-9]{1,12}", fullmatch=True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(_PLAIN, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_joined_names_come_apart_again(groups: list[list[str]]) -> None:
     joined = " || ".join(" + ".join(group) for group in groups)
     assert parts(joined).alternatives == groups
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(_PLAIN, min_size=1, max_size=3).map(" + ".join), min_size=1, max_size=4, unique=True))
 def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     """Unambiguous as long as no name is another's beginning."""

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import math
 import struct
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +15,20 @@ import pytest
 
 from calibration import cache, images, runner
 from calibration.cache import (
+    Progress,
     Statistics,
     load_progress,
     load_statistics,
     read_tensorrt_cache,
+    save_progress,
     save_statistics,
     write_tensorrt_cache,
 )
+from calibration.looks import Looks
 from calibration.runner import collect
+from calibration.spots import CHANNELS, POSITIONS
 from calibration.statistics import TensorStatistics
+from qdqtool import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, write_pictures
 
@@ -257,3 +266,288 @@ def test_scales_that_no_table_can_hold_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "t.cache").exists()
     with pytest.raises(DataError, match=r"missing\.cache"):
         read_tensorrt_cache(tmp_path / "missing.cache")
+
+
+def test_statistics_of_nothing(tmp_path: Path) -> None:
+    save_statistics(Statistics({}, images=3), tmp_path / "s.npz")
+    back = load_statistics(tmp_path / "s.npz")
+    assert list(back) == [] and back.images == 3 and back.fingerprint == ""
+    with np.load(tmp_path / "s.npz") as archive:
+        shapes = {k: (v.shape, v.dtype.name) for k, v in archive.items() if k != "header"}
+    assert shapes == {"done": ((0, 2), "int64"), "numbers": ((0, 5), "int64"), "range": ((0, 2), "float64"),
+                      "counts": ((0,), "int64"), "spots": ((0, 3), "int64"), "values": ((0,), "float32")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "complete"),
+    [((), None, False), ((), 0, True), ((0, 1), 3, False), ((0, 1, 2), 3, True), ((0, 1, 2), 2, True),
+     ((0,), None, False)],
+)  # fmt: skip
+def test_how_far_it_has_come(tmp_path: Path, done: tuple[int, ...], total: int | None, complete: bool) -> None:
+    looks = Looks(2, -1.5, 0.25, 1, 0, 4)
+    progress = Progress("key", Statistics({"x": TensorStatistics.of(np.ones(3), 64)}), reversed(done), total, looks)
+    assert progress.complete == complete
+    save_progress(progress, tmp_path / "c.npz")
+    back = load_progress(tmp_path / "c.npz")
+    assert (back.model, list(back.done), back.total, back.looks) == ("key", list(done), total, looks)
+    assert Progress("", Statistics({}), (), None).looks == Looks()
+
+
+def test_only_filled_bins_are_kept(tmp_path: Path) -> None:
+    parts = {"one": TensorStatistics.of(np.array([0.75]), 64), "two": TensorStatistics.of(np.array([0.5, 0.75]), 64)}
+    save_statistics(Statistics(parts), tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as archive:
+        at = 1 + 19 * 32
+        assert archive["numbers"].tolist() == [[1, 0, 0, at + 16, at + 17], [2, 0, 0, at, at + 17]]
+        assert archive["counts"].tolist() == [1, 1, *[0] * 15, 1] and archive["done"].tolist() == []
+        assert json.loads(archive["header"].tobytes())["bins"] == 64
+
+
+def test_looks_that_are_infinite(tmp_path: Path) -> None:
+    looks = Looks(nonfinite=2, total=2)
+    save_progress(Progress("", Statistics({}), (), None, looks), tmp_path / "c.npz")
+    assert load_progress(tmp_path / "c.npz").looks == looks and looks.low == math.inf
+
+
+def test_a_header_of_just_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.npz"
+    save_statistics(Statistics({}), path)
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo("header.npy").file_size
+    monkeypatch.setattr(budgets, "CACHE_HEADER", size)
+    load_statistics(path)
+    monkeypatch.setattr(budgets, "CACHE_HEADER", size - 1)
+    with pytest.raises(DataError) as caught:
+        load_statistics(path)
+    assert str(caught.value) == (f"{path}: its header takes {budgets.amount(size)}; the limit is "
+                                 f"{budgets.amount(size - 1)}; give another name or delete it")
+
+
+def test_files_that_are_no_cache(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for content in (b"text", b"PK\x03\x04" + bytes(50)):
+        path.write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            load_statistics(path)
+        told = f"{path}: is not a calibration cache, or is cut off; give another name or delete it"
+        assert str(caught.value) == told
+    np.savez(path, images=np.zeros(3))
+    with pytest.raises(DataError) as caught:
+        load_statistics(path)
+    assert str(caught.value) == f"{path}: is not a calibration cache; give another name or delete it"
+    path.write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        load_statistics(path)
+    assert str(caught.value) == f"{path}: is empty; give another name or delete it"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("nocolon", "line 3 is not 'tensor: 8 hexadecimal digits'"),
+        ("x: 3f8000001", "line 3 is not 'tensor: 8 hexadecimal digits'"),
+        ("x: 3f80000000", "line 3 is not 'tensor: 8 hexadecimal digits'"),
+        ("x: 3g800000", "line 3 is not 'tensor: 8 hexadecimal digits'"),
+        (": 3f800000", "line 3: scale 1 of tensor '' is not usable"),
+        ("x: 7f800000", "line 3: scale inf of tensor 'x' is not usable"),
+        ("x: 7fc00000", "line 3: scale nan of tensor 'x' is not usable"),
+        ("x: 80000001", "line 3: scale -1.4013e-45 of tensor 'x' is not usable"),
+    ],
+)
+def test_lines_that_no_table_has(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "t.cache"
+    path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
+    with pytest.raises(DataError) as caught:
+        read_tensorrt_cache(path)
+    assert str(caught.value) == f"{path}: {told}"
+
+
+def test_lines_that_a_table_may_have(tmp_path: Path) -> None:
+    path = tmp_path / "t.cache"
+    path.write_text("TRT-1\n\n  \nzero: 0\na:b : 3f800000\nsmall: 1\n")
+    assert read_tensorrt_cache(path) == {"zero": 0.0, "a:b": 1.0, "small": struct.unpack(">f", b"\0\0\0\1")[0]}
+    path.write_text("TRT-1")
+    assert read_tensorrt_cache(path) == {}
+    first = "is not a TensorRT calibration table (its first line should start with 'TRT-')"
+    for text, told in (("", first), ("\nTRT-1\n", first), (" TRT-1\n", first)):
+        path.write_text(text)
+        with pytest.raises(DataError) as caught:
+            read_tensorrt_cache(path)
+        assert str(caught.value) == f"{path}: {told}"
+    path.write_bytes(b"TRT-1\n\xff: 0\n")
+    with pytest.raises(DataError, match=r"cannot be read as a TensorRT calibration table: not text$"):
+        read_tensorrt_cache(path)
+
+
+def test_what_is_written_to_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.cache"
+    write_tensorrt_cache(path, {"a:b": 0.5, "c": 1e-30}, "TRT-10000-EntropyCalibration2")
+    assert path.read_text() == "TRT-10000-EntropyCalibration2\na:b: 3f000000\nc: 0da24260\n"
+    for name, scale in (("x", 0.0), ("x", -0.5), ("x", math.inf), ("x", math.nan), ("x\ny", 0.5)):
+        with pytest.raises(DataError) as caught:
+            write_tensorrt_cache(path, {"a": 1.0, name: scale})
+        told = f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table"
+        assert str(caught.value) == told
+    assert path.read_text().startswith("TRT-10000"), "the one before is left"
+
+
+def test_a_cache_that_was_read_may_be_replaced(tmp_path: Path) -> None:
+    """It is the one file of which that is true."""
+    path = tmp_path / "c.npz"
+    save_statistics(Statistics({}), path)
+    with files.watch() as guard:
+        load_progress(path)
+        guard.check(path)
+        files.note_read(path)
+        with pytest.raises(QdqtoolError, match="one of the files read"):
+            guard.check(path)
+
+
+Arrays = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tensors, one of them with what lies where detections fire, and two spots of 3 positions by 2 channels."""
+    rng = np.random.default_rng(1)
+    one, two = (TensorStatistics.of(rng.normal(0, 1 + k, 500)) for k in range(2))
+    one.focus = TensorStatistics.of(rng.normal(0, 3, 50))
+    one.spots = [rng.normal(0, 1, (3, 2)).astype(np.float32)]
+    two.spots = [rng.normal(0, 1, (3, 2)).astype(np.float32)]
+    path = tmp_path_factory.mktemp("cache") / "good.npz"
+    save_statistics(Statistics({"a": one, "b": two}, images=2, fingerprint="f"), path)
+    return path
+
+
+def changed(good: Path, tmp_path: Path, change: Callable[[Arrays, dict[str, Any]], None]) -> Path:
+    with np.load(good) as archive:
+        arrays = {k: v.copy() for k, v in archive.items()}
+    header = json.loads(arrays["header"].tobytes())
+    change(arrays, header)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(tmp_path / "changed.npz", **arrays)
+    return tmp_path / "changed.npz"
+
+
+def test_an_unchanged_one_is_read(good: Path, tmp_path: Path) -> None:
+    read = load_progress(changed(good, tmp_path, lambda a, h: None)).statistics
+    assert list(read) == ["a", "b"] and read["a"].focus is not None and read["b"].focus is None
+    assert [s.shape for s in read["a"].spots] == [(3, 2)]
+
+
+def array(name: str, value: Callable[[Any], Any]) -> Callable[[Arrays, dict[str, Any]], None]:
+    def change(arrays: Arrays, header: dict[str, Any]) -> None:
+        arrays[name] = value(arrays[name])
+
+    return change
+
+
+def at(name: str, index: Any, value: Any) -> Callable[[Arrays, dict[str, Any]], None]:
+    def change(arrays: Arrays, header: dict[str, Any]) -> None:
+        arrays[name][index] = value
+
+    return change
+
+
+def field(name: str, value: Any) -> Callable[[Arrays, dict[str, Any]], None]:
+    def change(arrays: Arrays, header: dict[str, Any]) -> None:
+        header[name] = value
+
+    return change
+
+
+TOGETHER, ADD_UP, WINDOW = "its arrays do not fit together", "do not add up", "a histogram lies outside its window"
+OF_NO = "positions of no tensor"
+# numbers: count, non-finite, top octave, first bin, last bin + 1
+CHANGES = {
+    "counts of another type": (array("counts", lambda a: a.astype(np.int32)), TOGETHER),
+    "numbers of another type": (array("numbers", lambda a: a.astype(np.int32)), TOGETHER),
+    "done of another type": (array("done", lambda a: a.astype(np.int32)), TOGETHER),
+    "range of another type": (array("range", lambda a: a.astype(np.float32)), TOGETHER),
+    "counts of two dimensions": (array("counts", lambda a: a[None]), TOGETHER),
+    "done of three columns": (array("done", lambda a: np.zeros((1, 3), np.int64)), TOGETHER),
+    "numbers of too few rows": (array("numbers", lambda a: a[:-1]), TOGETHER),
+    "numbers of too few columns": (array("numbers", lambda a: a[:, :-1]), TOGETHER),
+    "range of too few rows": (array("range", lambda a: a[:-1]), TOGETHER),
+    "negative counts": (array("counts", lambda a: np.where(np.arange(len(a)) == 3, -1, a)), "negative counts"),
+    "a count too many": (at("numbers", (0, 0), 501), "of tensor 'a' do not add up"),
+    "a count too many in the focus": (at("numbers", (2, 0), 51), "of tensor 'a' do not add up"),
+    "negative non-finite": (at("numbers", (1, 1), -1), "of tensor 'b' do not add up"),
+    "minimum above maximum": (at("range", (1,), (2.0, 1.0)), ADD_UP),
+    "no minimum": (at("range", (0, 0), np.nan), ADD_UP),
+    "infinite minimum": (at("range", (0, 0), -np.inf), ADD_UP),
+    "infinite maximum": (at("range", (0, 1), np.inf), ADD_UP),
+    "top too low": (at("numbers", (0, 2), cache.MIN_TOP - 1), WINDOW),
+    "top too high": (at("numbers", (0, 2), 129), WINDOW),
+    "first bin below 0": (at("numbers", (0, 3), -1), WINDOW),
+    "last bin behind the histogram": (at("numbers", (0, slice(3, 5)), (10**7, 10**7 + 5)), WINDOW),
+    "spots of another type": (array("spots", lambda a: a.astype(np.int32)), TOGETHER),
+    "spots of two columns": (array("spots", lambda a: a[:, :2]), TOGETHER),
+    "values of another type": (array("values", lambda a: a.astype(np.float64)), TOGETHER),
+    "values of two dimensions": (array("values", lambda a: a[None]), TOGETHER),
+    "a value too many": (array("values", lambda a: np.append(a, np.float32(0))), TOGETHER),
+    "an infinite value": (at("values", 2, np.inf), "values that are not finite"),
+    "spots of tensor -1": (at("spots", (0, 0), -1), OF_NO),
+    "spots of a third tensor": (at("spots", (0, 0), 2), OF_NO),  # the focus is no tensor of its own
+    "spots of one position": (at("spots", (0, 1), 1), OF_NO),
+    "spots of too many positions": (at("spots", (0, 1), POSITIONS + 1), OF_NO),
+    "spots of no channel": (at("spots", (0, 2), 0), OF_NO),
+    "spots of too many channels": (at("spots", (0, 2), CHANNELS + 1), OF_NO),
+    "another format": (field("format", cache.FORMAT + "0"), "was written by another version of qdqtool"),
+    "other octaves": (field("octaves", cache.OCTAVES + 1), "was written by another version of qdqtool"),
+    "tensors no list": (field("tensors", "ab"), '"ab" is no list'),
+    "focused no list": (field("focused", {"a": 1}), '{"a": 1} is no list'),
+    "a name that is a number": (field("tensors", [1, "b"]), "1 is no str"),
+    "a focused name that is a number": (field("focused", [2]), "2 is no str"),
+    "focus of an unknown tensor": (field("focused", ["c"]), "'c'"),
+    "bins a truth value": (field("bins", True), "true is no int"),
+    "images a float": (field("images", 2.5), "2.5 is no int"),
+    "fingerprint a number": (field("fingerprint", 5), "5 is no str"),
+    "a warning that is a number": (field("warnings", ["w", 5]), "5 is no str"),
+    "warnings no list": (field("warnings", 5), "5 is no list"),
+    "skipped of one part": (field("skipped", [["x"]]), "not enough values"),
+    "skipped for no reason": (field("skipped", [["x", None]]), "null is no str"),
+    "total a text": (field("total", "8"), '"8" is no int'),
+    "model null": (field("model", None), "null is no str"),
+    "looks no object": (field("looks", []), "[] is no dict"),
+    "looks of an unknown name": (field("looks", {"unheard": 1}), "unheard"),
+    "looks of a text": (field("looks", {"low": "0"}), "'low' of its header is no number"),
+    "looks with a part of an image": (field("looks", {"total": 1.5}), "'total' of its header is no number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_change(name: str, good: Path, tmp_path: Path) -> None:
+    change, text = CHANGES[name]
+    path = changed(good, tmp_path, change)
+    with pytest.raises(DataError) as caught:
+        load_progress(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: the calibration cache ") and message.endswith("; delete it")
+    assert text in message and "\n" not in message
+
+
+def test_a_part_that_is_missing(good: Path, tmp_path: Path) -> None:
+    for name in ("done", "numbers", "range", "counts", "spots", "values"):
+        with pytest.raises(DataError, match=f"{name}.*delete it"):
+            load_progress(changed(good, tmp_path, lambda arrays, _, name=name: arrays.pop(name)))  # type: ignore[misc]
+    for name in ("format", "octaves", "tensors", "focused", "bins", "images", "fingerprint", "warnings", "skipped",
+                 "total", "model", "looks"):  # fmt: skip
+        with pytest.raises(DataError, match=f"{name}.*delete it"):
+            load_progress(changed(good, tmp_path, lambda _, header, name=name: header.pop(name)))  # type: ignore[misc]
+
+
+def test_statistics_that_take_too_much_memory(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = len(TensorStatistics(load_progress(good).statistics["a"].bins).counter.counts)
+    monkeypatch.setattr(budgets, "CACHE_MEMORY", 3 * 8 * counts)
+    load_progress(good)
+    monkeypatch.setattr(budgets, "CACHE_MEMORY", 3 * 8 * counts - 1)
+    with pytest.raises(DataError, match=r"the statistics of 3 tensors take .*delete it"):
+        load_progress(good)
+
+
+def test_what_is_no_file_is_not_to_be_deleted(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.npz"):
+        with pytest.raises(DataError) as caught:
+            load_progress(path)
+        assert "delete" not in str(caught.value)

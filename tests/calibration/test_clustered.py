@@ -15,7 +15,7 @@ from calibration.clustered import ClusterPass, _Pace
 from calibration.picture_files import ImageSource
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.nets import conv_net, write_pictures
-from tests.calibration.test_packing import state
+from tests.calibration.test_partial import state
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 

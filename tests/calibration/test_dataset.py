@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
+import os
 import pickle
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +18,12 @@ import numpy.typing as npt
 import pytest
 
 from calibration.dataset import Dataset, InputSpec, Sample, Source, fit_all, printable, spread
+from calibration.digests import UNREADABLE, file_digest, read_ahead, unframed
+from calibration.images import DEFAULT_MAX_IMAGES, open_data
 from calibration.looks import Looks
+from qdqtool import budgets
 from qdqtool.errors import DataError
+from tests.calibration.nets import write_pictures
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 
@@ -292,3 +303,179 @@ def test_a_fixed_batch_of_thousands_is_refused() -> None:
     """One sample would be all of it: gigabytes for a model of a kilobyte."""
     with pytest.raises(DataError, match="fixed batch of 65536"):
         Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
+
+
+SPEC = InputSpec("images", (1, 3, 16, 16))
+ROW = np.zeros((1, 3, 16, 16), np.float32)
+
+
+def refusal(source: object, inputs: list[InputSpec] | None = None, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        open_data(source, [SPEC] if inputs is None else inputs, **options)
+    return str(caught.value)
+
+
+def test_512_images_unless_told() -> None:
+    assert DEFAULT_MAX_IMAGES == 512
+    rows = [{"images": ROW}] * 600
+    assert [len(open_data(rows, [SPEC])), len(open_data(rows, [SPEC], max_images=1))] == [512, 1]
+    for count in (0, -1):
+        told = f"the number of calibration images is {count}; it must be at least 1"
+        assert refusal(rows, max_images=count) == told
+    assert refusal(rows, []) == "the model has no inputs to calibrate with"
+    assert refusal(3.5) == "calibration data of type float is not understood; give a folder of images"
+
+
+def test_names_of_files_decide(tmp_path: Path) -> None:
+    (picture,) = write_pictures(tmp_path / "pictures", 1, suffix=".PNG")
+    np.save(tmp_path / "a.npy", ROW)
+    np.savez(tmp_path / "b.NPZ", images=ROW)
+    (tmp_path / "b.NPZ.npz").rename(tmp_path / "b.NPZ")
+    for name in ("l.txt", "l.LST", "l.list"):
+        (tmp_path / name).write_text(str(picture))
+    for name in ("a.npy", "b.NPZ", "l.txt", "l.LST", "l.list", "pictures"):
+        path = tmp_path / name
+        assert [len(list(open_data(p, [SPEC]))) for p in (path, str(path), f"file://{path}")] == [1, 1, 1], name
+    assert len(list(open_data(picture, [SPEC]))) == 1
+    (tmp_path / "c.csv").write_text("")
+    told = "not a folder, a list of images (.txt), an image, .npz or .npy"
+    assert refusal(tmp_path / "c.csv") == f"{tmp_path / 'c.csv'}: {told}"
+    assert refusal(tmp_path / "no.png") == f"{tmp_path / 'no.png'}: no such file or folder"
+    (tmp_path / "empty").mkdir()
+    assert refusal(tmp_path / "empty") == (
+        f"{tmp_path / 'empty'}: no images (bmp, jpeg, jpg, png, webp) and no npz or npy files in this folder")
+    np.save(tmp_path / "pictures" / "z.npy", ROW)
+    assert len(open_data(tmp_path / "pictures", [SPEC])) == 1, "pictures before arrays"
+
+
+def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the list first, else from the current folder; missing ones are told where they would be beside it."""
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    for folder, names in ((beside, ("both.png", "one.png")), (here, ("both.png", "two.png"))):
+        (path,) = write_pictures(folder, 1)
+        for name in names:
+            (folder / name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(here)
+    listing = beside / "list.txt"
+    listing.write_text("# one a line\n\n  both.png  \none.png\ntwo.png\nthree.png\n#x\n")
+    source: Any = open_data(listing, [SPEC]).source
+    assert source.paths == [beside / "both.png", beside / "one.png", Path("two.png"), beside / "three.png"]
+    listing.write_text("# nothing\n \n")
+    assert refusal(listing) == f"{listing}: lists no images"
+    listing.write_bytes(b"a.png\n\nb\0.png\n")
+    assert refusal(listing) == f"{listing}: line 3: no file name can hold a NUL"
+    listing.write_bytes(b"\xff\n")
+    assert refusal(listing).startswith(f"{listing}: cannot be read as a list of images: 'utf-8'")
+    monkeypatch.setattr(budgets, "LIST_FILE", 8)
+    listing.write_text("both.png")
+    assert len(open_data(listing, [SPEC])) == 1
+    listing.write_text("both.png\n")
+    assert "the limit is 8 bytes" in refusal(listing)
+
+
+BLOCK = 65536
+
+
+def digest(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 16 * BLOCK, 17 * BLOCK, 40 * BLOCK + 77])
+def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> None:
+    data = bytes(k * k % 251 for k in range(1000)) * (size // 1000 + 1)
+    path = tmp_path / "file"
+    path.write_bytes(data[:size])
+    step = max(BLOCK, (size - BLOCK) // 15)
+    blocks = [data[:size][at : at + BLOCK] for at in range(0, size, step)]
+    assert len(blocks) <= 17
+    assert file_digest(path) == digest(str(size).encode(), *blocks)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    assert file_digest(tmp_path / "nothing") == file_digest(tmp_path) == UNREADABLE == b"unreadable"
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 63, 64, 65, 200, 300])
+def test_reading_ahead_keeps_the_order(count: int) -> None:
+    indices = [3 * k for k in range(count)]
+    assert list(read_ahead(lambda i: str(i).encode(), indices)) == [str(i).encode() for i in indices]
+
+
+def readers(count: int) -> tuple[set[int], list[int], Iterator[bytes]]:
+    threads: set[int] = set()
+    read: list[int] = []
+
+    def one(index: int) -> bytes:
+        threads.add(threading.get_ident())
+        read.append(index)
+        return b"x"
+
+    return threads, read, read_ahead(one, range(count))
+
+
+def test_few_files_are_read_when_they_are_wanted() -> None:
+    """Below 64, by the thread that wants them; from there on by others, at most five turns of 32 ahead."""
+    threads, read, found = readers(63)
+    next(found)
+    assert read == [0] and threads == {threading.get_ident()}
+    threads, read, found = readers(64)
+    assert len(list(found)) == 64 and sorted(read) == [*range(64)]
+    assert threading.get_ident() not in threads
+    threads, read, found = readers(1000)
+    next(found)
+    assert 32 <= len(read) <= 5 * 32
+    found.close()  # type: ignore[attr-defined]
+    assert len(threads) <= 4 and max(read) < 5 * 32
+
+
+def test_four_are_waited_for_at_the_same_time() -> None:
+    meet = threading.Barrier(4, timeout=20)
+    first = {0, 32, 64, 96}
+
+    def read(index: int) -> bytes:
+        if index in first:
+            meet.wait()
+        return b"x"
+
+    assert len(list(read_ahead(read, range(160)))) == 160
+    running: list[int] = []
+    most: list[int] = []
+    lock = threading.Lock()
+
+    def counted(index: int) -> bytes:
+        with lock:
+            running.append(index)
+            most.append(len(running))
+        threading.Event().wait(0.0002)
+        with lock:
+            running.remove(index)
+        return b"x"
+
+    list(read_ahead(counted, range(320)))
+    assert max(most) <= 4
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1, 0, 3], [BLOCK - 4], [BLOCK - 8, 0], [BLOCK - 9, 5, 7], [30_000] * 7,
+                                   [4] * 20_000])  # fmt: skip
+def test_frames(sizes: list[int]) -> None:
+    parts = [bytes([k % 251]) * size for k, size in enumerate(sizes)]
+    file = io.BytesIO()
+    for part in parts:
+        file.write(len(part).to_bytes(4, "big") + part)
+    assert list(unframed(file)) == parts
+    # Two readers at once, each with a place of its own.
+    for one, other in zip(unframed(file), unframed(file), strict=True):
+        assert one == other
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Nor behind a link: nobody writes to the pipe, and a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    held = socket.socket(socket.AF_UNIX)
+    with held, contextlib.chdir(tmp_path):
+        held.bind("socket")
+        for name in ("pipe", "link", "loop", "socket", "/dev/zero", "."):
+            assert file_digest(Path(name)) == UNREADABLE

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
+import time
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter, linear, mantissa_bits, top_of
+from calibration import histogram, remote
+from calibration.counting import Tally
+from calibration.dataset import InputSpec
+from calibration.focus import Focus
+from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter, linear, mantissa_bits, scratch_buffer, top_of
+from calibration.memory import MemorySource
+from calibration.packing import absorb
+from calibration.parcels import Parcel
+from calibration.remote import Assignment, Portion, count, prepare
+from calibration.session import open_session, packed_model
 from calibration.statistics import TensorStatistics
+from qdqtool.errors import ClusterError
+from qdqtool.modelfile import load
+from tests.calibration.nets import conv_net
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(0, 60), elements=FLOATS)
@@ -53,7 +70,6 @@ def test_merging_is_associative_commutative_and_the_same_as_adding(
 
 
 @given(ARRAYS)
-@settings(max_examples=50)
 def test_order_does_not_matter(values: npt.NDArray[np.float32]) -> None:
     grown = TensorStatistics(64)
     for value in np.sort(np.abs(values)):  # the window moves as often as it can
@@ -129,3 +145,215 @@ def test_merging_leaves_both_as_they_were() -> None:
     a.merged(b)
     assert np.array_equal(a.counts, before)
     assert b.counts.sum() == 0
+
+
+def counts(values: list[float], bins: int = 64) -> list[tuple[float, int]]:
+    """Lower edges of the bins that are not empty, and their counts."""
+    found, edges = TensorStatistics.of(np.array(values, np.float32), bins).histogram
+    return [(float(e), int(c)) for e, c in zip(edges, found, strict=False) if c]
+
+
+def test_twenty_octaves_below_the_largest_magnitude_and_no_more() -> None:
+    edge, before = 2.0**-20, np.nextafter(np.float32(2.0**-20), np.float32(0))
+    assert counts([0.75, edge]) == [(edge, 1), (0.75, 1)]
+    assert counts([0.75, before]) == [(0.0, 1), (0.75, 1)]
+    assert counts([1.0, edge]) == [(0.0, 1), (1.0, 1)], "1 begins the next octave"
+
+
+def test_the_window_ends_with_the_normal_numbers() -> None:
+    smallest = float(np.finfo(np.float32).tiny)
+    assert MIN_TOP == -106 and smallest == 2.0**-126
+    assert counts([smallest, smallest / 2, 0.0]) == [(0.0, 2), (smallest, 1)]
+    assert [top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)] == [-106, -106, -105, -104]
+
+
+def test_32_bins_to_an_octave_of_64() -> None:
+    assert mantissa_bits(64) == 5
+    step = 0.5 / 32
+    values = [0.5, 0.5 + step * 0.99, 0.5 + step, 1.0 - step / 2]
+    assert counts(values) == [(0.5, 2), (0.5 + step, 1), (1.0 - step, 1)]
+    assert len(MagnitudeCounter(5).counts) == 1 + 20 * 32
+
+
+@pytest.mark.parametrize(("bins", "bits"), [(4, 1), (8, 2), (2048, 10), (65536, 15)])
+def test_bins_that_can_be(bins: int, bits: int) -> None:
+    assert mantissa_bits(bins) == bits
+
+
+@pytest.mark.parametrize("bins", [-4, 1, 2, 5, 2047, 131072])
+def test_bins_that_cannot_be(bins: int) -> None:
+    with pytest.raises(ValueError, match=rf"^bins is {bins}; it must be a power of two from 4 to 65536$"):
+        mantissa_bits(bins)
+
+
+def test_the_last_bin_ends_with_the_largest_magnitude() -> None:
+    for value, end in ((1.0, 1 + 2**-20), (1.001, float(np.float32(1.001))), (2.0**-126, 2.0**-126 * (1 + 2**-20))):
+        found = TensorStatistics.of(np.array([value], np.float32), 64).histogram
+        assert found.edges[-1] == end and found.counts[-1] == 1
+    for nothing in (TensorStatistics(64), TensorStatistics.of(np.zeros(3), 64)):
+        assert nothing.histogram.edges.tolist() == [0.0, 2.0**-126]
+        assert nothing.histogram.counts.tolist() == [nothing.count]
+
+
+def test_bins_are_not_copied_where_they_stay_as_they_are() -> None:
+    """A raise to the same window, and an equal resolution, cost nothing."""
+    counter = MagnitudeCounter(5)
+    counter.raise_top(3)
+    counter.add(np.array([1.0, 5.0], np.float32))
+    before = counter.counts
+    counter.raise_top(3)
+    counter.raise_top(-3)
+    assert counter.counts is before and counter.top == 3
+    for bits in (None, 5, 9):
+        assert np.shares_memory(counter.histogram(5.0, bits).counts, before)
+    assert not np.shares_memory(counter.histogram(5.0, 4).counts, before)
+
+
+@pytest.mark.parametrize("octaves", [1, 19, 20, 21, 40])
+def test_what_falls_out_of_the_window_goes_to_the_lowest_bin(octaves: int) -> None:
+    values = np.array([0.5, 0.9, 2.0**-20], np.float32)
+    moved = TensorStatistics.of(values, 64)
+    moved.counter.raise_top(octaves)
+    wanted = MagnitudeCounter(5)
+    wanted.raise_top(octaves)
+    wanted.add(values)
+    assert moved.counter.counts.tolist() == wanted.counts.tolist()
+    other = MagnitudeCounter(5)
+    other.raise_top(octaves)
+    for first in (1, 5, 300):  # the counts from some bin on, those before being empty
+        part = TensorStatistics.of(values, 64).counter
+        part.counts[1:first] = 0
+        found = MagnitudeCounter(5)
+        found.raise_top(octaves)
+        found.absorb(part.top, int(part.counts[0]), first, part.counts[first:])
+        assert found.counts.tolist() == other.merged(part).counts.tolist()
+
+
+def test_a_step_fits_the_second_level_cache_of_a_core() -> None:
+    assert 1 << 20 <= sum(b.nbytes for b in scratch_buffer()) <= 2 << 20
+    sizes = (histogram._CHUNK - 1, histogram._CHUNK, histogram._CHUNK + 1)
+    for size in sizes:
+        assert counts([0.75] * size) == [(0.75, size)]
+
+
+def test_equal_bins_split_evenly() -> None:
+    """Six values from 0.375 to 0.5 and one from 0.75 to 0.9: an edge in the midst of a bin halves it."""
+    stats = TensorStatistics.of(np.array([0.4375] * 6 + [0.9], np.float32), 4)
+    assert stats.histogram.edges[-4:] == pytest.approx([0.375, 0.5, 0.75, 0.9])
+    assert linear(stats.histogram, 3, 0.9) == pytest.approx([0.0, 6.0, 1.0])
+    assert linear(stats.histogram, 2, 0.875) == pytest.approx([3.0, 4.0]), "and what lies beyond in the last"
+
+
+def test_white_is_counted() -> None:
+    """A largest magnitude that begins a bin is nearly the end of it, and none the less in the last of equal bins."""
+    for top in (1.0, 1.0 + 1 / 32, 4.0):
+        stats = TensorStatistics.of(np.array([0.3 * top, top, top], np.float32), 64)
+        assert linear(stats.histogram, 10, stats.absmax)[-1] == 2 and stats.linear(10).counts.sum() == pytest.approx(3)
+
+
+SPEC = InputSpec("images", (1, 3, 16, 16))
+FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)]
+
+
+def test_what_is_added_to_a_tally() -> None:
+    with Tally(None, ["images"], 64, None, 1, {1}) as tally:
+        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+        for number, feed in enumerate(FEEDS):
+            tally.add(number, (feed, number + 2))
+        tally.add(9, None)
+        part = tally.tensors["images"]
+        assert (tally.images, tally.done, part.count, part.bins) == (2 + 3 + 4, {0, 1, 2, 9}, 3 * 768, 64)
+        assert len(part.spots) == 1 and part.focus is None
+        tally.forget()
+        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+
+
+def test_computed_tensors_and_where_the_network_looks() -> None:
+    session = open_session(load(conv_net()), ["c1", "out"], 1)
+    with Tally(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as tally:
+        tally.add(0, (FEEDS[0], 1))
+        assert list(tally.tensors) == ["images", "c1"]
+        assert [p.count for p in tally.tensors.values()] == [768, 1024]
+        assert all(p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values())
+        assert not tally.tensors["c1"].spots
+
+
+def test_the_largest_tensors_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Tally, "_count", lambda self, number, name, array, looked: order.append(name))
+    with Tally(None, ["few", "most", "some"], 64, None, 1) as tally:
+        tally.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
+    assert order == ["most", "some", "few"]
+
+
+def test_nobody_counts_any_more_when_a_count_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calling thread runs out of memory while another one is at a tensor; the tally is used again at once."""
+    here, begun, real = threading.current_thread(), threading.Event(), Tally._count
+
+    def count(self: Tally, number: int, name: str, array: Any, looked: Any) -> None:
+        if threading.current_thread() is here:
+            begun.wait(5)
+            raise MemoryError
+        begun.set()
+        time.sleep(0.2)
+        real(self, number, name, array, looked)
+
+    names = ["a", "b", "c", "d"]
+    with Tally(None, names, 64, None, 2) as tally:
+        monkeypatch.setattr(Tally, "_count", count)
+        with pytest.raises(MemoryError):
+            tally.add(0, (dict.fromkeys(names, np.ones(9, np.float32)), 1))
+        assert not tally.lock.locked()
+        tally.forget()
+        time.sleep(0.3)
+        assert [p.count for p in tally.tensors.values()] == [0] * 4
+
+
+def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any) -> Assignment:
+    digest = facts.get("sha256", hashlib.sha256(model).hexdigest())
+    return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched)
+
+
+@pytest.mark.parametrize(
+    ("threads", "fetched", "tallies", "counters"),
+    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 64 << 20, 2, 4), (7, 1 << 40, 1, 7)],
+)  # fmt: skip
+def test_portions_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, tallies: int, counters: int
+) -> None:
+    made: list[int] = []
+    opened: list[int] = []
+    monkeypatch.setattr(remote, "Tally", lambda session, names, bins, focus, count: made.append(count))
+    monkeypatch.setattr(remote, "open_packed", lambda model, count, name: opened.append(count))
+    engine = prepare(assignment(b"model", fetched=fetched), threads)
+    assert made == [counters] * tallies and opened == [counters]
+    assert engine.assignment.model == b"", "not kept beside the session"
+    opened.clear()
+    prepare(assignment(b"", ("images",), fetched), threads)
+    assert opened == []
+
+
+def test_a_model_that_arrives_damaged() -> None:
+    with pytest.raises(ClusterError, match=r"^the model arrived damaged$"):
+        prepare(assignment(b"model", sha256=hashlib.sha256(b"mode1").hexdigest()), 1)
+
+
+def test_a_portion_is_counted() -> None:
+    source = MemorySource(FEEDS, [SPEC])
+    portion = Portion((4, 7, 9), source, Parcel(source.digest(k) for k in range(3)), (7,))
+    assert str(portion) == "samples 4 to 9"
+    engine = prepare(assignment(packed_model(load(conv_net()), ["c1"])), 1)
+    for _ in range(2):  # nothing is left of the one before
+        packed = count(engine, portion, threading.Event())
+        assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)
+        found = {n: TensorStatistics(64) for n in ("images", "c1")}
+        absorb(found, ["images", "c1"], packed)
+        assert [p.count for p in found.values()] == [3 * 768, 3 * 1024] and len(found["images"].spots) == 1
+        assert packed["seconds"] > 0 and packed["packing"] > 0
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(ClusterError, match=r"^the job is over$"):
+        count(engine, portion, stopped)
+    other = Portion((0,), MemorySource(FEEDS[:1], [SPEC]), Parcel([b"another"]), ())
+    with pytest.raises(ClusterError, match=r"^sample 0 is another file there; let all machines see the same files$"):
+        count(engine, other, threading.Event())

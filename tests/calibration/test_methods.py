@@ -7,20 +7,30 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from calibration import methods
+from calibration.histogram import MIN_TOP, Histogram
 from calibration.methods import (
     METHODS,
     SEARCH_BITS,
+    Range,
     _best_falling,
     _clipped,
+    _least_divergence,
     _total,
     amax_of,
     clipped_fraction,
+    focus_power,
+    focused_error,
+    range_of,
+    settle,
     squared_error,
+    unbiased,
 )
+from calibration.spots import rounding
 from calibration.statistics import TensorStatistics, merge_all
 from tests.calibration.divergence import divergence
 
@@ -163,7 +173,6 @@ def test_a_constant_tensor_is_represented(method: str, value: float) -> None:
     hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
     st.sampled_from(METHODS),
 )
-@settings(max_examples=150, deadline=None)
 def test_any_tensor_gets_a_usable_range(values: Floats32, method: str) -> None:
     stats = TensorStatistics.of(values)
     amax = amax_of(stats, method)
@@ -205,3 +214,237 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="above zero"):
         squared_error(stats, 0.0)
     assert squared_error(TensorStatistics(64), 1.0) == 0.0
+
+
+Floats = npt.NDArray[np.float64]
+EVEN = ((np.arange(1 << 16) + 0.5) / (1 << 16)).astype(np.float32)  # from 0 to 1
+TWO = TensorStatistics.of(np.array([0.0, 0.75], np.float32))
+
+
+@pytest.mark.parametrize("percentile", [1e-9, 0.5, 100.0])
+def test_percentiles_from_above_0_to_100(percentile: float) -> None:
+    assert 0.0 < amax_of(TWO, "percentile", percentile) <= 0.75
+
+
+@pytest.mark.parametrize("percentile", [-0.5, 0.0, 100.5, math.nan])
+def test_other_percentiles_are_refused_by_every_method(percentile: float) -> None:
+    with pytest.raises(ValueError, match=rf"^percentile is {percentile:g}; it must be above 0 and at most 100$"):
+        amax_of(TWO, "max", percentile)
+
+
+def test_an_unknown_method_is_told_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^method 'min' is unknown; use one of max, percentile, mse, entropy, focus$"):
+        range_of(TWO, "min")
+
+
+def test_the_percentile_of_zeros_is_the_maximum() -> None:
+    """50 of 100 values are zero: the 50th of them still is, the one after no longer."""
+    half = TensorStatistics.of(np.repeat(np.array([0.0, 0.5, 0.75], np.float32), (50, 25, 25)))
+    assert amax_of(half, "percentile", 50.0) == 0.75
+    assert amax_of(half, "percentile", 51.0) == pytest.approx(0.5, rel=0.001)
+    smallest = np.float32(2.0**-20)  # of the first bin above the lowest, which reaches a thousandth higher
+    low = TensorStatistics.of(np.repeat(np.array([smallest, 0.75], np.float32), (90, 10)))
+    assert smallest < amax_of(low, "percentile", 45.0) < smallest * (1 + 1 / 1024)
+
+
+def test_which_range_has_a_power() -> None:
+    values = TensorStatistics.of(EVEN)
+    assert {m: range_of(values, m).power for m in methods.METHODS} == {
+        "max": None, "percentile": None, "mse": 2.0, "entropy": None, "focus": 2.0}  # fmt: skip
+    assert range_of(TensorStatistics.of(np.zeros(9)), "mse") == Range(1.0, None)
+    assert range_of(TensorStatistics.of(np.full(9, 0.99 * 2.0**MIN_TOP)), "mse") == Range(1.0, None)
+    assert range_of(TensorStatistics.of(np.full(9, 2.0**MIN_TOP)), "max") == Range(2.0**MIN_TOP, None)
+
+
+@pytest.mark.parametrize("levels", [None, 100, 127])
+def test_values_spread_evenly_have_the_error_of_theory(levels: int | None) -> None:
+    """A twelfth of the square of a step; 127 steps unless told."""
+    stats = TensorStatistics.of(EVEN)
+    found = squared_error(stats, 1.0) if levels is None else squared_error(stats, 1.0, levels)
+    assert found == pytest.approx(1 / 12 / (levels or 127) ** 2, rel=1e-3)
+    clipped = squared_error(stats, 0.5)  # and half of the values clipped, by a quarter on average
+    assert clipped == pytest.approx(0.5 / 12 / 254**2 + 0.5 * (1 / 12 / 4 + 1 / 16), rel=1e-3)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 2.5, 3.0])
+def test_a_power_of_the_error(power: float) -> None:
+    """The mean of |e|^p is (s/2)^p / (p + 1) where e is spread evenly over a step s."""
+    whole, part = TensorStatistics.of(EVEN), TensorStatistics.of(EVEN)
+    wanted = (0.5 / 127) ** power / (power + 1)
+    assert focused_error(whole, np.array([1.0]), power)[0] == pytest.approx(wanted, rel=1e-3)
+    part.add_focus([EVEN[: 1 << 15]])  # below a half, where no range of 0.5 clips
+    clipped = 0.5**power / (power + 1)
+    found = focused_error(part, np.array([1.0, 0.5]), power)
+    half = (0.25 / 127) ** power / (power + 1)
+    assert found == pytest.approx([wanted, 0.9 * half + 0.1 * (0.5 * half + 0.5 * clipped)], rel=2e-3)
+
+
+def test_errors_of_what_was_not_counted() -> None:
+    ranges = np.array([0.5, 1.0])
+    assert focused_error(TensorStatistics(64), ranges).tolist() == [0.0, 0.0]
+    nothing = TensorStatistics.of(EVEN)
+    nothing.add_focus([])  # a map of which no position was looked at
+    assert nothing.focus is not None
+    assert focused_error(nothing, ranges).tolist() == focused_error(TensorStatistics.of(EVEN), ranges).tolist()
+    assert squared_error(TensorStatistics.of(EVEN), np.array(1.0)) == squared_error(TensorStatistics.of(EVEN), 1.0)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 33])
+def test_any_number_of_ranges(count: int) -> None:
+    stats = TensorStatistics.of(EVEN)
+    ranges = np.linspace(0.2, 1.0, count)
+    assert squared_error(stats, ranges) == pytest.approx([squared_error(stats, float(a)) for a in ranges], rel=1e-12)
+
+
+def test_a_single_value_in_the_lowest_bin_but_one_counts() -> None:
+    smallest = 2.0**-126
+    stats = TensorStatistics.of(np.array([smallest], np.float32))
+    assert squared_error(stats, smallest / 2) == pytest.approx(smallest**2 / 4, rel=1e-2)
+    one = TensorStatistics.of(np.append(np.full(1000, 0.75), 0.001))  # once, below all others
+    assert squared_error(one, 0.75) == pytest.approx(0.001**2 / 1001, rel=0.01)  # 0.17 of a step is rounded to zero
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Floats]:
+    """The ranges whose errors are summed, as they come."""
+    found: list[Floats] = []
+    real = methods._total
+
+    def watched(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> Floats:
+        found.append(ranges)
+        return real(parts, ranges, power)
+
+    monkeypatch.setattr(methods, "_total", watched)
+    return found
+
+
+@pytest.mark.parametrize("method", ["mse", "focus"])
+def test_the_grid_of_the_search(tried: list[Floats], method: str) -> None:
+    """Eight ranges to an octave, as far down as can be worth it, then eight more between two of them to either side."""
+    stats = TensorStatistics.of(np.random.default_rng(2).laplace(0, 1, 20_000))
+    found = amax_of(stats, method)
+    grid = stats.absmax * 2.0 ** (-np.arange(97) / 8)
+    coarse, fine = np.concatenate(tried[:-1]), tried[-1]
+    assert coarse.tolist() == grid[: len(coarse)].tolist()
+    best = grid[np.argmin(focused_error(stats, grid, bits=7))]
+    assert fine == pytest.approx([min(best * 2.0 ** (-k / 64), stats.absmax) for k in range(-8, 9)], rel=1e-12)
+    assert found == fine[np.argmin(focused_error(stats, fine, bits=7))]
+    assert 2.0**-SEARCH_BITS <= 0.008 < 2.0 ** (1 - SEARCH_BITS), "bins of at most 0.8 % of their value"
+    assert amax_of(TensorStatistics.of(np.full(9, 0.75)), "mse") <= 0.75
+
+
+def test_the_search_goes_down_twelve_octaves(tried: list[Floats]) -> None:
+    """Where nearly all values lie still lower, and one alone is large."""
+    low = 2.0**-13
+    histogram = Histogram(np.array([0, 10**15, 0, 1]), np.array([0.0, low, low * 1.01, 0.99, 1.0]))
+    methods._search([(histogram, 1.0)], 1.0, 2.0)
+    assert np.concatenate(tried[:-1]).tolist() == (2.0 ** (-np.arange(97) / 8)).tolist()
+
+
+def test_the_power_needs_what_is_looked_at_of_every_tensor() -> None:
+    looked, empty, odd = TensorStatistics.of(EVEN), TensorStatistics.of(EVEN), TensorStatistics()
+    looked.add_focus([EVEN[:100]])
+    empty.add_focus([])
+    odd.focus = looked.focus
+    assert focus_power([looked]) == focus_power([looked, looked]) == 3.0
+    for parts in ([], [empty], [looked, empty], [odd], [looked, odd]):
+        assert focus_power(parts) == 2.0
+
+
+def test_a_power_of_2_is_not_lowered() -> None:
+    tried: list[float] = []
+
+    def search(power: float) -> float:
+        tried.append(power)
+        return 1000.0
+
+    stats = TensorStatistics.of(np.array([-0.5, 4.0]))
+    assert settle([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(1000.0, 2.0)
+    assert tried == [2.0]
+
+
+def spotted(value: float, top: float) -> TensorStatistics:
+    stats = TensorStatistics.of(np.array([0.0, top]))
+    stats.spots = [np.full((48, 2), value, np.float32)]
+    return stats
+
+
+def test_ranges_near_the_one_found() -> None:
+    """From two twelfths of an octave above it to two octaves below, none above the largest magnitude."""
+    seen: list[Floats] = []
+
+    def error(ranges: Floats) -> Floats:
+        seen.append(ranges)
+        return 1e-3 * (1.0 + (ranges - 1.0) ** 2)  # only ratios count
+
+    for top in (9.0, 1.0625):
+        stats = spotted(1.46 / 127, top)
+        found = unbiased([stats], 1.0, error)
+        near = np.minimum(2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12), top)
+        assert seen[-1] == pytest.approx(near, rel=1e-12)
+        biased, whole = rounding(stats.spots, near, 127)
+        total = error(near) / 1e-3 + 20.0 * (biased / whole[2]) ** 2
+        assert found == pytest.approx(near[np.argmin(total)], rel=1e-12) and found < 1.0
+
+
+def test_a_range_stays_where_there_is_nothing_to_weigh() -> None:
+    flat = spotted(0.0, 9.0)  # rounded exactly
+    assert unbiased([flat], 1.0, lambda ranges: ranges) == 1.0
+    assert unbiased([TWO], 0.5, lambda ranges: ranges) == 0.5
+    biased = spotted(1.46 / 127, 9.0)
+    assert unbiased([biased], 1.0, np.zeros_like) == 1.0
+    error = lambda ranges: 1.0 + (ranges - 1.0) ** 2  # noqa: E731
+    assert unbiased([biased, flat, TWO], 1.0, error) == unbiased([biased], 1.0, error) < 1.0
+
+
+def test_the_biased_error_weighs_twenty_times() -> None:
+    """A range three places below is taken where it costs less than it saves, and not where it costs more."""
+    stats = spotted(1.46 / 127, 9.0)
+    near = 2.0 ** (np.array([2, 1, *range(0, -25, -1)]) / 12)
+    biased, whole = rounding(stats.spots, near, 127)
+    saved = 20.0 * (biased[2] ** 2 - biased[5] ** 2) / whole[2] ** 2
+    assert saved > 0.1
+    for cost, place in ((0.98 * saved, 5), (1.02 * saved, 2)):
+        costs = np.full(27, 1e9)
+        costs[2], costs[5] = 1.0, 1.0 + cost
+        assert unbiased([stats], 1.0, lambda ranges, costs=costs: costs) == pytest.approx(near[place], rel=1e-12)
+
+
+def test_what_is_clipped_from_nothing_to_everything() -> None:
+    half = TensorStatistics.of(np.repeat(np.array([0.0, 4.0], np.float32), 10))  # 4 begins a bin
+    assert clipped_fraction(half, 4.0) == clipped_fraction(half, 5.0) == 0.0
+    assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
+    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
+    assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
+
+
+def by_hand(counts: Floats) -> int:
+    direct = np.array([divergence(counts, kept) for kept in range(128, len(counts) + 1)])
+    return 128 + int(direct.argmin())
+
+
+@pytest.mark.parametrize("pile", [0, 1, 4000])
+@pytest.mark.parametrize("bins", [129, 190])
+def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> None:
+    counts = np.random.default_rng(bins).poisson(300 * np.exp(-np.arange(bins) / 25)).astype(np.float64)
+    counts[-1] = pile
+    counts[0] = counts[1]
+    kept = by_hand(counts)
+    found = round(_least_divergence(counts, 1.0) * bins)
+    assert divergence(counts, found) == pytest.approx(divergence(counts, kept), rel=1e-9)
+    counts[0] = 1e6  # zeros, which have no say
+    assert round(_least_divergence(counts, 1.0) * bins) == found
+
+
+def test_the_last_of_equal_divergences_and_none_at_all() -> None:
+    counts = np.zeros(300)
+    counts[1] = 5.0  # whatever is kept, it is told exactly
+    assert _least_divergence(counts, 3.0) == 3.0
+    assert _least_divergence(np.zeros(300), 3.0) == 3.0
+
+
+def test_entropy_sees_2048_bins() -> None:
+    stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
+    edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
+    counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))
+    assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax

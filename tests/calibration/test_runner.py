@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import calibration
+from calibration import Focus, runner
+from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.images import Preprocess, open_data
 from calibration.partial import input_specs, metadata_size, partial_model
-from calibration.runner import collect
+from calibration.runner import _identity, _model_key, collect
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from tests.calibration.nets import conv_net, run_all, write_pictures
 
@@ -239,3 +246,271 @@ def test_preprocessing_is_passed_on(tmp_path: Path) -> None:
     write_pictures(tmp_path, 2)
     found = collect(conv_net(), tmp_path, ["images"], progress=False, preprocess=Preprocess(scale=1.0))
     assert found["images"].maximum > 200
+
+
+FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(6)]
+FEW = "only 6 calibration images; 100 or more give steadier ranges"
+
+
+def run(cache: Path | None = None, data: Any = None, names: tuple[str, ...] = ("c1", "images"), **options: Any) -> Any:
+    model = options.pop("model", None) or conv_net()
+    return collect(model, FEEDS if data is None else data, names, cache=cache, progress=False, **options)
+
+
+def refusal(*args: Any, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        run(*args, **options)
+    return str(caught.value)
+
+
+def unfinished(cache: Path, done: int = 2, **options: Any) -> None:
+    """A cache of which some samples are missing, as an interrupted run leaves it."""
+    run(cache, **options)
+    whole = load_progress(cache)
+    run(cache, FEEDS[:done], overwrite_cache=True, **options)
+    part = load_progress(cache)
+    part.statistics.fingerprint = whole.statistics.fingerprint
+    save_progress(Progress(part.model, part.statistics, range(done), None, part.looks), cache)
+
+
+def test_what_is_found_is_told(tmp_path: Path) -> None:
+    cache = tmp_path / "c.npz"
+    assert run(cache).notes == [] and load_progress(cache).total == 6
+    again = run(cache)
+    assert again.notes == [f"{cache}: reused, 6 images, same model and data; nothing was run"]
+    assert (again.images, again.warnings, list(again)) == (6, [FEW], ["c1", "images"]) and again.fingerprint
+    told = f"{cache}: it was made for another model; give another name, or `overwrite_cache` to replace it"
+    assert refusal(cache, model=conv_net(seed=1)) == told
+    told = f"{cache}: it was made from other data or with other preprocessing; give another name, or "
+    assert refusal(cache, FEEDS[:5]).startswith(told)
+    assert refusal(cache, bins=64).startswith(f"{cache}: it has another number of bins; give another name")
+    replaced = run(cache, FEEDS[:5], overwrite_cache=True)
+    assert replaced.notes == [f"{cache}: not used, it was made from other data or with other preprocessing; "
+                              "calibrating again"]  # fmt: skip
+    assert load_progress(cache).statistics.images == 5 == replaced.images
+
+
+def test_tensors_are_added_to_those_of_a_finished_pass(tmp_path: Path) -> None:
+    cache = tmp_path / "c.npz"
+    first = run(cache, names=("c1",))
+    more = run(cache, names=("r2", "c1", "images"))
+    assert more.notes == [f"{cache}: reused for all but 2 tensors that it does not have"]
+    assert list(more) == ["r2", "c1", "images"] and more.images == 6 and load_progress(cache).complete
+    assert np.array_equal(more["c1"].counter.counts, first["c1"].counter.counts)
+    assert list(load_progress(cache).statistics) == ["c1", "r2", "images"]
+
+
+def test_an_unfinished_pass_goes_on(tmp_path: Path) -> None:
+    cache = tmp_path / "c.npz"
+    whole = run()
+    unfinished(cache)
+    totals: list[int | None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "track", lambda items, text, total: totals.append(total) or items)
+        found = collect(conv_net(), FEEDS, ["c1", "images"], cache=cache)
+        collect(conv_net(), iter(FEEDS), ["c1"])
+    assert totals == [4, None]
+    assert found.notes == [f"{cache}: resumed after 2 images"]
+    assert (found.images, found.warnings) == (6, whole.warnings) and load_progress(cache).total == 6
+    for name in whole:
+        assert np.array_equal(found[name].counter.counts, whole[name].counter.counts)
+
+
+def test_an_unfinished_pass_of_other_tensors_begins_again(tmp_path: Path) -> None:
+    cache = tmp_path / "c.npz"
+    unfinished(cache)
+    found = run(cache, names=("r2", "images", "c2"))
+    assert found.notes == [f"{cache}: not used, it is unfinished and has no 'r2'; calibrating again"]
+    assert found.images == 6 and list(load_progress(cache).statistics) == ["r2", "images", "c2"]
+
+
+def test_a_cache_of_an_iterator_is_replaced_by_that_model_alone(tmp_path: Path) -> None:
+    cache = tmp_path / "c.npz"
+    anew = f"{cache}: not reused, data from an iterator cannot be recognised again"
+    assert run(cache, iter(FEEDS)).notes == [anew]
+    again = run(cache, iter(FEEDS))
+    assert again.notes == [anew, f"{cache}: not used, it was made from other data or with other preprocessing; "
+                                 "calibrating again"]  # fmt: skip
+    assert refusal(cache, iter(FEEDS), model=conv_net(seed=1)).startswith(f"{cache}: it was made for another model")
+    assert refusal(cache).startswith(f"{cache}: it was made from other data"), "a list can be told from it"
+    run(tmp_path / "listed.npz")
+    assert "other data" in refusal(tmp_path / "listed.npz", iter(FEEDS))
+
+
+def interfered(monkeypatch: pytest.MonkeyPatch, act: Any, after: int = 3) -> None:
+    """Does something when so many samples are done."""
+
+    def track(items: Iterator[int], text: str, total: int | None) -> Iterator[int]:
+        for number, item in enumerate(items, 1):
+            yield item
+            if number == after:
+                act()
+
+    monkeypatch.setattr(runner, "track", track)
+
+
+def test_what_another_process_wrote_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, other = tmp_path / "c.npz", tmp_path / "other.npz"
+    run(other, model=conv_net(seed=1))
+    theirs = other.read_bytes()
+    interfered(monkeypatch, lambda: cache.write_bytes(theirs))
+    with pytest.raises(DataError) as caught:
+        collect(conv_net(), FEEDS, ["c1"], cache=cache)
+    assert str(caught.value) == (f"{cache}: another process has written it, and it was made for another model; "
+                                 "give another name")
+    assert cache.read_bytes() == theirs
+    found = collect(conv_net(), FEEDS, ["c1"], cache=cache, overwrite_cache=True)
+    assert found.images == 6 and cache.read_bytes() != theirs
+    run(tmp_path / "same.npz")  # of this model and data
+    ours = (tmp_path / "same.npz").read_bytes()
+    cache.unlink()
+    interfered(monkeypatch, lambda: cache.write_bytes(ours))
+    collect(conv_net(), FEEDS, ["c1"], cache=cache)
+    assert list(load_progress(cache).statistics) == ["c1"]
+
+
+@pytest.mark.parametrize(("seconds", "saves"), [(4.5, 3), (5.0, 3), (5.5, 6)])
+def test_it_is_saved_whenever_five_seconds_have_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saves: int
+) -> None:
+    """Six samples by a clock that goes on by so many seconds each time that it is read."""
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    totals: list[int | None] = []
+    real = runner.save_progress
+    monkeypatch.setattr(runner, "save_progress", lambda p, path: totals.append(p.total) or real(p, path))
+    run(tmp_path / "c.npz")
+    assert totals == [None] * saves + [6]
+    totals.clear()
+    run(tmp_path / "c.npz", names=("r2", "c1"))  # with tensors of a finished pass, at the end alone
+    assert totals == [6]
+
+
+def test_a_failure_keeps_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "c.npz"
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    interfered(monkeypatch, stop, 2)
+    with pytest.raises(KeyboardInterrupt):
+        collect(conv_net(), FEEDS, ["c1"], cache=cache)
+    assert load_progress(cache).total is None and len(load_progress(cache).done) >= 2
+    finished = tmp_path / "f.npz"
+    run(finished, names=("c1",))
+    before = finished.read_bytes()
+    with pytest.raises(KeyboardInterrupt):  # of the tensors that are added, a part is worth nothing
+        collect(conv_net(), FEEDS, ["c1", "r2"], cache=finished)
+    assert finished.read_bytes() == before
+    broken = [{"images": np.zeros((1, 3, 5, 5), np.float32)}]
+    with pytest.raises(DataError, match="takes"):
+        run(tmp_path / "none.npz", broken)
+    assert not (tmp_path / "none.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("cores", "listed", "workers", "threads"), [(1, True, 1, 1), (2, True, 2, 1), (8, True, 4, 2), (8, False, 1, 8),
+                                                (10, True, 4, 2)]
+)  # fmt: skip
+def test_cores_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, cores: int, listed: bool, workers: int, threads: int
+) -> None:
+    opened: list[tuple[list[str], int]] = []
+    counters: list[tuple[int, Any]] = []
+    session, tally = runner.open_session, runner.Tally
+
+    def opening(model: Any, names: list[str], count: int) -> Any:
+        opened.append((list(names), count))
+        return session(model, names, count)
+
+    def counting(*args: Any) -> Any:
+        counters.append((args[4], args[5]))
+        return tally(*args)
+
+    monkeypatch.setattr(runner, "cores", lambda: cores)
+    monkeypatch.setattr(runner, "open_session", opening)
+    monkeypatch.setattr(runner, "Tally", counting)
+    run(data=FEEDS if listed else iter(FEEDS), focus=Focus(("out",)))
+    assert opened == [(["c1", "out"], threads)]
+    assert counters == [(threads, frozenset(range(16)))] * workers
+    opened.clear()
+    run(names=("images",))
+    assert opened == [], "inputs need no session"
+
+
+def test_a_share_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    samples = [{"images": f["images"].copy()} for f in FEEDS]
+    samples[2]["images"][0, 0, :2, 0] = np.nan
+    found = run(data=samples, names=("images",))
+    assert found.warnings == [FEW, "1 of 6 samples hold NaN or infinities",
+                              f"tensor 'images': 2 of {6 * 768} values are NaN or infinite and were left out"]
+    only = [{"images": np.full((1, 3, 16, 16), np.nan, np.float32)}]
+    told = "tensor 'images' is NaN or infinite for every input; check the weights and the preprocessing"
+    assert refusal(data=only, names=("images",)) == f"model: {told}"
+    onnx.save(conv_net(), tmp_path / "m.onnx")
+    assert refusal(data=only, names=("images",), model=tmp_path / "m.onnx") == f"{tmp_path / 'm.onnx'}: {told}"
+    empty = Statistics({"x": TensorStatistics()})
+    assert runner._checked(empty, ["x"], Model(conv_net())).warnings == []
+
+
+def test_nothing_to_calibrate_with(tmp_path: Path) -> None:
+    assert refusal(data=[]) == "the calibration data holds no samples"
+    for name in ("b.png", "a.png"):
+        (tmp_path / name).write_text("no picture")
+    assert refusal(tmp_path / "c.npz", tmp_path) == (
+        "none of the 2 images could be read; the first, a.png: cannot identify image file 'a.png'")
+    assert not (tmp_path / "c.npz").exists()
+
+
+def test_data_is_counted_anew_each_time() -> None:
+    data = open_data(FEEDS, input_specs(load(conv_net())))
+    assert run(data=data).warnings == run(data=data).warnings == [FEW]
+
+
+def test_what_a_model_is_recognised_by(tmp_path: Path) -> None:
+    model = load(conv_net())
+    assert _model_key(model, None) == model.sha256 and len(model.sha256) == 64
+    assert _model_key(model, Focus(("a", "b"), -2.25, 0.5)) == f"{model.sha256} -2.25 0.5 a b"
+    path = tmp_path / "m.onnx"
+    onnx.save(conv_net(), path, save_as_external_data=True, location="w.bin", size_threshold=500)
+    outside = load(path)
+    key = _model_key(outside, None)
+    assert key.startswith(outside.sha256) and len(key) == 64 + 32, "and the digest of the one weight file"
+    assert _model_key(outside, Focus(("a",), 1, 1)) == f"{key} 1 1 a"
+    weights = bytearray((tmp_path / "w.bin").read_bytes())
+    weights[0] ^= 1
+    (tmp_path / "w.bin").write_bytes(weights)
+    assert _model_key(load(path), None) not in (key, outside.sha256)
+    model.sha256 = ""
+    assert _model_key(model, None) == ""
+
+
+def test_a_model_that_cannot_be_told_takes_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_model_key", lambda *_: "")
+    run(tmp_path / "c.npz")
+    assert refusal(tmp_path / "c.npz").startswith(f"{tmp_path / 'c.npz'}: it was made for another model")
+
+
+def test_whether_a_file_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert _identity(path) is None
+    path.write_bytes(b"1")
+    first = _identity(path)
+    assert first == _identity(path) and first is not None
+    os.utime(path, ns=(1, first[2]))
+    path.write_bytes(b"22")
+    os.utime(path, ns=(1, first[2]))
+    assert _identity(path) != first, "of another size"
+
+
+def test_nan_in_the_data_is_not_put_down_to_the_weights() -> None:
+    broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
+    for sample in broken:
+        sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
+    told = r"^the calibration data has 72 values that are NaN or infinite in input 'images', so that tensor 'row'"
+    model = conv_net()
+    for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+    model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
+    with pytest.raises(DataError, match=told):
+        run(data=broken, names=("images", "row"), model=model)

@@ -1,16 +1,27 @@
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
+from onnx import TensorProto, helper
 
 from calibration import session
+from calibration.clustered import _Pace
+from calibration.counting import Tally
+from calibration.dataset import Task
 from calibration.partial import partial_model
-from calibration.session import Fetcher, fetched_bytes, open_session, worker_count
-from qdqtool import runtime, sessions
+from calibration.session import Fetcher, fetched_bytes, open_packed, open_session, packed_model, worker_count
+from calibration.threads import ThreadPass
+from qdqtool import budgets, runtime, sessions
+from qdqtool.errors import ModelError
+from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from tests.calibration.nets import conv_net, run_all
 
@@ -109,3 +120,153 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
     found = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"]
     assert opened and not Path(str(opened[0])).exists(), "the file is gone again"
     np.testing.assert_allclose(found.reshape(-1), run_all(conv_net(), [FEED], ["r2"])["r2"], rtol=1e-4, atol=1e-5)
+
+
+MB = 1 << 20
+
+
+def test_workers_by_cores() -> None:
+    assert [worker_count(1, cores) for cores in range(1, 11)] == [1, 2, 3, 2, 2, 3, 3, 4, 4, 4]
+    assert worker_count(1, 0) == 1
+
+
+def test_workers_by_what_they_hold() -> None:
+    assert budgets.FETCHED == 128 * MB
+    sizes = [0, 1, 32 * MB, 32 * MB + 1, 42 * MB, 43 * MB, 64 * MB, 64 * MB + 1, 128 * MB, 129 * MB, 1 << 50]
+    assert [worker_count(s, 64) for s in sizes] == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1]
+
+
+def test_sizes_of_tensors() -> None:
+    model = conv_net((2, 3, "h", 5))
+    assert fetched_bytes(Model(model), ["images"]) == 4 * 2 * 3 * 5
+    assert fetched_bytes(Model(model), []) == 0
+    assert fetched_bytes(Model(model), ["images", "c1"]) == 4 * 2 * 3 * 5 + 4 * 2 * 4 * 5
+
+
+def test_a_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    packed = packed_model(load(tmp_path / "m.onnx"), ["c1"])
+    inside = onnx.load_from_string(packed)
+    assert [n.name for n in inside.graph.node] == ["conv1", "sigmoid1", "mul1"]
+    assert not inside.graph.initializer[0].external_data
+    assert packed_model(load(conv_net()), ["c1"]) == session.partial_model(load(conv_net()), ["c1"]).SerializeToString()
+    there = Fetcher(open_packed(packed, 1, "m.onnx")).run(FEED)["c1"]
+    assert np.array_equal(there, Fetcher(open_session(load(conv_net()), ["c1"], 1)).run(FEED)["c1"])
+
+
+@pytest.mark.parametrize("error", [ValueError, EncodeError])
+@pytest.mark.parametrize("path", ["", "a/m.onnx"])
+def test_a_model_too_large_to_travel(monkeypatch: pytest.MonkeyPatch, error: type[Exception], path: str) -> None:
+    class Refuses:
+        def SerializeToString(self) -> bytes:
+            raise error("exceeds maximum protobuf size of 2GB")
+
+    monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
+    with pytest.raises(ModelError) as caught:
+        packed_model(Model(conv_net(), path=path), ["c1"])
+    assert str(caught.value) == (f"{path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
+                                 "one machine")
+
+
+@pytest.mark.parametrize("path", ["", "a/m.onnx"])
+def test_what_onnxruntime_refuses(path: str) -> None:
+    model = conv_net()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    told = f"{path or 'model'}: onnxruntime cannot run it: "
+    with pytest.raises(ModelError) as caught:
+        open_session(Model(model, path=path), ["c1"], 1)
+    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+    with pytest.raises(ModelError) as caught:
+        open_packed(model.SerializeToString(), 1, path)
+    assert str(caught.value).startswith(told)
+    assert session._reason(ValueError("a\n b" + "c" * 400)) == "a b" + "c" * 297
+
+
+def test_a_sample_that_cannot_be_run() -> None:
+    fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
+    for sample in ({}, {"images": FEED["images"][:, :2].copy()}):
+        with pytest.raises(ModelError, match=r"^onnxruntime failed on a calibration sample: ."):
+            fetcher.run(sample)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1, 3, 16, 16), TensorProto.FLOAT), ((1, 3, 16, 16), TensorProto.FLOAT16), (("n", 3, 16, 16), TensorProto.FLOAT)],
+)
+def test_outputs_keep_their_names_types_and_shapes(shape: tuple[int | str, ...], dtype: int) -> None:
+    model = conv_net(shape, dtype)
+    for name, operator, options in (("wide", "Cast", {"to": TensorProto.DOUBLE}), ("best", "ArgMax", {"axis": 1})):
+        model.graph.node.append(helper.make_node(operator, ["out"], [name], **options))
+    fetcher = Fetcher(open_session(load(model), ["best", "out", "wide"], 1))
+    sample = {"images": FEED["images"].astype(helper.tensor_dtype_to_np_dtype(dtype))}
+    found: dict[str, Any] = fetcher.run({**sample, "unused": np.zeros(3)})
+    assert list(found) == ["best", "out", "wide"]
+    assert [a.dtype.name for a in found.values()] == ["int64", sample["images"].dtype.name, "float64"]
+    assert found["out"].shape == found["wide"].shape == (1, 4, 16, 16) and np.abs(found["out"]).max() > 0
+    assert (found["best"][:, 0] == found["out"].argmax(axis=1)).all() and (found["wide"] == found["out"]).all()
+
+
+VALUES = np.arange(12, dtype=np.float32)
+
+
+def tasks(count: int) -> Iterator[tuple[int, Task]]:
+    for number in range(count):
+        yield number, lambda: ({"x": VALUES}, 1)
+
+
+def test_snapshot_in_the_middle_and_at_the_end() -> None:
+    tally = Tally(None, ["x"], 2048, None, 1)
+    running = ThreadPass(tasks(50), [tally])
+    results = running.results()
+    next(results)
+    middle = running.snapshot()
+    seen = middle.statistics["x"].count
+    assert seen == VALUES.size * len(middle.done) == middle.statistics["x"].histogram.counts.sum()
+    list(results)
+    assert middle.statistics["x"].count == seen and middle.statistics["x"] is not tally.tensors["x"]
+    end = running.snapshot()
+    assert end.statistics["x"] is tally.tensors["x"]
+    assert end.done == set(range(50)) and end.statistics["x"].count == 50 * VALUES.size
+
+
+def test_several_threads_together() -> None:
+    tallies = [Tally(None, ["x"], 2048, None, 1) for _ in range(3)]
+    running = ThreadPass(tasks(50), tallies)
+    list(running.results())
+    end = running.snapshot()
+    assert end.statistics.images == 50 and end.statistics["x"].count == 50 * VALUES.size
+    assert sum(t.tensors["x"].count for t in tallies) == 50 * VALUES.size, "the threads' own are not changed"
+
+
+def test_two_samples_while_nothing_is_known() -> None:
+    assert [_Pace().size(left, 4) for left in (1, 2, 1000)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
+@pytest.mark.parametrize("slots", [0, 1, 4, 64])
+@pytest.mark.parametrize(
+    ("counting", "packing", "merging"),
+    [(10.0, 0.0, 0.0), (0.01, 0.0, 0.0), (1.0, 0.05, 0.001), (1.0, 0.001, 0.2), (500.0, 0.1, 0.1), (0.0, 0.1, 0.1),
+     (0.0, 0.0, 0.0), (3000.0, 90.0, 2.0)],
+)  # fmt: skip
+def test_a_portion_is_worth_its_packing_and_leaves_work_for_all(
+    left: int, slots: int, counting: float, packing: float, merging: float
+) -> None:
+    """A fiftieth of the time for packing, a quarter for merging, ten seconds, two and a half portions a thread."""
+    pace = _Pace()
+    pace.learn(20, counting, packing, merging)
+    each = counting / 20 or 1e-9
+    least = max(50 * packing, 4 * slots * merging) / each
+    most = max(10.0 / each, least)
+    wanted = min(max(left / 2.5 / max(slots, 1), least), most)
+    assert pace.size(left, slots) == max(1, min(left, 256, math.ceil(wanted)))
+
+
+def test_times_are_those_of_late() -> None:
+    pace = _Pace()
+    pace.learn(10, 1.0, 0.1, 0.01)
+    pace.learn(30, 7.0, 0.2, 0.05)
+    assert (pace._samples, pace._counting) == (40, 8.0)
+    assert (pace._packing, pace._merging) == pytest.approx((0.7 * 0.1 + 0.3 * 0.2, 0.7 * 0.01 + 0.3 * 0.05))
+    pace.learn(1, 1.0, 0.0, 0.0)
+    assert pace._packing == pytest.approx(0.7 * 0.13)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import collect
+from calibration import collect, urls
 from calibration.dataset import InputSpec
+from calibration.digests import UNREADABLE
 from calibration.images import open_data
-from calibration.urls import is_url
+from calibration.urls import UrlSource, _mark, _reason, is_url, local_path
+from qdqtool import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, write_pictures
 
@@ -89,3 +93,102 @@ def test_a_file_is_read_within_limits(folder: Path, monkeypatch: pytest.MonkeyPa
     data: Any = open_data(ROOT, [SPEC])
     assert not list(data)
     assert "the file has 101 bytes; the limit is 100 bytes" in {r for _, r in data.skipped}
+
+
+NESTED = "memory://qdqtool-edges"
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Iterator[Path]:
+    write_pictures(tmp_path / "in", 3)
+    write_pictures(tmp_path / "in" / "a" / "b", 1, suffix=".JPG")
+    write_pictures(tmp_path / "in" / ".hidden", 1)
+    for name in ("png", "noname.", "text.txt", ".dot.png"):
+        (tmp_path / "in" / name).write_bytes(b"no picture")
+    with stored(tmp_path / "in", NESTED) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "path"),
+    [
+        ("s3://b", True, "s3://b"), ("S3://b", True, "S3://b"), ("zip::a", True, "zip::a"), ("a-b.c+d://", True, "a-b.c+d://"),
+        ("file:///a b", False, "/a b"), ("FILE:///a", False, "/a"), ("local://a", False, "a"), ("/a://b", False, "/a://b"),
+        ("a:/b", False, "a:/b"), ("x://b", False, "x://b"), ("9p://b", False, "9p://b"),
+    ],
+)  # fmt: skip
+def test_parts_of_urls(text: str, url: bool, path: str) -> None:
+    assert (is_url(text), local_path(text)) == (url, path)
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_what_lies_under_a_url(nested: Path, end: str) -> None:
+    source: Any = open_data(NESTED + end, [SPEC]).source
+    wanted = ["a/b/picture000.JPG", "picture000.png", "picture001.png", "picture002.png"]
+    assert [source.name(k) for k in range(source.count())] == wanted
+    part = pickle.loads(pickle.dumps(source.portion([2, 0])))
+    assert isinstance(part, UrlSource) and [part.name(k) for k in range(part.count())] == [wanted[2], wanted[0]]
+    assert (part.load(0)["images"] == source.load(2)["images"]).all() and part.digest(1) == source.digest(0)
+    with pytest.raises(DataError) as caught:
+        open_data(f"{NESTED}/.hidden/x{end}", [SPEC])
+    assert str(caught.value).startswith(f"{NESTED}/.hidden/x{end}: cannot be listed: ")
+    with fsspec.open(f"{NESTED}/empty/note.txt", "wb") as file:
+        file.write(b"")
+    with pytest.raises(DataError) as caught:
+        open_data(f"{NESTED}/empty{end}", [SPEC])
+    assert str(caught.value) == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
+
+
+def test_one_picture_has_its_own_name(nested: Path) -> None:
+    source: Any = open_data(f"{NESTED}/a/b/picture000.JPG", [SPEC]).source
+    assert (source.count(), source.name(0), source.url) == (1, "picture000.JPG", f"{NESTED}/a/b")
+
+
+def test_a_picture_travels_once(nested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = open_data(NESTED, [SPEC]).source
+    opened: list[str] = []
+    real = urls.opened
+    monkeypatch.setattr(urls, "opened", lambda url: opened.append(url) or real(url))
+    content = (nested / "picture001.png").read_bytes()
+    held = source._content(2)
+    assert held == (content, hashlib.blake2b(content, digest_size=16).digest()) and len(opened) == 1
+    assert source._content(2) == held and len(opened) == 1
+    source._content(1)
+    assert len(opened) == 2
+    source.load(1)
+    assert len(opened) == 2 and source._read.held is None
+    source.load(1)
+    assert len(opened) == 3
+
+
+def test_a_file_of_just_the_limit(nested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = open_data(NESTED, [SPEC]).source
+    size = (nested / "picture001.png").stat().st_size
+    monkeypatch.setattr(budgets, "PICTURE_FILE", size)
+    assert len(source._content(2)[0]) == size
+    source._read.held = None
+    monkeypatch.setattr(budgets, "PICTURE_FILE", size - 1)
+    with pytest.raises(DataError, match=rf"^the file has {size} bytes; the limit is {size - 1} bytes$"):
+        source.load(2)
+
+
+def test_a_file_that_is_gone(nested: Path) -> None:
+    source: Any = open_data(NESTED, [SPEC]).source
+    fsspec.filesystem("memory").rm("/qdqtool-edges/picture001.png")
+    with pytest.raises(DataError, match=r"^No such file or directory$"):
+        source.load(2)
+    assert source.digest(2) == b"picture001.png" + UNREADABLE
+
+
+def test_checksums_of_stores() -> None:
+    assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
+    assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
+    assert _mark({"size": 3}) == _mark({}) == b""
+    assert _reason(ValueError("a\n b")) == "a b" and _reason(ValueError()) == "ValueError"
+    assert _reason(ValueError("x" * 300)) == "x" * 200
+
+
+def test_a_missing_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(DataError, match=r"^s3://b: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like$"):
+        open_data("s3://b", [SPEC])

@@ -8,7 +8,7 @@ import pytest
 from qdqtool.cli import run
 from tests import contract
 from tests.reporting.conftest import Made
-from tests.reporting.test_tuning import result
+from tests.reporting.test_collect import result
 
 
 @pytest.fixture(scope="module")

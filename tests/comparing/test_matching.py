@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.comparing.matching import match
@@ -69,7 +69,6 @@ def test_parallel_branches_of_one_shape_match_by_name() -> None:
     assert found == {n: n for n in ("p", "q", "r", "cat")}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from(["b", "x/y"]))
 def test_no_node_has_two_partners_and_partners_are_alike(blocks: int, half: bool, quantized: bool, names: str) -> None:
     first = network(blocks) if quantized else float_network(blocks)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.fixing.api import fix
@@ -51,7 +51,6 @@ def worth(prediction):
     return -errors, summary["int8"], summary["int8_to_int8"], -summary["conversions"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks())
 def test_never_worse_and_valid(proto):
     before = proto.SerializeToString(deterministic=True)

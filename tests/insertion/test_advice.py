@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
@@ -39,8 +39,7 @@ OPTIONS = {
 TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
-          phases=[Phase.generate])
+@settings(derandomize=True, phases=[Phase.generate])
 @given(graphs(), st.sampled_from(TARGETS), st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}))
 def test_nothing_warns_of_what_insertion_did(model: onnx.ModelProto, target: str, options: dict[str, object]) -> None:
     living = _living(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import qdqtool
@@ -20,7 +20,6 @@ from tests.insertion.nets import Net, check, images, run
 
 _STEPS = ["conv", "conv", "silu", "relu", "add", "concat", "split", "pool", "resize", "norm", "gap", "slice", "pad",
           "linear", "hard_swish", "same"]
-_SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -102,7 +101,6 @@ def _living(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return found
 
 
-@_SETTINGS
 @given(graphs(), st.sampled_from(["auto", "skip", "both", "none"]), st.booleans())
 def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str, unify: bool) -> None:
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
@@ -125,7 +123,6 @@ def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str
             assert set(scales) == {group.scale}
 
 
-@_SETTINGS
 @given(graphs(), st.sampled_from(METHODS), st.sampled_from(["auto", "skip", "both"]))
 def test_no_insertion_makes_two_scales_meet(model: onnx.ModelProto, method: str, residual: str) -> None:
     """Scales are chosen for what a Q passes, so that the simulator never finds two at one convolution."""
@@ -134,7 +131,6 @@ def test_no_insertion_makes_two_scales_meet(model: onnx.ModelProto, method: str,
     assert [r for r in prediction.refusals if isinstance(r, OutputDifferentScales)] == []
 
 
-@_SETTINGS
 @given(graphs())
 def test_insertion_keeps_the_function(model: onnx.ModelProto) -> None:
     """With INT8 swapped for INT16 and steps 256 times finer, only rounding of a hundred-thousandth is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from examples.resnet import ResNet18
 from qdqtool import qat
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.qat.amax import set_amax
 from qdqtool.qat.checking import Shaking
 from tests.qat import nets
+from tests.qat.backends import BACKENDS
 
 X = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(5))
 
@@ -243,3 +246,75 @@ def test_flips_that_double_precision_happens_to_miss_count_as_noise(tmp_path: Pa
     with qat.disabled(model, r"0\._input"):
         done = qat.export(model, tmp_path / "q.onnx", x)
     assert done.noise > 1e-3 and done.difference < 0.05 + 5 * done.noise
+
+
+SMALL = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str, tmp_path: Path) -> None:
+    """Traced by torch's compiler, gradients included; the code it would make of that is not ours to test."""
+    torch.manual_seed(0)
+    model = nets.Skips()
+    nets.randomise(model)
+    qat.prepare(model, SMALL, backend=backend, report=None)
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    qat.calibrate(compiled, [SMALL])
+    qat.calibrate(plain, [SMALL])
+    torch.testing.assert_close(compiled.eval()(SMALL), plain.eval()(SMALL))
+    for network in (compiled.train(), plain.train()):
+        network(SMALL).square().mean().backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+    summaries = [qat.export(n, tmp_path / f"{i}.onnx", SMALL).summary for i, n in enumerate((compiled, plain))]
+    assert summaries[0] == summaries[1] and summaries[0]["int8"] == 5
+    with pytest.raises(QdqtoolError, match=r"prepare the network before torch\.compile"):
+        qat.prepare(torch.compile(nets.Skips()), SMALL)
+
+
+SAMPLE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def _ready(backend: str = "pytorch-quantization") -> nn.Module:
+    model = ResNet18(10, nets.WIDTH)
+    nets.randomise(model)
+    qat.prepare(model, SAMPLE, backend=backend, report=None)
+    qat.calibrate(model, [SAMPLE])
+    return model.eval()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_checkpoint_is_plain_data_and_restores_everything(backend: str, tmp_path: Path) -> None:
+    model = _ready(backend)
+    qat.disable(model, "layer2")
+    torch.save(qat.checkpoint(model), tmp_path / "qat.pt")
+    saved = torch.load(tmp_path / "qat.pt", weights_only=True)
+    for other in (ResNet18(10, nets.WIDTH), _ready(backend)):
+        plan = qat.restore(other, saved)
+        assert plan == qat.preparation.plan_of(model)
+        with torch.no_grad():
+            assert torch.equal(other.eval()(SAMPLE), model(SAMPLE))
+    qat.enable(other)
+    assert qat.export(other, tmp_path / "q.onnx", SAMPLE).summary["conversions"] == 1
+
+
+def test_other_networks_and_plans_are_told(tmp_path: Path) -> None:
+    model = _ready()
+    saved = qat.checkpoint(model)
+    with pytest.raises(QdqtoolError, match="is of another network"):
+        qat.restore(nets.Shared(), saved)
+    other = ResNet18(10, nets.WIDTH)
+    qat.prepare(other, SAMPLE, exclude=["layer1"], report=None)
+    with pytest.raises(QdqtoolError, match=r"plan has other quantizers .* restore it into the float network"):
+        qat.restore(other, saved)
+    with pytest.raises(QdqtoolError, match=r"it is of another (network or )?plan"):
+        qat.restore(other, model.state_dict())
+    with pytest.raises(QdqtoolError, match="says nothing of the plan"):
+        qat.restore(ResNet18(10, nets.WIDTH), model.state_dict())
+    wide = ResNet18(10, 2 * nets.WIDTH)
+    with pytest.raises(QdqtoolError, match=r"has in another shape 'conv1\.weight'"):
+        qat.restore(wide, saved)
+    with pytest.raises(QdqtoolError, match="plan cannot be read"):
+        qat.restore(ResNet18(10, nets.WIDTH), {**saved, "plan": {"activations": 3}})

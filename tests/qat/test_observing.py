@@ -5,9 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from calibration import TensorStatistics, amax_of, squared_error
+from calibration import METHODS, TensorStatistics, amax_of, squared_error
+from qdqtool import qat
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.qat.amax import amax_of as amax_buffer
 from qdqtool.qat.observing import BINS, COUNTED, HELD, DeviceStatistics
+from tests.qat import nets
+from tests.qat.backends import BACKENDS
 
 
 def _both(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
@@ -96,3 +102,115 @@ def test_values_that_are_not_finite_are_counted_once_wherever_the_buffer_ends() 
     found = statistics.result
     assert found.nonfinite == 1 and found.count == 5 * size - 1
     assert found.absmax == max(float(good.abs().max()), float(bad.nan_to_num().abs().max()))
+
+
+GENERATOR = torch.Generator().manual_seed(3)
+BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in (1.0, 3.0, 0.5)]
+
+
+def _prepared(backend: str = "pytorch-quantization", model: nn.Module | None = None) -> nn.Module:
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()) if model is None else model
+    qat.prepare(model, BATCHES[0], backend=backend, report=None)
+    return model
+
+
+def _amax(quantizer: nn.Module) -> float:
+    amax = amax_buffer(quantizer)
+    assert amax is not None
+    return float(amax)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_ranges_are_those_of_the_values(backend: str, method: str) -> None:
+    torch.manual_seed(0)
+    model = _prepared(backend)
+    done = qat.calibrate(model, BATCHES, method)
+    assert done.batches == 3 and not done.warnings
+    inputs = np.concatenate([b.numpy() for b in BATCHES])
+    with torch.no_grad():
+        hidden = np.concatenate([torch.relu(nn.Conv2d.forward(_plain(model[0]), b)).numpy() for b in BATCHES])
+    for index, values in ((0, inputs), (2, hidden)):
+        found = _amax(model[index]._input_quantizer)
+        if method == "max":
+            assert found == pytest.approx(np.abs(values).max(), rel=1e-5)
+        else:
+            assert found == pytest.approx(amax_of(TensorStatistics.of(values), method), rel=1e-3)
+
+
+def _plain(quantizing: nn.Module) -> nn.Conv2d:
+    conv = nets.conv()
+    conv.load_state_dict({k: v for k, v in quantizing.state_dict().items() if "quantizer" not in k})
+    return conv
+
+
+def test_a_group_gets_one_range_for_all_of_it() -> None:
+    model = _prepared(model=nets.UpAndDown())
+    done = qat.calibrate(model, BATCHES, "max")
+    group = next(s for s in done.scales if len(s.members) == 2)
+    assert {m.tensor for m in group.members} == {"down._input_quantizer", "last._input_quantizer"}
+    own = {m.tensor: m.amax for m in group.members}
+    assert _amax(model.down._input_quantizer) == pytest.approx(max(own.values()), rel=1e-6)
+    assert own["down._input_quantizer"] == pytest.approx(max(float(b.abs().max()) for b in BATCHES), rel=1e-6)
+
+
+def test_nothing_is_quantized_while_looking_and_modes_come_back() -> None:
+    model = _prepared()
+    model.train()
+    seen = []
+    model[2].register_forward_hook(lambda m, args, out: seen.append(args[0].unique().numel()))
+    qat.calibrate(model, BATCHES[:1])
+    assert seen[0] > 256  # quantized values would be at most 256 different ones
+    assert model.training and model[0].training
+
+
+def test_methods_by_name_and_batches_of_other_kinds() -> None:
+    model = _prepared()
+    done = qat.calibrate(model, [(BATCHES[0],), {"input": BATCHES[1]}], "max", method_for=[("^2", "percentile")])
+    assert [s.method for s in done.scales] == ["max", "percentile"]
+    assert qat.calibrate(model, iter(BATCHES), max_batches=2).batches == 2
+    with pytest.raises(QdqtoolError, match="matches no quantized tensor"):
+        qat.calibrate(model, BATCHES, method_for=[("^7", "max")])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_can_be_done_again_with_other_data(backend: str) -> None:
+    model = _prepared(backend)
+    first = qat.calibrate(model, BATCHES[:1], "max").scales[0].scale
+    second = qat.calibrate(model, BATCHES[1:2], "max").scales[0].scale
+    assert second == pytest.approx(3 * first, rel=0.5) and not math.isclose(first, second)
+
+
+def test_bad_data_is_told() -> None:
+    model = _prepared()
+    with pytest.raises(DataError, match="gave no batch"):
+        qat.calibrate(model, [])
+    with pytest.raises(DataError, match="a batch is a str"):
+        qat.calibrate(model, ["images"])
+    with pytest.raises(DataError, match=r"0\._input_quantizer.*NaN"):
+        qat.calibrate(model, [torch.full((1, 16, 8, 8), torch.nan)])
+    with pytest.raises(QdqtoolError, match="method 'best' is unknown"):
+        qat.calibrate(model, BATCHES, "best")
+    with pytest.raises(QdqtoolError, match=r"call qdqtool\.qat\.prepare on it first"):
+        qat.calibrate(nets.conv(), BATCHES)
+
+
+def test_pytorch_quantizations_own_calibrators_work_as_well() -> None:
+    model = _prepared()
+    nets.max_calibrate(model, *BATCHES)
+    wanted = max(float(b.abs().max()) for b in BATCHES)
+    assert _amax(model[0]._input_quantizer) == pytest.approx(wanted, rel=1e-6)
+    assert tuple(model[0]._weight_quantizer._amax.shape) == (16, 1, 1, 1)
+
+
+def test_modelopts_own_calibration_works_as_well() -> None:
+    quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
+    model = _prepared("modelopt")
+
+    def loop(network: nn.Module) -> None:
+        for batch in BATCHES:
+            network(batch)
+
+    quantization.calibrate(model, "max", loop)
+    wanted = max(float(b.abs().max()) for b in BATCHES)
+    assert _amax(model[0]._input_quantizer) == pytest.approx(wanted, rel=1e-6)

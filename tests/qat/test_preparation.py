@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import builtins
 import copy
 import pickle
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,9 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.modules import quantizers_of
+from qdqtool.qat.amax import amax_of, set_amax
+from qdqtool.qat.backends import backend_named
+from qdqtool.qat.modules import ExportQuantizer, observing, quantizers_of
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 
@@ -181,3 +186,125 @@ def test_computed_weights_are_refused_before_anything_changes() -> None:
     assert not list(quantizers_of(model))
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")
     qat.prepare(model, X, report=None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_values_and_gradients_are_those_of_int8(backend: str, axis: int | None) -> None:
+    quantizer = backend_named(backend).make(axis)
+    x = torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    amax = torch.tensor(1.5)
+    if axis is not None:
+        shape = [1, 1, 1, 1]
+        shape[axis] = x.shape[axis]
+        amax = torch.linspace(0.5, 2.0, x.shape[axis]).reshape(shape)
+    assert amax_of(quantizer) is None
+    set_amax(quantizer, amax)
+    result = quantizer(x)
+    result.sum().backward()
+    step = amax / 127
+    expected = (x.detach() / step).round().clamp(-128, 127) * step
+    assert torch.allclose(result.detach(), expected, atol=1e-5)
+    assert x.grad is not None
+    # The straight-through estimator: one inside the range, nothing from what was clipped.
+    assert torch.equal(x.grad, (x.detach().abs() <= amax).float())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
+    quantizer = backend_named(backend).make(0)
+    for scale in (1.0, 3.0):
+        x = torch.randn(4, 6, 3, 3) * scale
+        step = x.abs().amax((1, 2, 3), keepdim=True) / 127
+        assert torch.allclose(quantizer(x), (x / step).round() * step, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", ["pytorch-quantization", "modelopt"])
+def test_a_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}"
+    monkeypatch.delitem(sys.modules, room, raising=False)
+    import qdqtool.qat
+
+    monkeypatch.delattr(qdqtool.qat, room.rpartition(".")[2], raising=False)
+    honest = builtins.__import__
+
+    def blocked(module: str, *args: Any, **kwargs: Any) -> Any:
+        if module.split(".")[0] in ("modelopt", "pytorch_quantization"):
+            raise ImportError(f"No module named '{module}'")
+        return honest(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", blocked)
+    with pytest.raises(QdqtoolError, match=r"cannot be imported .*pip install 'qdqtool\[qat\]'"):
+        backend_named(name)
+
+
+X_MODULES = torch.randn(1, 16, 8, 8)
+
+
+def test_a_failing_quantizer_of_weights_is_an_error_and_not_a_float_convolution() -> None:
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X_MODULES, report=None)
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AttributeError("amax")
+
+    model[0]._weight_quantizer = Failing()
+    with pytest.raises(RuntimeError, match="the weights' quantizer failed: amax"):
+        model(X_MODULES)
+
+
+def test_weights_can_be_replaced() -> None:
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X_MODULES, report=None)
+    model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
+    assert torch.equal(model(X_MODULES), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
+    assert "0.weight" in dict(model.named_parameters())
+
+
+def test_a_convolution_of_ones_own_keeps_its_behaviour() -> None:
+    class Scaled(nn.Conv2d):
+        """Standardizes its weights."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+            return self._conv_forward(x, weight, self.bias)
+
+    model = nn.Sequential(Scaled(16, 16, 3, padding=1), nn.ReLU(), nets.conv())
+    with torch.no_grad():
+        wanted = model(X_MODULES)
+        qat.prepare(model, X_MODULES, report=None)
+        assert type(model[0]).__name__ == "Scaled" and isinstance(model[0], Scaled)
+        found = model(X_MODULES)
+    assert 0 < (found - wanted).abs().max() < 0.1 * wanted.std() + 0.05
+
+
+def test_observers_see_activations_and_nothing_is_quantized() -> None:
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
+    with torch.no_grad():
+        wanted = model(X_MODULES)
+        qat.prepare(model, X_MODULES, report=None)
+        seen: list[torch.Tensor] = []
+        with observing(lambda module, attribute, value: seen.append(value)):
+            assert torch.equal(model(X_MODULES), wanted)
+    assert len(seen) == 2 and torch.equal(seen[0], X_MODULES)
+    assert [weight for _, _, weight in quantizers_of(model)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_the_exported_quantizer_rounds_to_integers(axis: int | None) -> None:
+    values = torch.tensor([[-3.0, -0.26, 0.0], [0.74, 1.3, 400.0]])
+    scale = torch.tensor(0.5) if axis is None else torch.tensor([0.5, 0.25, 0.125][: values.shape[axis]])
+    along = scale if axis is None else scale.reshape([-1, 1] if axis == 0 else [1, -1])
+    expected = (values / along).round().clamp(-128, 127) * along
+    assert torch.equal(ExportQuantizer(scale, axis)(values), expected)
+
+
+def test_copies_with_plain_tensors_for_parameters_work() -> None:
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X_MODULES, report=None)
+    replica = model[0]._replicate_for_data_parallel()
+    for name, parameter in model[0]._parameters.items():
+        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
+    with torch.no_grad():
+        assert torch.equal(replica(X_MODULES), model(X_MODULES))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import qdqtool
+from examples.resnet import ResNet18
 from qdqtool import qat
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.qat import plan
 from qdqtool.qat.modules import observing
-from qdqtool.qat.sites import CallWatcher, resting
+from qdqtool.qat.sites import CallWatcher, Site, resting
+from qdqtool.qat.trace import trace
 from tests.qat import nets
 
 X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -117,3 +128,232 @@ def test_modes_of_the_user_go_on_and_errors_leave_nothing_behind() -> None:
 
 def _fail(*_: Any) -> None:
     raise RuntimeError("on purpose")
+
+
+def test_every_convolution_add_and_pool_is_found_again() -> None:
+    model = ResNet18(10, nets.WIDTH)
+    traced = trace(model, torch.randn(1, 3, 64, 64))
+    nodes = {n.name: n for n in traced.proto.graph.node}
+    kinds = {name: nodes[name].op_type for name, _ in traced.sites}
+    assert sorted(kinds.values()) == ["Add"] * 8 + ["Conv"] * 20 + ["Gemm", "GlobalAveragePool"]
+    modules = {s.module for s in traced.sites.values() if s.kind == "input"}
+    assert modules == {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    for (node, position), site in traced.sites.items():
+        if site.kind == "add":  # the node's name holds the block's; the sides are those of "out += identity"
+            assert f"/{site.module}/" in node and site.position == position
+
+
+def test_batch_normalizations_know_their_convolution() -> None:
+    traced = trace(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
+    assert len(traced.norms) == 20
+    assert traced.norms["layer3.0.bn2"] == "layer3.0.conv2"
+    assert traced.norms["layer3.0.downsample.1"] == "layer3.0.downsample.0"
+
+
+def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
+    model = ResNet18(10, nets.WIDTH)
+    nets.randomise(model)
+    x = torch.randn(1, 3, 64, 64)
+    proto = trace(model, x).proto
+    assert {n.domain for n in proto.graph.node} == {""}
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(result, model.eval()(x).numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    model = nets.Moody()
+    model.b.eval()
+    before = [(n, m.training) for n, m in model.named_modules()]
+    trace(model, torch.randn(1, 16, 8, 8))
+    assert [(n, m.training) for n, m in model.named_modules()] == before
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_adds_in_containers_belong_to_the_module_around_them() -> None:
+    traced = trace(nets.Skips(), torch.randn(1, 16, 8, 8))
+    adds = {s for s in traced.sites.values() if s.kind == "add"}
+    assert adds == {Site("", "add", call, position) for call in (0, 1) for position in (0, 1)}
+    assert traced.calls["", "add"] == 2
+
+
+@pytest.mark.parametrize("sample", [3, "x", None])
+def test_a_sample_of_another_kind_is_refused(sample: object) -> None:
+    with pytest.raises(QdqtoolError, match="give a tensor, a tuple of the network's arguments or a dict"):
+        trace(nets.conv(), sample)
+
+
+def test_what_torch_cannot_export_is_told_in_one_line() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no such thing\nsecond line")
+
+    with pytest.raises(ModelError, match=r"^Broken: torch cannot export it to ONNX: no such thing$"):
+        trace(Broken(), torch.zeros(1))
+
+
+ONE = torch.randn(1, 16, 16, 16)
+
+
+def test_resnet18_gets_skips_and_the_pool() -> None:
+    found = plan(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
+    assert len(found.convolutions) == 21
+    residuals = [a.site for a in found.activations if a.role == "residual"]
+    assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
+    assert [a.site.module for a in found.activations if a.site.kind == "pool"] == ["avgpool"]
+
+
+def test_it_decides_as_insert_does() -> None:
+    model = ResNet18(10, nets.WIDTH)
+    nets.randomise(model)
+    sample = torch.randn(2, 3, 64, 64)
+    file = io.BytesIO()
+    torch.onnx.export(model.eval(), (sample[:1],), file, opset_version=17, dynamo=False)
+    float_model = onnx.load_from_string(file.getvalue())
+    inserted = qdqtool.insert(float_model, sample.numpy(), predict=False)
+    found = plan(model, sample[:1])
+    assert len(inserted.weights) == len(found.weights)
+    assert len(inserted.activations) == len({a.tensor for a in found.activations})
+
+
+def test_tied_tensors_are_one_group() -> None:
+    found = plan(nets.UpAndDown(), ONE)
+    group = {a.site.module: a.group for a in found.activations}
+    assert group["down"] == group["last"] != group["up"]  # "down" reads the network's input, which Concat takes as well
+    loose = plan(nets.UpAndDown(), ONE, unify=False)
+    assert len({a.group for a in loose.activations}) == 3
+    assert loose.tied == [] and found.tied == [["down", "last"]]
+
+
+def test_a_module_that_runs_twice_has_one_quantizer() -> None:
+    found = plan(nets.Shared(), ONE)
+    assert [a.site.module for a in found.activations] == ["first", "both", "last"]
+    assert found.convolutions == ["first", "both", "last"]
+
+
+def test_what_no_module_reaches_stays_float_and_is_told() -> None:
+    found = plan(nets.Odd(), ONE)
+    assert found.convolutions == ["last"]
+    assert len(found.skipped) == 3
+    assert all("function call" in reason for _, reason in found.skipped)
+
+
+def test_exclude_finds_modules_and_nodes() -> None:
+    model, sample = ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64)
+    found = plan(model, sample, exclude=[r"^layer4\.", "/fc/"])
+    assert len(found.convolutions) == 21 - 5 - 1
+    assert not any(a.site.module.startswith("layer4") for a in found.activations)
+    assert ("fc", "excluded by exclude '/fc/'") in found.skipped
+
+
+@pytest.mark.parametrize("option", ["exclude", "include"])
+def test_patterns_have_to_match(option: str) -> None:
+    with pytest.raises(QdqtoolError, match=re.escape(f"{option} 'nothing': matches no module")):
+        plan(nets.Shared(), ONE, **{option: ["first", "nothing"]})  # type: ignore[arg-type]
+    with pytest.raises(QdqtoolError, match="not a regular expression"):
+        plan(nets.Shared(), ONE, **{option: ["("]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"backend": "brevitas"}, {"head": "all"}, {"residual": "yes"}, {"target": "trt3"}])
+def test_wrong_options(options: dict[str, str]) -> None:
+    with pytest.raises(QdqtoolError):
+        plan(nets.Shared(), ONE, **options)  # type: ignore[arg-type]
+
+
+def test_nothing_to_quantize() -> None:
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        plan(nets.conv(), ONE, exclude=["Conv"])
+    with pytest.raises(ModelError, match="no Conv"):
+        plan(nn.ReLU(), ONE)
+
+
+def test_include_takes_back_what_a_rule_left() -> None:
+    small = nn.Sequential(nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3))
+    assert plan(small, ONE).convolutions == ["0", "2"]
+    assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]
+
+
+def test_the_text_names_everything() -> None:
+    text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
+    assert "2 convolutions and linear layers in INT8" in text
+    assert "one amax  down, last" in text
+    assert "float     up: excluded by exclude 'up'" in text
+    assert "--" not in text
+
+
+def test_targets_differ() -> None:
+    found = plan(nets.UpAndDown(), ONE, target="rtx1.7")
+    assert "up" not in found.convolutions  # TensorRT-RTX runs no ConvTranspose in INT8
+
+
+def test_weights_that_are_computed_stay_float() -> None:
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nn.utils.parametrizations.weight_norm(nets.conv()))
+    found = plan(model, ONE)
+    assert found.convolutions == ["0"]
+    assert found.skipped == [("2", "its weights are computed, not constant")]
+
+
+def test_projections_of_attention_are_told_once_and_not_as_unreached() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.expert = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.up(x)
+            return self.down(x + self.attention(x, x, x, need_weights=False)[0])
+
+    found = plan(Attending(), torch.randn(1, 5, 16))
+    assert found.convolutions == ["up", "down"] and found.unseen == ["expert"]
+    assert sum("nn.MultiheadAttention" in reason for _, reason in found.skipped) == 2
+
+
+MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def _ready() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv()).eval()
+    with torch.no_grad():
+        wanted = model(MANY)
+    qat.prepare(model, MANY[:1], report=None)
+    qat.calibrate(model, MANY)
+    return model, wanted
+
+
+def test_all_off_is_the_float_network() -> None:
+    model, wanted = _ready()
+    with torch.no_grad():
+        quantized = model(MANY)
+        assert not torch.equal(quantized, wanted)
+        with qat.disabled(model):
+            assert torch.equal(model(MANY), wanted)
+        assert torch.equal(model(MANY), quantized)
+        assert len(qat.disable(model, r"^2\.")) == 2
+        assert not torch.equal(model(MANY), quantized)
+        assert qat.enable(model) == []
+        assert torch.equal(model(MANY), quantized)
+    with pytest.raises(QdqtoolError, match="'nothing': matches no quantizer; names look like"):
+        qat.disable(model, "nothing")
+
+
+def test_what_is_off_has_no_pair_in_the_export(tmp_path: Path) -> None:
+    model, _ = _ready()
+    qat.disable(model, r"^2\.")
+    done = qat.export(model, tmp_path / "q.onnx", MANY[:1])
+    assert (done.summary["int8"], done.summary["float"]) == (2, 1)
+
+
+def test_the_layer_that_costs_most_comes_first() -> None:
+    model, wanted = _ready()
+    model[2]._input_quantizer._amax.mul_(0.05)  # a range that clips nearly everything
+    found = qat.sensitivity(model, [MANY])
+    assert found[0].module == "2" and found[0].loss > 5 * found[1].loss
+    with torch.no_grad(), qat.disabled(model, r"^(0|4)\."):
+        by_hand = float(((model(MANY) - wanted) ** 2).mean().sqrt() / wanted.std())
+    assert found[0].loss == pytest.approx(by_hand, rel=1e-4)
+    measured = qat.sensitivity(model, [], metric=lambda m: -float((m(MANY) - wanted).square().mean()))
+    assert measured[0].module == "2"

@@ -5,8 +5,11 @@ Bounds on time are generous here, for a busy machine; ``benchmarks/report.py`` m
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,8 +17,8 @@ import qdqtool
 from tests.reporting.browser import Page
 from tests.reporting.conftest import Made
 from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.reporting.test_collect import result, write
 from tests.reporting.test_page import hostile
-from tests.reporting.test_tuning import result, write
 from tests.trt.evidence import CASES, HOME, truth
 
 pytestmark = pytest.mark.slow
@@ -148,6 +151,91 @@ def column(page: Page, table: str, number: int) -> list[Any]:
     return found
 
 
+def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    chromium.run("document.getElementById('zoom-fit').click()")
+    found = chromium.run("""return [...document.querySelectorAll('.box.module .name')].map((name) => {
+        const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
+        return [name.textContent, text.height, text.top >= all.top && text.bottom <= all.bottom]; })""")
+    assert len(found) > 20 and all(height > 7 and inside for _, height, inside in found)
+    chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
+        .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+    lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
+    assert len(lit) >= 5 and all("model.9" in text for text in lit)
+    assert chromium.run("return document.querySelector('input[name=view]:checked').value") == "onnx"
+    assert "/model.9/cv1/conv/Conv" in details(chromium) and "Convolutions" in details(chromium)
+    assert chromium.errors() == []
+
+
+def test_the_wheel_zooms_and_time_colours(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    width = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
+    chromium.run("""document.querySelector('.graph').dispatchEvent(
+        new WheelEvent('wheel', { deltaY: -200, bubbles: true, cancelable: true, clientX: 300, clientY: 400 }))""")
+    wait(chromium, f"return document.querySelector('.world').getBoundingClientRect().width > 1.3 * {width}")
+    chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
+        paint.dispatchEvent(new Event('change'));""")
+    fills = chromium.run("""return [...document.querySelectorAll('.world .box')].map((box) => [
+        parseFloat(box.style.getPropertyValue('--share')), getComputedStyle(box.querySelector('.body')).fill])""")
+    assert max(share for share, _ in fills) == 70 and len({fill for _, fill in fills}) > 4
+    assert "estimated" in chromium.run("return document.getElementById('heat-legend').textContent")
+    assert chromium.errors() == []
+
+
+def test_graphs_and_tables_are_saved(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    chromium.run("""window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return 'blob:none'; };
+        window.names = []; HTMLAnchorElement.prototype.click = function () { window.names.push(this.download); };
+        for (const name of ['export-svg', 'export-png']) document.getElementById(name).click();
+        document.querySelector('#convolution-table .csv').click();""")
+    wait(chromium, "return window.saved.length === 3")
+    texts = chromium.driver.execute_async_script(
+        "const done = arguments[0]; Promise.all(window.saved.map((blob) => blob.type === 'image/png'"
+        "? blob.arrayBuffer().then((b) => String(new DataView(b).getUint32(0))) : blob.text()))"
+        ".then((all) => done([window.names, all]));")
+    saved = dict(zip(*texts, strict=True))
+    root = ElementTree.fromstring(saved["model_qdq-onnx.svg"])
+    words = "".join(root.itertext())
+    assert "first" in words and "1x16x16x16" in words and "INT8 → " in words
+    assert not any(a in ("class", "style") or "var(" in v for e in root.iter() for a, v in e.attrib.items())
+    assert saved["model_qdq-onnx.png"] == str(0x89504E47)
+    rows = list(csv.reader(io.StringIO(saved["model_qdq-convolutions.csv"])))
+    assert [row[1] for row in rows] == ["Convolution", "first", "second", "third"]
+    assert len({len(row) for row in rows}) == 1 and float(rows[1][rows[0].index("Est. ms")]) > 0
+    assert chromium.errors() == []
+
+
+_CLASHES = """
+const seen = [...document.querySelectorAll('.stage[data-side=after] .world text, #roofline text, #histogram text')]
+  .map((one) => [one, one.getBoundingClientRect()]).filter(([, box]) => box.width);
+const found = [];
+for (const [i, [a, p]] of seen.entries()) for (const [b, q] of seen.slice(i + 1)) {
+  if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1.5
+      && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3.5) found.push(`${a.textContent} / ${b.textContent}`);
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_text_stands_on_text(chromium: Page, full: Path, width: int) -> None:
+    chromium.size(width)
+    try:
+        chromium.open(full)
+        chromium.ready_ms()
+        chromium.run("document.querySelectorAll('main > section').forEach((one) => "
+                     "{ one.style.contentVisibility = 'visible'; })")
+        wait(chromium, "return document.querySelectorAll('#roofline .plot, #histogram .plot').length === 2")
+        assert chromium.run(_CLASHES) == []
+        chromium.run("document.getElementById('zoom-fit').click()")
+        assert chromium.run(_CLASHES) == []
+    finally:
+        chromium.size(1280)
+
+
 def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
     chromium.open(large)
     chromium.ready_ms()
@@ -201,11 +289,12 @@ def test_a_large_network_is_ready_soon_and_moves_smoothly(chromium: Page, large:
 
 
 def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) -> None:
-    qdqtool.report(hostile(tmp_path / "m.onnx"), gpu="T4").save(tmp_path / "r.html")
+    report = qdqtool.report(hostile(tmp_path / "m.onnx"), gpu="T4")
+    report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
     chromium.ready_ms()
     assert chromium.run("return document.querySelectorAll('img, [onclick]').length") == 0
-    number = chromium.run("return JSON.parse(document.getElementById('page-data').textContent).model.nodes.length")
+    number = len(report.page.model.nodes)
     for node in range(number):
         chromium.run("location.hash = `#node-${arguments[0]}`", node)
     type_into(chromium, "search", "<script>")

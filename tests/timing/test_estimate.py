@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
@@ -185,7 +185,6 @@ def test_ranges_are_wider_where_less_is_known():
 
 
 @given(st.sampled_from([g for g in gpus() if g.rates.int8_path == "tensor"]), st.floats(1.1, 3.0))
-@settings(max_examples=30, deadline=None)
 def test_order_of_whole_networks(gpu, factor):
     """More clock or a smaller batch is never slower; INT8 is never slower than FP16 in large convolutions."""
     _, base = timed(chain(batch=4), gpu, compare=False)
@@ -197,7 +196,6 @@ def test_order_of_whole_networks(gpu, factor):
 
 
 @given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "3060", "agx orin", "T4", "RTX 4090"]))
-@settings(max_examples=20, deadline=None)
 def test_a_conversion_more_is_never_faster(case, seed, gpu):
     """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""
     proto = onnx.ModelProto()

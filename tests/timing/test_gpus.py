@@ -1,12 +1,21 @@
 """GPUs are found by any usual name, and their figures agree with what NVIDIA publishes."""
 
-import math
+from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import onnx
 import pytest
 
+from qdqtool.buildlog.types import Build
+from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
-from qdqtool.timing import gpus
+from qdqtool.timing import expected, gpus
+from qdqtool.timing.ask import Request, predict_on
+from qdqtool.timing.device import gpu_of_device, of_facts
 from qdqtool.types import Evidence, Precision
+from tests.trt.builder import Graph
 
 
 @pytest.mark.parametrize(("typed", "name"), [
@@ -155,3 +164,124 @@ def test_clock_and_power():
             gpus.chosen("orin nx", clock=bad)
     with pytest.raises(QdqtoolError):
         gpus.chosen("orin nx", power="lots")
+
+
+def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
+    g = Graph()
+    x = g.conv(g.input(1, 32, 16, 16), "a", 32, groups=groups)
+    x = g.relu(x, "r") if act == "Relu" else g.silu(x, "s") if act == "SiLU" else g.op(act, x, "act")
+    return g.model(g.conv(x, "b", 32, scale=0.05))
+
+
+def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
+    prediction, _ = predict_on(proto, target, Request(sm=sm))
+    return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
+
+
+@pytest.mark.parametrize(("sm", "told"), [
+    ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}), ("6.1", {"GPU-DP4A", "GPU-FUSION"}), ("7.0", {"GPU-DP4A", "GPU-FUSION"}),
+    ("7.5", set()), ("T4", set()), ("8.6", set()), ("6.0", {"GPU-NO-INT8"}), ("6.2", {"GPU-NO-INT8"}),
+    ("5.3", {"GPU-NO-INT8"}), ("AGX Orin", {"GPU-JETSON"}), ("8.7", set()),
+])
+@pytest.mark.parametrize("act", ["LeakyRelu", "SiLU"])
+def test_gpus(sm: str, told: set[str], act: str) -> None:
+    assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
+
+
+def test_relu_is_fused_everywhere() -> None:
+    assert "GPU-FUSION" not in codes(network("Relu"), "6.1")
+
+
+def test_depthwise() -> None:
+    assert "GPU-KERNELS" in codes(network("Relu", groups=32), "GTX 1650")
+    assert "GPU-KERNELS" not in codes(network("Relu", groups=32), "TITAN RTX")
+    assert "GPU-KERNELS" not in codes(network("Relu", groups=1), "GTX 1650")
+    assert "GPU-KERNELS" not in codes(network("Relu", groups=2), "GTX 1650")
+
+
+def test_a_float_network_is_told_nothing_of_int8() -> None:
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
+    assert not codes(proto, "6.0") and not codes(proto, "AGX Orin")
+
+
+def test_unknown_names_are_one_line_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(network(), tmp_path / "m.onnx")
+    assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
+
+
+# Device information as trtexec prints it (TensorRT 8.2 to 8.6): SMs, clock, memory, bus, memory clock.
+ORIN_NX = {"Compute Capability": "8.7", "SMs": "4", "Compute Clock Rate": "0.765 GHz",
+           "Device Global Memory": "7755 MiB", "Memory Bus Width": "256 bits (ECC disabled)",
+           "Memory Clock Rate": "0.612 GHz"}  # fmt: skip
+AGX = {"Compute Capability": "8.7", "SMs": "16", "Compute Clock Rate": "1.275 GHz",
+       "Device Global Memory": "28826 MiB", "Memory Bus Width": "128 bits (ECC disabled)",
+       "Memory Clock Rate": "1.275 GHz"}  # fmt: skip
+TI = {"Compute Capability": "8.6", "SMs": "80", "Device Global Memory": "12023 MiB",
+      "Memory Bus Width": "384 bits (ECC disabled)", "Application Compute Clock Rate": "1.695 GHz",
+      "Application Memory Clock Rate": "9.501 GHz"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "facts", "board", "sms", "clock", "bandwidth"), [
+    ("Orin", ORIN_NX, "Jetson Orin NX 8GB", 4, 612, 102.4),
+    ("Orin", AGX, "Jetson AGX Orin 64GB", 16, 1275, 204.8),
+    ("Orin", AGX | {"SMs": "14", "Compute Clock Rate": "930 MHz", "Memory Clock Rate": "0.93 GHz"},
+     "Jetson AGX Orin 32GB", 14, 930, 204.8),
+    ("NVIDIA GeForce RTX 3080 Ti", TI, "RTX 3080 Ti", 80, 1695, 384 / 8 * 9.501 * 2),
+    ("NVIDIA A100-PCIE-40GB", {"Compute Capability": "8.0", "SMs": "108", "Compute Clock Rate": "1.41 GHz",
+     "Memory Bus Width": "5120 bits (ECC enabled)", "Memory Clock Rate": "1.215 GHz"}, "A100 40GB", 108, 1410,
+     5120 / 8 * 1.215 * 2),
+    ("Xavier", {"Compute Capability": "7.2", "SMs": "6", "Compute Clock Rate": "1.109 GHz"}, "Jetson Xavier NX", 6,
+     1109, 51.2),
+])  # fmt: skip
+def test_the_log_decides(name, facts, board, sms, clock, bandwidth):
+    gpu = gpu_of_device(of_facts(name, facts))
+    assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
+    assert gpu.bandwidth == pytest.approx(bandwidth)
+    assert gpu.sustained == 1  # the clock is known
+
+
+def test_switched_off_sms_and_an_odd_clock_are_said():
+    note = gpu_of_device(of_facts("Orin", ORIN_NX)).note
+    assert "4 SMs where the Jetson Orin NX 8GB has 8" in note and "612 MHz" in note
+    assert gpu_of_device(of_facts("Orin", AGX)).note == ""
+
+
+def test_a_gpu_that_is_in_no_table_is_taken_as_the_log_describes_it():
+    facts = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz",
+             "Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}  # fmt: skip
+    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", facts))
+    assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
+    assert gpu.rates is gpus.rates()["8.6"]
+    guessed = gpu_of_device(of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k}))
+    assert "memory" in guessed.note and 300 < guessed.bandwidth < 600
+
+
+@pytest.mark.parametrize("facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}])
+def test_a_shared_name_alone_is_no_gpu(facts):
+    with pytest.raises(QdqtoolError, match="is the name of 8 GPUs"):
+        gpu_of_device(of_facts("Orin", facts))
+    build = Build(device="Orin", gpu=facts)
+    assert expected.gpu_of(build) is None and "Orin NX 8GB" in expected.unknown_gpu(build)
+
+
+@pytest.mark.parametrize(("named", "sms"), [("Orin NX 8GB", 4), ("AGX Orin", 4), ("RTX 3060", 28)])
+def test_the_users_word_comes_first_and_the_logs_figures_count_where_they_can_be_its(named, sms):
+    """A board switches SMs off; a desktop GPU of another compute capability is not the log's at all."""
+    gpu = expected.gpu_of(Build(device="Orin", gpu=ORIN_NX), named)
+    assert gpu is not None and gpu.sms == sms
+
+
+def test_the_users_clock_comes_before_the_logs():
+    gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
+    assert (gpu.clock, gpu.sms) == (500, 4)
+
+
+def test_absurd_figures_are_not_taken():
+    odd = {"Compute Capability": "8.6", "SMs": "0", "Compute Clock Rate": "9999 GHz", "Memory Bus Width": "1 bits",
+           "Device Global Memory": "99999999999 MiB", "Memory Clock Rate": "1 GHz"}  # fmt: skip
+    gpu = gpu_of_device(of_facts("RTX 3060", odd))
+    known = gpus.find("RTX 3060")
+    assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
+from qdqtool.timing.gpus import find
 from qdqtool.timing.layouts import Layout, reformats_of
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
@@ -51,8 +53,9 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
     ([Q, (layer("Convolution", "q", "f"), conv(I8, FULL))], ("f",), []),  # FP32 is written linear
     ([(layer("Convolution", "x", "a"), conv(HALF, HALF)), (layer("Convolution", "a", "b"), conv(HALF, HALF))], (),
      [("x", "linear", "NHWC8")]),
-    ([(layer("Convolution", "x", "a"), conv(FULL, FULL)), (layer("PointWise", "a", "b"),
-      Work(work.POINTWISE, FULL, FULL))], ("b",), []),
+    ([(layer("Convolution", "x", "a"), conv(FULL, FULL, 3.0)), (layer("PointWise", "a", "b"),
+      Work(work.POINTWISE, FULL, FULL)), (layer("Convolution", "b", "c"), conv(FULL, FULL))], (),
+     [("b", "linear", "NHWC8")]),  # FP32 by TF32: the first convolution is linear, the others are not
     ([(layer("Conversion", "x", "q"), Work(work.CONVERSION, FULL, I8)), (layer("Convolution", "q", "a"),
       conv(I8, I8, 3.0))], (), []),  # few channels: the conversion writes fours
 ])  # fmt: skip
@@ -93,12 +96,59 @@ def silu_network() -> Model:
     return Model(g.model(g.op("Softmax", [g.silu(g.conv(g.pair(a, "aq"), "b", 32), "sb")], "s")))
 
 
-def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart_on_tensorrt_10():
+@pytest.mark.parametrize("target", ["trt8.6", "trt10"])
+def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart(target):
     model = silu_network()
-    kernels = {t: [e.name for e in workload_of(model, predict(model, t, advice=False)).extras if "PWN" in e.name]
-               for t in ("trt8.6", "trt10")}  # fmt: skip
-    floats = [c for c in predict(model, "trt10").convolutions if str(c.output) in ("FLOAT", "FP16")]
-    assert not kernels["trt8.6"] and len(kernels["trt10"]) <= len(floats)
+    found = workload_of(model, predict(model, target, advice=False)).extras
+    apart = [e.name for e in found if e.name.startswith("PWN behind")]
+    assert len(apart) == 1 and "sb.m" in apart[0]  # behind `b`, which writes a float, and not behind `a`
+
+
+def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout():
+    g = Graph()
+    a = g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32)
+    b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)  # Q of another tensor behind a sum: stays on older GPUs
+    model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
+    prediction = predict(model, "trt10", advice=False)
+    counts = {}
+    for name in ("RTX 4090", "RTX 5090"):
+        load_ = workload_of(model, prediction, gpu=find(name))
+        counts[name] = (sum(w.kind == work.CONVERSION for w in load_.layers),
+                        sum(e.reformat is not None for e in load_.extras))  # fmt: skip
+    assert counts["RTX 5090"][1] == 0 < counts["RTX 4090"][1]
+    assert 0 < counts["RTX 5090"][0] < counts["RTX 4090"][0]  # the input's Q stays
+
+
+def float_resnet() -> Model:
+    return twin.float_twin(load(evidence.HOME / "resnet18-a100-qat" / "model.onnx.gz"))
+
+
+def test_fp32_is_linear_on_a_gpu_without_tf32():
+    model = float_resnet()
+    prediction = predict(model, "trt8.6", advice=False)
+    changed = {name: sum(e.reformat is not None for e in workload_of(
+        model, prediction, FULL, gpu=find(name)).extras) for name in ("A100 80GB PCIe", "RTX 2060")}  # fmt: skip
+    assert changed == {"A100 80GB PCIe": 1, "RTX 2060": 0}  # as built on an A100: one behind the pooling
+
+
+def test_the_edge_of_an_fp16_network_is_one_kernel_with_its_change_of_layout():
+    model = float_resnet()
+    found = workload_of(model, predict(model, "trt8.6", advice=False)).extras
+    first, last = [e.work for e in found if e.work.kind == work.CONVERSION]
+    assert (first.read, first.written, first.channels) == (32 * 3 * 224 * 224 * 4, 32 * 3 * 224 * 224 * 2, 3.0)
+    assert last.written_as == FULL and not any(e.reformat for e in found)  # as built on an A100
+
+
+def test_arithmetic_on_shapes_is_no_kernel():
+    g = Graph()
+    x = g.input(1, 32, 16, 16)
+    one, two, none, first = (g.const(n, np.array(v)) for n, v in (("i", 1), ("j", 2), ("k", [0]), ("l", [1])))
+    half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
+    ends = g.op("Mul", [g.op("Add", [half, half], "twice"), one], "ends")
+    cut = g.op("Slice", [x, none, g.op("Unsqueeze", [ends, none], "end"), first], "cut")
+    model = Model(g.model(g.conv(g.pair(cut, "q"), "a", 32)))
+    assert not [e.name for e in workload_of(model, predict(model, "trt10", advice=False)).extras
+                if e.work.kind == work.POINTWISE]  # fmt: skip
 
 
 def test_layouts_never_count_as_conversions():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.modelfile import load
@@ -158,7 +158,6 @@ def run_checked(model: onnx.ModelProto, target: str) -> None:
         pipeline.run(network, target_named(target))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(max_steps=8, steps=FORKS), st.sampled_from(CLASSIC))
 def test_every_pass_leaves_one_graph(model: onnx.ModelProto, target: str) -> None:
     run_checked(model, target)

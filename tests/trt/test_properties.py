@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -36,7 +36,6 @@ MOTION: tuple[type[Pass], ...] = (
     SplitQAcrossPrecedingFanIn,
     DqQFusion,
 )
-quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
@@ -98,7 +97,6 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
     return other, back
 
 
-@quick
 @given(models(), st.sampled_from(CLASSIC))
 def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: str) -> None:
     first, second = (predict(model, target, advice=False) for _ in range(2))
@@ -112,14 +110,12 @@ def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: st
         assert conv.layer in {layer.name for layer in first.layers} or conv.layer == (None if inside else "")
 
 
-@quick
 @given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
 def test_order_of_nodes_does_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
     other = reordered(model, seed)
     assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False))
 
 
-@quick
 @given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
 def test_names_do_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
     other, back = renamed(model, seed)
@@ -139,7 +135,6 @@ def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
     raise AssertionError("the motions do not end")
 
 
-@quick
 @given(models())
 def test_motions_change_no_number(model: onnx.ModelProto) -> None:
     """What a Q passes by an exact rule (qdqtool.operators) commutes with Q and DQ exactly; a linear Resize does not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.trt import trace
@@ -110,7 +110,6 @@ def _steps(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(_steps(), max_size=6))
 def test_a_rendered_trace_reads_back_the_same(steps: list[list[Event]]) -> None:
     events = [event for step in steps for event in step]
@@ -122,7 +121,6 @@ _PLAIN = st.lists(
 ).map(" + ".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(trace.FORMATS)), _PASSES, _PLAIN, _PLAIN)
 def test_one_line_alone_reads_back(kind: str, owner: str, first: str, second: str) -> None:
     """Names without a joining word need no state at all."""

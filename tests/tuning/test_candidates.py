@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 
+from qdqtool.graph import Model
 from qdqtool.tuning.candidates import BETWEEN, FREE, NO_GAIN, judge
+from qdqtool.tuning.chain import Gain, chain, estimated, neighbours
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
+from qdqtool.tuning.cuts import Cuts
+from qdqtool.tuning.estimate import Estimate
 from qdqtool.tuning.sites import CONVOLUTION, INT8, Candidate, Site, candidates, find_sites
-from tests.insertion.nets import images
-from tests.tuning.nets import branchy, planner_of
+from tests.insertion.nets import images, run
+from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
 SITES = {
     "a": Site("a", CONVOLUTION, ("a",), ("t",)),
@@ -93,3 +99,102 @@ def test_sites_are_convolutions_groups_and_residuals() -> None:
     assert sites["c3"][2] == ()  # c4 reads the same tensor
     names = [frozenset(s[1]) for s in sites.values()]
     assert len(names) == len(set(names))
+
+
+def floats(*names: str) -> Configuration:
+    return Configuration(floats=frozenset(names))
+
+
+def additive(prices: dict[str, int], together: int = 0):
+    """Costs that add up, less ``together`` where a and b are both float."""
+    def cost(configuration: Configuration) -> Cost:
+        saved = together if {"a", "b"} <= configuration.floats else 0
+        return Cost(100, 100 - sum(prices[n] for n in configuration.floats) + saved, 0)
+
+    return cost
+
+
+def order(prices: dict[str, int], gains: dict[str, float], together: int = 0) -> list[list[str]]:
+    found = [Gain(floats(n), g, prices[n]) for n, g in gains.items()]
+    near = {"a": frozenset("b"), "b": frozenset("a")}
+    return [sorted(c.floats) for c in chain(Configuration(), found, additive(prices, together), near)]
+
+
+def test_most_gain_for_its_cost_first() -> None:
+    assert order({"a": 1, "b": 2, "c": 4}, {"a": 1.5, "b": 4.0, "c": 4.0}) == [["b"], ["a", "b"], ["a", "b", "c"]]
+
+
+def test_what_is_next_to_a_float_becomes_cheaper() -> None:
+    # Alone b costs 4 for a gain of 2, c 3 for 2; next to a, b costs 1.
+    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 0)[1] == ["a", "c"]
+
+
+def test_no_node_counts_twice() -> None:
+    gains = [Gain(floats("a", "b"), 5.0, 2.0), Gain(floats("a"), 3.0, 1.0), Gain(floats("c"), 1.0, 1.0)]
+    assert estimated(gains, floats("a", "b")) == 5.0
+    assert estimated(gains, floats("a", "c")) == 4.0
+    assert estimated(gains, floats("b")) == 0.0
+
+
+def test_neighbours_read_or_make_each_other() -> None:
+    near = neighbours(Model(branchy()))
+    assert near["c0"] == {"c1", "c3", "c4"}  # the last two through the residual
+    assert near["c6"] == {"c5"}
+    assert all(n in near[m] for n, others in near.items() for m in others)
+
+
+@pytest.mark.parametrize("make", [branchy, resnet, segmentation])
+def test_every_cut_computes_what_the_whole_computes(make: object) -> None:
+    proto: onnx.ModelProto = make()  # type: ignore[operator]
+    channels = proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    data = images(2, channels, 16)
+    planner = planner_of(proto, data)
+    model = planner.model
+    outputs = list(model.outputs)
+    quantized, _ = planner.plan(Configuration()).recipe.build(model)
+    wanted = run(quantized.proto, data[0])[0]
+    everything = onnx.ModelProto()
+    everything.CopyFrom(quantized.proto)
+    names = [t for n in model.nodes for t in n.outputs if t not in outputs]
+    everything.graph.output.extend(onnx.ValueInfoProto(name=t) for t in names)
+    values = dict(zip([*outputs, *names], run(everything, data[0]), strict=True)) | data[0]
+    cuts = Cuts(model, outputs)
+    for position in range(len(model.ordered)):
+        part = cuts.behind(quantized, position, outputs)
+        feeds = {i.name: values[i.name] for i in part.graph.input}
+        assert set(feeds) <= set(cuts.crossing(position))
+        assert np.array_equal(run(part, feeds)[0], wanted), position
+        assert cuts.usable(position) == position
+
+
+def test_what_crosses_is_what_is_made_before_and_read_after() -> None:
+    model = Model(branchy())
+    cuts = Cuts(model, model.outputs)
+    names = [n.name for n in model.ordered]
+    assert cuts.crossing(0) == ("x",)
+    assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
+    assert set(cuts.crossing(names.index("c5"))) == {"cat.out"}
+    assert cuts.bytes_at(names.index("c5")) == 4 * 32 * 16 * 16
+    assert cuts.crossing(len(names)) == ("c6.out",)
+
+
+def test_an_output_that_is_made_early_is_carried_on() -> None:
+    proto = branchy()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
+    model = Model(proto)
+    assert "a0/Mul.out" in Cuts(model, model.outputs).crossing(len(model.ordered) - 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers", "end"),
+    [
+        (3.0, 1, "at most about a minute with 1 worker"),
+        (600.0, 2, "at most about 10 minutes with 2 workers"),
+        (None, 2, "what an earlier run measured is taken"),
+    ],
+)
+def test_sentence(seconds: float | None, workers: int, end: str) -> None:
+    text = Estimate(choices=70, never=20, images=8, seconds=seconds, workers=workers).sentence
+    begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
+    assert text == begin + end

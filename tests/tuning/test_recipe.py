@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 import qdqtool
+from qdqtool import budgets
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.threads import Crew
+from qdqtool.tuning import limited
 from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.measure import Row
+from qdqtool.tuning.metrics import Outputs, UserMetric
 from qdqtool.tuning.recipe import Recipe, first_change
+from qdqtool.tuning.store import SWEEP, WHOLE, Store
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, planner_of
 
@@ -56,3 +72,151 @@ def test_first_change_is_the_first_node_that_reads_something_else() -> None:
         other = planner.plan(Configuration(floats=frozenset({node}))).recipe
         assert names[first_change(planner.model, base, other)] == node
     assert first_change(planner.model, base, base) == len(names)
+
+
+IDENTITY = {"model": "m", "images": "i", "settings": "s"}
+ROWS = {"a": {0: Row(0.1), 3: None}, "b": {1: Row(1 / 3, [{"scores": [0.25]}])}}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "t.tuning", IDENTITY)
+    store.add(WHOLE, ROWS)
+    store.add(SWEEP, {"c": {0: Row(5e-324)}})
+    store.save()
+    return tmp_path / "t.tuning"
+
+
+def test_what_was_kept_comes_back_bit_by_bit(kept: Path) -> None:
+    store = Store(kept, IDENTITY)
+    assert store.rows[WHOLE] == ROWS
+    assert store.known(SWEEP, "c")[0] == Row(5e-324)
+    assert store.known(SWEEP, "a") == {}
+    assert store.resumed == 4
+
+
+def test_nothing_is_written_without_anything_new(kept: Path) -> None:
+    before = kept.stat().st_mtime_ns
+    Store(kept, IDENTITY).save()
+    assert kept.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("name", "word"), [("model", "model"), ("images", "set of images"), ("settings", "setting")])
+def test_of_another_tuning_is_refused(kept: Path, name: str, word: str) -> None:
+    with pytest.raises(DataError, match=f"was measured with another {word}.*`state`"):
+        Store(kept, {**IDENTITY, name: "other"})
+
+
+def test_of_another_version_is_refused(kept: Path) -> None:
+    data = json.loads(gzip.decompress(kept.read_bytes()))
+    kept.write_bytes(gzip.compress(json.dumps({**data, "tool": "0.0.1"}).encode()))
+    with pytest.raises(DataError, match="another version of qdqtool"):
+        Store(kept, IDENTITY)
+
+
+def _packed(data: bytes) -> bytes:
+    """Without the time of day: every process of a test run has to collect the same names."""
+    return gzip.compress(data, mtime=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"\x1f\x8b\x08broken", _packed(b"[]"), _packed(b'{"schema": 1}'), _packed(b"[" * 100_000),
+     _packed(b"\xff\xfe")],
+)  # fmt: skip
+def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=str(path)):
+        Store(path, IDENTITY)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("rows", [3, {"sweep": 1, "whole": {}}, {"sweep": {"a": {"x": [1, None]}}, "whole": {}},
+                                  {"sweep": {"a": {"0": ["1", None]}}, "whole": {}}, {"sweep": {}}])  # fmt: skip
+def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
+    data = json.loads(gzip.decompress(kept.read_bytes()))
+    kept.write_bytes(gzip.compress(json.dumps({**data, "rows": rows}).encode()))
+    with pytest.raises(DataError, match="is damaged"):
+        Store(kept, IDENTITY)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "TUNING_STATE", 1000)
+    path = tmp_path / "t"
+    path.write_bytes(gzip.compress(bytes(100_000)))
+    with pytest.raises(DataError, match="the limit"):
+        Store(path, IDENTITY)
+
+
+def test_no_path_keeps_nothing(tmp_path: Path) -> None:
+    store = Store(None, IDENTITY)
+    store.add(WHOLE, ROWS)
+    store.save()
+    assert not list(tmp_path.iterdir())
+
+
+SLEEP = "import sys, time; time.sleep(2); open(sys.argv[1], 'w')"
+children = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list threads' children")
+
+
+def starts(mark: Path) -> Callable[[Outputs, Outputs, str], float]:
+    """A metric that waits for a process."""
+
+    def metric(reference: Outputs, outputs: Outputs, image: str) -> float:
+        subprocess.run([sys.executable, "-c", SLEEP, str(mark)], check=False)
+        return 1.0
+
+    return metric
+
+
+def test_results_and_errors_pass() -> None:
+    assert limited.within(5.0, lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        limited.within(5.0, lambda: 1 / 0)
+
+
+@children
+def test_a_slow_metric_is_one_line_and_its_process_ends(tmp_path: Path) -> None:
+    metric = UserMetric("m:f", ("o",), starts(tmp_path / "mark"), 0.5)
+    with pytest.raises(QdqtoolError, match=r"`metric` m:f: did not end within 0\.5 s on a\.jpg"):
+        metric.look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
+    time.sleep(2.5)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_metric_that_computes_for_ever_is_stopped() -> None:
+    turns = [0]
+
+    def spin() -> None:
+        while True:
+            turns[0] += 1
+
+    with pytest.raises(limited.Over):
+        limited.within(0.2, spin)
+    time.sleep(0.2)
+    seen = turns[0]
+    time.sleep(0.1)
+    assert turns[0] == seen
+
+
+@children
+def test_what_is_not_wanted_any_more_is_not_waited_for(tmp_path: Path) -> None:
+    """As on Ctrl-C: the thread that reads the results stops."""
+    metric, crew = starts(tmp_path / "mark"), Crew[int, None]([1], limited.end)
+    at_work = threading.Event()
+
+    def work() -> None:
+        crew.put(None)
+        at_work.set()
+        limited.within(60.0, metric, {}, {}, "a.jpg")
+
+    results = crew.results([work])
+    next(results)
+    assert at_work.wait(5)
+    time.sleep(0.3)  # the process has started
+    began = time.monotonic()
+    results.close()
+    assert time.monotonic() - began < 1.5
+    time.sleep(2.5)
+    assert not (tmp_path / "mark").exists()

@@ -40,6 +40,7 @@ class Details {
         conv.precision !== conv.inputs[0] ? [', computes in ', badge(conv.precision)] : ''),
       facts([
         ['Output shape', node.shape],
+        ...node.attributes,
         ['Weights', conv && conv.weights],
         ['Before', conv && conv.before],
         ['Evidence', conv && conv.evidence],
@@ -64,6 +65,26 @@ class Details {
     ].filter(Boolean);
   }
 
+  module(side, box) {
+    const model = models[side];
+    const ids = [...new Set(box.rows.flatMap((number) => model.nodes[number].findings))];
+    const weighted = box.rows.filter((number) => model.nodes[number].conv >= 0);
+    this.panel.replaceChildren(...[
+      el('p', { class: 'kicker' }, 'Module', page.before ? ` · ${model.label}` : ''),
+      el('h3', { class: 'breakable' }, box.title),
+      facts([['Nodes', box.rows.length], ['Convolutions', weighted.length || 'none']]),
+      weighted.length ? el('section', {}, el('h4', {}, 'Convolutions'), weighted.map((number) => {
+        const conv = model.convs[model.nodes[number].conv];
+        return el('p', {}, badge(conv.precision), ' ',
+          el('button', { class: 'link mono breakable', type: 'button', onclick: () => this.go(side, number) }, conv.name),
+          el('span', { class: 'muted' }, ` ${timeText(model.layers[conv.layer])}`));
+      })) : null,
+      this.findings(side, model, ids),
+    ].filter(Boolean));
+    this.panel.scrollTop = 0;
+    this.panel.classList.remove('empty');
+  }
+
   findings(side, model, ids) {
     if (!ids.length) return null;
     return el('section', {}, el('h4', {}, ids.length === 1 ? '1 finding' : `${ids.length} findings`), ids.map((id) => {
@@ -73,7 +94,7 @@ class Details {
         side === 'after' ? el('a', { href: `#finding-${id}`, class: 'code' }, title) : el('b', { class: 'code' }, title),
         el('p', {}, finding.message),
         finding.fix ? el('p', {}, el('b', {}, 'Fix: '), finding.fix) : null,
-        known(finding.saves_ms) ? el('p', {}, el('b', {}, 'Saves at most: '), formatMs(finding.saves_ms)) : null,
+        known(finding.saves_ms) ? el('p', {}, el('b', {}, 'Saves at most: '), `${formatMs(finding.saves_ms)} (estimated)`) : null,
         el('p', { class: 'muted' }, `Evidence: ${finding.evidence}`));
     }));
   }
@@ -81,9 +102,9 @@ class Details {
   time(model, layer) {
     if (!layer || !(known(layer.ms) || known(layer.measured) || known(layer.bytes))) return null;
     return el('section', {}, el('h4', {}, 'Cost of its layer'), facts([
-      ['Estimated', known(layer.ms) ? formatMs(layer.ms) : null],
       ['Measured', known(layer.measured) ? formatMs(layer.measured) : null],
-      ['Before', known(layer.before_ms) ? formatMs(layer.before_ms) : null],
+      ['Estimated', known(layer.ms) ? formatMs(layer.ms) : null],
+      ['Before, estimated', known(layer.before_ms) ? formatMs(layer.before_ms) : null],
       ['MACs', known(layer.macs) && layer.macs > 0 ? formatAmount(layer.macs) : null],
       ['Memory moved', known(layer.bytes) ? `${formatAmount(layer.bytes)}B` : null],
       ['Intensity', layer.macs && layer.bytes ? `${formatNumber(layer.macs / layer.bytes, 3)} MAC/B` : null],

@@ -39,7 +39,26 @@ function formatAmount(value) {
   return formatNumber(value, 3);
 }
 
-const page = JSON.parse(byId('page-data').textContent);
+function timeText(layer) {  // measured first, the estimate beside it
+  if (!known(layer?.measured)) return known(layer?.ms) ? `est. ${formatMs(layer.ms)}` : '';
+  return formatMs(layer.measured) + (known(layer.ms) ? ` (est. ${formatMs(layer.ms).replace(' ms', '')})` : '');
+}
+
+function save(name, content, type) {
+  const link = el('a', { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
+// The data is JSON, deflated and in base64: a tenth of what it would take as text.
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  return JSON.parse(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'))).text());
+}
+
+const page = await unpacked(byId('page-data').textContent);
 
 // Node numbers are places in the lists of the model on show; `after` is the model that the report is about.
 const models = { after: page.model, before: page.before };
+const isMeasured = page.model.layers.some((layer) => known(layer.measured));
+const fileName = (page.model.path || 'model').split(/[\\/]/).pop().replace(/(\.onnx)?(\.gz)?$/, '');

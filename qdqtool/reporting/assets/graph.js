@@ -5,11 +5,13 @@ const READABLE = 0.7;  // below, names cannot be read
 const FAR = 0.34;  // below, text is left out
 
 class GraphView {
-  constructor(host, side, { onSelect }) {
+  constructor(host, side, { onSelect, onOpen }) {
     this.host = host;
     this.side = side;
     this.model = models[side];
     this.onSelect = onSelect;
+    this.onOpen = onOpen;
+    this.lengths = new Map();
     this.views = {};
     this.scale = 1;
     this.x = 0;
@@ -30,19 +32,22 @@ class GraphView {
 
   show(name) {
     this.name = name;
-    this.drawing = this.model[name];
-    this.view = this.views[name] ??= this.build(this.drawing);
+    this.drawing = name === 'modules' ? arranged(this.model.modules, this.extent) : this.model[name];
+    this.view = name === 'modules' ? this.build(this.drawing) : this.views[name] ??= this.build(this.drawing);
     this.canvas.replaceChildren(this.view.world);
     this.map.replaceChildren(this.view.map, this.frame);
     this.host.classList.toggle('none', Boolean(this.drawing.why));
-    this.home();
+    if (name === 'modules') this.fit();
+    else this.home();
+    this.colour();
     this.paint();
   }
 
   // Building --------------------------------------------------------------------------------------------------
 
   build(drawing) {
-    const edges = drawing.edges.map((edge, at) => this.edge(edge, at));
+    const shapes = this.shapeRows(drawing);
+    const edges = drawing.edges.map((edge, at) => this.edge(edge, at, shapes.get(at)));
     const boxes = drawing.boxes.map((box, at) => this.box(box, at));
     const world = svg('svg', {
       class: 'world', viewBox: `0 0 ${drawing.width || 1} ${drawing.height || 1}`,
@@ -80,6 +85,8 @@ class GraphView {
       );
     } else if (box.role === 'layer') {
       this.layerText(group, box);
+    } else if (box.role === 'module') {
+      this.moduleText(group, box);
     } else {
       this.rows(group, box);
     }
@@ -90,7 +97,7 @@ class GraphView {
     const layer = this.model.layers[box.layer];
     const ends = `${layer.inputs.map((t) => t[1]).filter((v, i, all) => all.indexOf(v) === i).join('+') || '–'} → `
       + `${layer.outputs.map((t) => t[1]).filter((v, i, all) => all.indexOf(v) === i).join('+') || '–'}`;
-    const time = known(layer.measured) ? `${formatMs(layer.measured)} measured` : known(layer.ms) ? formatMs(layer.ms) : '';
+    const time = timeText(layer);
     group.append(
       svg('rect', { class: 'bar', width: 6, height: box.h, rx: 3 }),
       svg('text', { class: 'op', x: 14, y: 18 }, layer.type),
@@ -101,12 +108,62 @@ class GraphView {
     if (layer.findings.length) this.flag(group, box, layer.findings);
   }
 
+  moduleText(group, box) {
+    const convs = box.rows.map((number) => this.model.convs[this.model.nodes[number].conv]).filter(Boolean);
+    const int8 = convs.filter((conv) => kindOf(conv.precision) === 'int8').length;
+    const time = this.timeOf(box);
+    const findings = new Set(box.rows.flatMap((number) => this.model.nodes[number].findings));
+    group.append(
+      svg('rect', { class: 'bar', width: 6, height: box.h, rx: 3 }),
+      svg('text', { class: 'name strong', x: 14, y: 18 }, ending(box.title, 25)),
+      svg('text', { class: 'small', x: 14, y: 35 }, [convs.length ? `${int8} of ${convs.length} in INT8` : box.note,
+        time ? `${isMeasured ? '' : 'est. '}${formatMs(time)}` : ''].filter(Boolean).join(', ')),
+    );
+    if (findings.size) this.flag(group, box, [...findings]);
+  }
+
+  // Milliseconds of the layers in a box; null where none is known.
+  timeOf(box) {
+    const numbers = box.role === 'layer' ? [box.layer] : [...new Set(box.rows.map((number) => this.model.nodes[number].layer))];
+    const times = numbers.filter((number) => number >= 0)
+      .map((number) => this.model.layers[number][isMeasured && this.side === 'after' ? 'measured' : 'ms']).filter(known);
+    return times.length ? times.reduce((a, b) => a + b, 0) : null;
+  }
+
+  // Shapes stand where an edge leaves its box, once for each tensor, below each other where there are many.
+  shapeRows(drawing) {
+    const leaving = new Map();
+    drawing.edges.forEach((edge, at) => {
+      if (!edge.shape || (this.name === 'modules' && edge.marks.length)) return;
+      if (!leaving.has(edge.source)) leaving.set(edge.source, new Map());
+      const tensors = leaving.get(edge.source);
+      const known = tensors.get(edge.tensor);
+      if (known === undefined || drawing.edges[known].points[0][0] < edge.points[0][0]) tensors.set(edge.tensor, at);
+    });
+    const rows = new Map();
+    for (const tensors of leaving.values()) {
+      const listed = [...tensors.values()].sort((a, b) => drawing.edges[a].points[0][0] - drawing.edges[b].points[0][0]);
+      const deep = Math.min(3, listed.length - (listed.length > 1));
+      if (listed.length <= 9) listed.forEach((at, i) => rows.set(at, i % deep));
+    }
+    return rows;
+  }
+
+  // Pixels that the name of an operator takes.
+  lengthOf(text) {
+    if (!this.lengths.has(text)) {
+      this.pen ??= Object.assign(document.createElement('canvas').getContext('2d'), { font: '650 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif' });
+      this.lengths.set(text, this.pen.measureText(text).width);
+    }
+    return this.lengths.get(text);
+  }
+
   rows(group, box) {
     const model = this.model;
     let y = 0;
     if (box.role === 'fused') {
       const layer = model.layers[box.layer];
-      group.append(svg('text', { class: 'small head', x: 10, y: 14 }, `one layer: ${layer.type}${known(layer.ms) ? `, ${formatMs(layer.ms)}` : ''}`));
+      group.append(svg('text', { class: 'small head', x: 10, y: 14 }, [layer.type, timeText(layer)].filter(Boolean).join(', ')));
       y = 20;
     }
     const findings = new Set();
@@ -133,9 +190,10 @@ class GraphView {
           svg('text', { class: 'name', x: 13, y: 32 }, ending(plainName(node), 33)),
         );
       } else {
+        const left = Math.floor((width - 31 - this.lengthOf(node.op)) / 6.3);
         row.append(
           svg('text', { class: 'op', x: 13, y: 14 }, node.op),
-          svg('text', { class: 'name', x: width - 8, y: 14, 'text-anchor': 'end' }, ending(plainName(node), Math.max(6, 29 - node.op.length))),
+          left > 3 ? svg('text', { class: 'name', x: width - 8, y: 14, 'text-anchor': 'end' }, ending(plainName(node), left)) : '',
         );
       }
       node.findings.forEach((finding) => findings.add(finding));
@@ -157,6 +215,7 @@ class GraphView {
 
   describe(box) {
     if (box.role === 'input' || box.role === 'output') return `${box.role} ${box.title}, ${box.note}`;
+    if (box.role === 'module') return `Module ${box.title}, ${box.note}; a click opens it`;
     if (box.role === 'layer') {
       const layer = this.model.layers[box.layer];
       return `${layer.type} layer ${box.title}, ${layer.precision}`;
@@ -168,7 +227,7 @@ class GraphView {
     }).join('; ');
   }
 
-  edge(edge, at) {
+  edge(edge, at, row) {
     const points = edge.points;
     let path = `M${points[0][0]} ${points[0][1]}`;
     for (let i = 1; i < points.length; i += 1) {
@@ -180,7 +239,7 @@ class GraphView {
     const [x, y] = points[points.length - 1];
     const stays = edge.marks.filter((m) => m.stays);
     const group = svg('g', { class: `edge ${edge.paint}${stays.length ? ' converts' : ''}`, 'data-edge': at });
-    group.append(svg('title', {}, [edge.tensor, edge.precision, ...edge.marks.map((m) => `${m.op} ${m.name}${m.stays ? ' (conversion)' : ''}`)].join('\n')));
+    group.append(svg('title', {}, [edge.tensor, edge.shape, edge.precision, ...edge.marks.map((m) => `${m.op} ${m.name}${m.stays ? ' (conversion)' : ''}`)].join('\n')));
     group.append(svg('path', { class: 'line', d: path }), svg('path', { class: 'head', d: `M${x - 4} ${y - 7}L${x} ${y}L${x + 4} ${y - 7}Z` }));
     if (stays.length) {
       const text = `⇄ ${stays.map((m) => m.op).join('+')}`;
@@ -190,6 +249,9 @@ class GraphView {
         svg('text', { x: width / 2, y: 14, 'text-anchor': 'middle' }, text)));
     } else if (edge.marks.length) {
       group.append(svg('circle', { class: 'mark', cx: x, cy: y - 18, r: 4 }));
+    }
+    if (row !== undefined) {
+      group.append(svg('text', { class: 'shape', x: points[0][0] + 5, y: points[0][1] + 12 + 11 * row }, edge.shape));
     }
     return group;
   }
@@ -263,7 +325,7 @@ class GraphView {
   home() {  // the network's beginning, readable
     const [w] = this.extent;
     const first = this.drawing.boxes[0];
-    this.scale = w < 500 ? 0.85 : 0.95;
+    this.scale = w < 420 ? 0.8 : 0.95;
     this.x = first ? this.middle - (first.x + first.w / 2) * this.scale : 20;
     this.y = first ? 46 - first.y * this.scale : 40;
     this.apply();
@@ -271,10 +333,23 @@ class GraphView {
 
   fit() {
     const [w, h] = this.extent;
-    this.scale = this.lowest;
+    this.scale = this.drawing.scale ?? this.lowest;
     this.x = this.middle - (this.drawing.width * this.scale) / 2;
-    this.y = (h - this.drawing.height * this.scale) / 2;
+    this.y = Math.max(4, (h - this.drawing.height * this.scale) / 2);
     this.apply();
+  }
+
+  frameBoxes(boxes) {  // as large as can be read with all of them in sight, else their beginning
+    const found = boxes.map((at) => this.drawing.boxes[at]).filter(Boolean);
+    if (!found.length) return;
+    const [w, h] = this.extent;
+    const [left, top] = [Math.min(...found.map((b) => b.x)), Math.min(...found.map((b) => b.y))];
+    const [right, bottom] = [Math.max(...found.map((b) => b.x + b.w)), Math.max(...found.map((b) => b.y + b.h))];
+    this.scale = clamp(0.92 * Math.min(w / (right - left), h / (bottom - top)), READABLE, 0.95);
+    this.x = this.middle - ((left + right) / 2) * this.scale;
+    this.y = (bottom - top) * this.scale < h ? h / 2 - ((top + bottom) / 2) * this.scale : 40 - top * this.scale;
+    this.apply();
+    this.paint();
   }
 
   zoom(factor, cx, cy) {
@@ -330,9 +405,54 @@ class GraphView {
     this.view.boxes.forEach((group, at) => group.classList.toggle('match', Boolean(wanted && wanted.has(at))));
   }
 
+  // The drawing as a file that stands alone: what the style sheet says is written into each element.
+  asSvg() {
+    const properties = ['fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-family', 'font-size', 'font-weight', 'text-anchor', 'opacity', 'paint-order'];
+    const usual = { 'fill-opacity': '1', stroke: 'none', 'stroke-width': '1px', 'stroke-dasharray': 'none', 'text-anchor': 'start', opacity: '1', 'paint-order': 'normal' };
+    const far = this.canvas.classList.contains('far');
+    this.canvas.classList.remove('far');
+    const copy = this.view.world.cloneNode(true);
+    const originals = this.view.world.querySelectorAll('*');
+    copy.querySelectorAll('*').forEach((node, at) => {
+      const style = getComputedStyle(originals[at]);
+      for (const name of ['class', 'role', 'tabindex', 'aria-label', 'style', 'data-box', 'data-edge', 'data-node']) node.removeAttribute(name);
+      if (!/^(rect|path|circle|text)$/.test(node.tagName)) return;
+      for (const name of properties) {
+        const value = style.getPropertyValue(name);
+        if (value === usual[name] || (name.startsWith('font') && node.tagName !== 'text')) continue;
+        node.setAttribute(name, plainColour(value));
+      }
+    });
+    this.canvas.classList.toggle('far', far);
+    const { width, height } = this.drawing;
+    for (const name of ['class', 'style']) copy.removeAttribute(name);
+    for (const [name, value] of Object.entries({ xmlns: SVG, width, height })) copy.setAttribute(name, value);
+    copy.prepend(svg('rect', { width, height, fill: getComputedStyle(this.host).backgroundColor }));
+    return new XMLSerializer().serializeToString(copy);
+  }
+
+  colour() {  // by time where that was chosen: ten steps from nothing to the slowest box
+    const byTime = GraphView.colouring === 'time';
+    this.canvas.classList.toggle('heat', byTime);
+    this.map.classList.toggle('heat', byTime);
+    this.slowest = 0;
+    if (!byTime) return;
+    const times = this.drawing.boxes.map((box) => this.timeOf(box) ?? 0);
+    this.slowest = Math.max(0, ...times);
+    const dots = this.view.map.querySelectorAll('.dot:not(.conversion)');
+    times.forEach((time, at) => {
+      const level = this.slowest ? Math.ceil(10 * Math.sqrt(time / this.slowest)) : 0;
+      for (const one of [this.view.boxes[at], dots[at]]) one.style.setProperty('--share', `${7 * level}%`);
+    });
+  }
+
   choose(at, node) {
     const box = this.drawing.boxes[at];
     if (!box) return;
+    if (box.role === 'module') {
+      this.onOpen(this, box);
+      return;
+    }
     this.onSelect(this.side, node ?? box.rows.find((n) => this.model.nodes[n].conv >= 0) ?? box.rows[box.rows.length - 1] ?? -1, box.layer, at);
   }
 
@@ -406,9 +526,6 @@ class GraphView {
       this.choose(Number(box.dataset.box), row ? Number(row.dataset.node) : undefined);
     });
     this.canvas.addEventListener('wheel', (event) => {
-      if (!event.ctrlKey && !event.metaKey && document.activeElement !== this.canvas && !this.canvas.contains(document.activeElement)) {
-        return;  // the page scrolls, until the picture was clicked
-      }
       event.preventDefault();
       const [x, y] = at(event);
       this.zoom(Math.exp(-clamp(event.deltaY, -200, 200) * 0.0022), x, y);
@@ -447,6 +564,49 @@ class GraphView {
     if (box) this.choose(Number(box.dataset.box));
     byId('details').focus({ preventScroll: false });
   }
+}
+
+// Modules below each other in their order, in as many columns as make them largest in a window; where all cannot be read
+// at once, as many as fit side by side. An edge to the next module goes straight down; any other one runs left of its
+// column, and over the columns' heads into a later one.
+function arranged(drawing, [w, h]) {
+  const [width, height, gap, gutter, head] = [196, 46, 44, 48, 64];
+  const total = drawing.boxes.length;
+  const layout = (count) => {
+    const rows = Math.ceil(total / count);
+    const size = [gutter / 2 + Math.ceil(total / rows) * (width + gutter), head + rows * (height + gap)];
+    return { rows, size, scale: 0.98 * Math.min(w / size[0], h / size[1], 1) };
+  };
+  let best = [1, 2, 3, 4, 5, 6, 7, 8].map(layout).reduce((a, b) => (b.scale > a.scale * 1.03 ? b : a));
+  if (best.scale < READABLE) {
+    best = layout(Math.max(1, Math.floor(w / (READABLE * (width + gutter)))));
+    best.scale = 0.98 * Math.min(w / best.size[0], 1);
+  }
+  const column = (at) => Math.floor(at / best.rows);
+  const left = (at) => gutter + column(at) * (width + gutter);
+  const boxes = drawing.boxes.map((box, at) => ({ ...box, w: width, h: height, x: left(at), y: head + (at % best.rows) * (height + gap) }));
+  const edges = drawing.edges.map((edge, number) => {
+    const [from, to] = [boxes[edge.source], boxes[edge.target]];
+    const [a, b] = [column(edge.source), column(edge.target)];
+    const [bottom, top] = [from.y + height, to.y];
+    const middle = width / 2;
+    if (a === b && edge.target === edge.source + 1) return { ...edge, points: [[from.x + middle, bottom], [to.x + middle, top]] };
+    const aside = 10 + 5 * (number % 6);
+    const [out, into] = [from.x + middle - 30, to.x + middle - 60];
+    const points = [[out, bottom], [out, bottom + 16]];
+    const [first, last] = [(b === a + 1 ? to.x : from.x) - aside, to.x - aside];
+    points.push([first, bottom + 16]);
+    if (b > a + 1) points.push([first, 12 + 6 * (number % 5)], [last, 12 + 6 * (number % 5)]);
+    points.push([last, top - 38], [into, top - 38], [into, top]);
+    return { ...edge, shape: '', points };
+  });
+  return { ...drawing, boxes, edges, width: best.size[0], height: best.size[1], scale: best.scale };
+}
+
+// Mixed colours come as color(srgb 0.9 0.4 0.3), which few programs read.
+function plainColour(value) {
+  const found = /^color\(srgb ([\d.]+) ([\d.]+) ([\d.]+)/.exec(value);
+  return found ? `rgb(${found.slice(1).map((part) => Math.round(255 * part)).join(', ')})` : value;
 }
 
 const SEVERITIES = ['error', 'warning', 'info'];

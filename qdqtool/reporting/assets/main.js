@@ -10,6 +10,7 @@ let chosen = null;
 function select(side, number, layer, { move = true, from = null } = {}) {
   const model = models[side];
   chosen = [side, number, layer];
+  search?.light();
   details.show(side, number, layer);
   for (const view of views) {
     let [node, ofLayer] = [number, layer];
@@ -32,8 +33,23 @@ function select(side, number, layer, { move = true, from = null } = {}) {
 // Chosen elsewhere: the network comes into sight.
 function go(side, number, layer = -1) {
   if (number < 0 && layer < 0) return;
+  if (viewName === 'modules') show('onnx');
   select(side, number, layer);
   if (!isInSight(byId('stages'))) byId('network').scrollIntoView({ block: 'start' });
+}
+
+// A module's nodes come into sight, those of the same names in the other model as well.
+function open(view, box) {
+  const names = new Set(box.rows.map((number) => view.model.nodes[number].name));
+  chosen = null;
+  show('onnx');
+  details.module(view.side, box);
+  for (const one of views) {
+    const numbers = one === view ? box.rows : one.model.nodes.map((_, i) => i).filter((i) => names.has(one.model.nodes[i].name));
+    const boxes = [...new Set(numbers.map((number) => one.boxOf(number, -1)).filter((at) => at >= 0))];
+    one.highlight(boxes.length ? boxes : null);
+    one.frameBoxes(boxes);
+  }
 }
 
 function goToLayer(number, layer) {
@@ -75,11 +91,22 @@ function show(name) {
   document.querySelectorAll('input[name=view]').forEach((radio) => { radio.checked = radio.value === name; });
   views.forEach((view) => view.show(name));
   search?.light();
+  colourLegend();
+}
+
+function colourLegend() {
+  const legend = byId('heat-legend');
+  const slowest = Math.max(0, ...views.map((view) => view.slowest || 0));
+  legend.hidden = !slowest;
+  legend.replaceChildren(svg('svg', { width: 70, height: 14, 'aria-hidden': 'true' },
+    [0, 1, 2, 3, 4].map((i) => svg('rect', { class: `key heat-${i}`, x: 14 * i, y: 1, width: 13, height: 12 }))),
+  ` 0 to ${formatMs(slowest)}${isMeasured ? ', measured' : ', estimated'}`);
 }
 
 function setUpGraph() {
   document.querySelectorAll('.stage').forEach((host) => {
     const view = new GraphView(host, host.dataset.side, {
+      onOpen: open,
       onSelect: (side, number, layer, at) => {
         select(side, number, layer, { from: { view, at } });
         // On a narrow screen the details stand below the network.
@@ -95,11 +122,41 @@ function setUpGraph() {
   const all = (act) => () => views.forEach(act);
   byId('zoom-in').addEventListener('click', all((view) => view.zoom(1.3)));
   byId('zoom-out').addEventListener('click', all((view) => view.zoom(1 / 1.3)));
-  byId('zoom-fit').addEventListener('click', all((view) => view.fit()));
-  byId('zoom-home').addEventListener('click', all((view) => view.home()));
+  byId('zoom-fit').addEventListener('click', () => show('modules'));
+  byId('zoom-home').addEventListener('click', () => {
+    if (viewName === 'modules') show('onnx');
+    views.forEach((view) => view.home());
+  });
+  byId('paint')?.addEventListener('change', (event) => {
+    GraphView.colouring = event.target.value;
+    views.forEach((view) => view.colour());
+    colourLegend();
+  });
+  byId('export-svg').addEventListener('click', () => exportGraph('svg'));
+  byId('export-png').addEventListener('click', () => exportGraph('png'));
   search = new Search(byId('search'), byId('search-list'), byId('search-count'), { views, go });
-  show(viewName);
+  show(page.model.onnx.why && !page.model.modules.why ? 'modules' : viewName);
   new ResizeObserver(() => requestAnimationFrame(() => views.forEach((view) => view.measure()))).observe(byId('stages'));
+}
+
+// The whole drawing, as it is coloured, for the model that the report is about.
+function exportGraph(kind) {
+  const view = views.find((one) => one.side === 'after');
+  const name = `${fileName}-${viewName}.${kind}`;
+  const text = view.asSvg();
+  if (kind === 'svg') {
+    save(name, text, 'image/svg+xml');
+    return;
+  }
+  const { width, height } = view.drawing;
+  const scale = Math.min(2, 16000 / width, 16000 / height, Math.sqrt(6e7 / (width * height)));
+  const image = new Image();
+  image.onload = () => {
+    const canvas = el('canvas', { width: Math.ceil(width * scale), height: Math.ceil(height * scale) });
+    canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob((blob) => blob && save(name, blob));
+  };
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
 }
 
 function setUpKeys() {

@@ -37,13 +37,13 @@ function logTicks(a, b) {
 const room = (host) => Math.max(260, (host.clientWidth || 600) - 20);  // without the padding
 
 class Plot {
-  constructor(host, { x, y, xLabel, yLabel, height = 320, xText, yText, label }) {
+  constructor(host, { x, y, xLabel, yLabel, height = 320, xText, yText, label, right = 14, top = 26 }) {
     const width = room(host);
     Object.assign(this, { x, y, width, height });
     this.left = 58;
     this.bottom = 44;
-    this.top = 26;
-    this.right = 14;
+    this.top = top;
+    this.right = right;
     this.root = svg('svg', { class: 'plot', width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label || `${yLabel} over ${xLabel}` });
     host.replaceChildren(this.root);
     const inner = [width - this.left - this.right, height - this.top - this.bottom];
@@ -102,11 +102,12 @@ class Plot {
     return this.add('path', { class: `curve ${name}`, d: points.map(([x, y], i) => `${i ? 'L' : 'M'}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`).join('') });
   }
 
-  upright(value, name, text, row = 0) {
+  upright(value, name, text, row = -1) {  // its label stands above the plot in a row of its own, or at the top inside
     const x = this.px(value);
-    this.add('line', { class: `rule ${name}`, x1: x, x2: x, y1: this.top, y2: this.height - this.bottom }, text);
-    const left = x > this.width - 130;
-    this.add('text', { class: `rule-text ${name}`, x: x + (left ? -4 : 4), y: this.top + 11 + 13 * row, 'text-anchor': left ? 'end' : 'start' }).append(text);
+    const y = row < 0 ? this.top + 11 : 28 + 13 * row;
+    this.add('line', { class: `rule ${name}`, x1: x, x2: x, y1: row < 0 ? this.top : y + 3, y2: this.height - this.bottom }, text);
+    const left = x > this.width / 2;
+    this.add('text', { class: `rule-text ${name}`, x: x + (left ? -4 : 4), y, 'text-anchor': left ? 'end' : 'start' }).append(text);
   }
 
   level(value, name, text, left = false) {
@@ -128,6 +129,17 @@ function drawn(host, draw) {
   observer.observe(host);
 }
 
+// Values that stand at one place in a plot, with the names of all of them; the smallest first.
+function together(values, near) {
+  const found = [];
+  for (const [value, name] of [...values].sort((a, b) => a[0] - b[0])) {
+    const last = found[found.length - 1];
+    if (last && value - last[0] <= near) last[1].push(name);
+    else found.push([value, [name]]);
+  }
+  return found;
+}
+
 // What the calibration saw ------------------------------------------------------------------------------------
 
 function setUpHistograms(go) {
@@ -140,7 +152,9 @@ function setUpHistograms(go) {
     const width = found.absmax / counts.length;
     const highest = Math.max(1, ...counts);
     const far = Math.max(found.absmax, found.chosen || 0) || 1;
+    const lines = together([...(known(found.chosen) ? [[found.chosen, 'in the model']] : []), ...found.methods.map((m) => [m.amax, m.name])], 0.008 * far);
     const plot = new Plot(host, {
+      top: 30 + 13 * lines.length,
       x: axis([0, far], { low: 0, high: far * 1.02 }), y: axis([0.7, highest], { log: true, low: 0.7, high: highest * 2 }),
       xLabel: 'magnitude |x|', yLabel: 'values in each bin (log)', label: `Histogram of ${found.tensor}`,
       xText: (v) => formatNumber(v, 3),
@@ -153,9 +167,11 @@ function setUpHistograms(go) {
       plot.add('rect', { class: `bin${clipped ? ' clipped' : ''}`, x: x0, y, width: Math.max(0.5, x1 - x0 - 0.5), height: Math.max(0, plot.height - plot.bottom - y) },
         `${formatNumber(i * width)} to ${formatNumber((i + 1) * width)}: ${formatAmount(count)} values${clipped ? ', clipped' : ''}`);
     });
-    const lines = found.methods.map((m) => [m.amax, 'method', m.name]).sort((a, b) => a[0] - b[0]);
-    lines.forEach(([value, name, text], i) => plot.upright(value, name, text, 1 + (i % 5)));
-    if (known(found.chosen)) plot.upright(found.chosen, 'chosen', 'in the model', 0);
+    lines.forEach(([value, names], row) => {
+      const chosen = names.includes('in the model');
+      const text = names.join(', ');
+      plot.upright(value, chosen ? 'chosen' : 'method', text.length * 7 < plot.width / 2 ? text : [chosen && 'in the model', `${names.length - chosen} methods`].filter(Boolean).join(', '), row);
+    });
     const rows = [...found.methods.map((m) => [found.nearest.includes(m.name) ? `${m.name} ✓` : m.name, m.amax, m.clipped]), ...(known(found.chosen) ? [['in the model', found.chosen, found.clipped]] : [])];
     byId('histogram-facts').replaceChildren(
       el('table', { class: 'small' }, el('thead', {}, el('tr', {}, ['range by', 'range ±', 'scale', 'beyond'].map((h, i) => el('th', { scope: 'col', class: i ? 'number' : null }, h)))),

@@ -1,19 +1,15 @@
 // Where the time goes, the roofline, the front of `tune`, and what was measured against what was estimated.
 
 const SHAPES = { int8: 'circle', float: 'diamond', conversion: 'square', copy: 'triangle', edge: 'triangle' };
-const PART_CLASSES = { 'INT8 layers': 'int8', 'Float layers': 'float', Conversions: 'conversion', Copies: 'copy', 'Layout changes': 'copy', "Network's edge": 'edge' };
 
 function setUpParts() {
   const host = byId('parts-plot');
   if (!host) return;
   const draw = () => {
     const width = room(host);
-    const bars = [['after', page.parts.map((p) => p.ms)]];
-    if (page.parts.some((p) => known(p.measured_ms))) {
-      bars[0][0] = 'estimated';
-      bars.unshift(['measured', page.parts.map((p) => p.measured_ms || 0)]);
-    }
-    if (page.parts.some((p) => known(p.before_ms))) bars.unshift(['before', page.parts.map((p) => p.before_ms || 0)]);
+    const has = (field) => page.parts.some((p) => known(p[field]));
+    const bars = [['measured', 'measured_ms'], [has('measured_ms') ? 'estimated' : 'after', 'ms'], ['before', 'before_ms']]
+      .filter(([, field]) => has(field)).map(([name, field]) => [name, page.parts.map((p) => p[field] || 0)]);
     const most = Math.max(...bars.map(([, values]) => values.reduce((a, b) => a + b, 0))) || 1;
     const label = bars.length > 1 ? 72 : 0;
     const root = svg('svg', { class: 'plot', width, height: bars.length * 52 + 4, role: 'img', 'aria-label': 'Time by kind of layer; the table beside it has the numbers' });
@@ -24,7 +20,7 @@ function setUpParts() {
         if (!value) return;
         const part = page.parts[i];
         const w = (value / most) * (width - label - 2);
-        root.append(svg('g', { class: `part ${PART_CLASSES[part.name]}` },
+        root.append(svg('g', { class: `part ${part.kind}` },
           svg('title', {}, `${part.name}: ${formatMs(value)}`),
           svg('rect', { x, y: row * 52 + 4, width: Math.max(1, w - 1.5), height: 38, rx: 3 }),
           w > 90 ? svg('text', { x: x + 8, y: row * 52 + 28 }, w > 170 ? `${part.name} ${formatMs(value)}` : part.name) : null));
@@ -47,7 +43,7 @@ function setUpRoofline(go) {
     const xs = axis([...points.map((p) => p.x), Math.max(...peaks) / roof.bandwidth * 3], { log: true });
     const low = Math.min(...points.map((p) => p.y), Math.max(...peaks) / 1e3) / 2;
     const plot = new Plot(host, {
-      x: xs, y: axis([], { log: true, low, high: Math.max(...peaks) * 2.2 }), height: 380,
+      x: xs, y: axis([], { log: true, low, high: Math.max(...peaks) * 2.2 }), height: 380, right: 40,
       xLabel: 'intensity: MACs for each byte moved (log)', yLabel: 'MACs per second (log)', label: `Roofline of ${roof.gpu}`,
     });
     const ends = [...points.map((p) => p.x), Math.max(...peaks) / roof.bandwidth * 3];
@@ -56,10 +52,10 @@ function setUpRoofline(go) {
       const knee = rate / roof.bandwidth;
       const from = Math.min(x0, knee);
       plot.line([[Math.max(from, x0), Math.min(rate, Math.max(from, x0) * roof.bandwidth)], [Math.max(knee, x0), rate], [x1, rate]], 'roof');
-      plot.add('text', { class: 'rule-text', x: plot.width - plot.right - 2, y: plot.py(rate) - 5, 'text-anchor': 'end' }).append(`${name} peak ${formatAmount(rate)}`);
+      plot.add('text', { class: 'rule-text', x: plot.width - plot.right + 4, y: plot.py(rate) + 4 }, `${name}: ${formatAmount(rate)}MAC/s`).append(name);
     });
     points.forEach(({ layer, at, x, y }) => plot.point(SHAPES[layer.kind] || 'circle', x, y, layer.kind,
-      `${layer.title}\n${layer.type}, ${layer.precision}\n${formatNumber(x, 3)} MAC/B, ${formatAmount(y)}MAC/s, ${formatMs(layer.measured || layer.ms)}${layer.measured ? ' measured' : ' estimated'}`,
+      `${layer.title}\n${layer.type}, ${layer.precision}\n${formatNumber(x, 3)} MAC/B, ${formatAmount(y)}MAC/s, ${timeText(layer)}`,
       () => go('after', layer.at, at)));
   };
   drawn(host, draw);

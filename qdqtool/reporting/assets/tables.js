@@ -39,14 +39,26 @@ function filterTable(table, words) {
   return shown;
 }
 
+// What is on show, as RFC 4180 has it; text that a spreadsheet would take for a formula is marked as text.
+function tableAsCsv(table) {
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
+  const safe = (text) => quoted(/^[=+\-@\t]/.test(text) ? `'${text}` : text);
+  const cells = (row) => [...row.cells].map((cell) => cell.dataset.v ?? safe((cell.innerText || cell.textContent).trim().replace(/\s+/g, ' ')));
+  const rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
+  const head = [...table.tHead.rows[0].cells].map((cell) => quoted(cell.textContent.trim()));
+  return [head, ...rows.map(cells)].map((row) => `${row.join(',')}\r\n`).join('');
+}
+
 function setUpTable(wrapper) {
   const table = wrapper.querySelector('table');
   const input = wrapper.querySelector('input');
   const count = wrapper.querySelector('.count');
   const total = table.tBodies[0].rows.length;
-  const tell = (shown) => { count.textContent = shown === total ? `${total} ${total === 1 ? 'row' : 'rows'}` : `${shown} of ${total} rows`; };
-  tell(total);
-  input.addEventListener('input', () => tell(filterTable(table, input.value)));
+  const state = (shown) => { count.textContent = shown === total ? `${total} ${total === 1 ? 'row' : 'rows'}` : `${shown} of ${total} rows`; };
+  state(total);
+  const csv = wrapper.querySelector('.csv');
+  csv.addEventListener('click', () => save(`${fileName}-${csv.dataset.name}.csv`, tableAsCsv(table), 'text/csv'));
+  input.addEventListener('input', () => state(filterTable(table, input.value)));
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     head.querySelector('button').addEventListener('click', () => {
       const first = head.dataset.first === 'down' ? -1 : 1;

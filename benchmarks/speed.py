@@ -1,0 +1,288 @@
+"""What `benchmarks/run.py --compare` measures: whole processes of two versions in turns, and plain inference.
+
+Both versions get the same files, made by the sources at hand: the demo model (YOLOv8n, random weights) and generated
+PNG images of its size, or what `--model` and `--photos` name. Their modules are compiled beforehand, as pip does.
+A ratio is the median over the turns, between order statistics of the turns: whatever the distribution, the median
+lies there with the probability told (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the least of
+the turns; processor time is user and system, of all threads and child processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- speed: written by benchmarks/run.py --compare -->", "<!-- end of speed -->"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: seconds of wall and of processor time, MB of peak memory."""
+
+    wall: float
+    cpu: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        told: In a table.
+        command: The arguments of qdqtool; MODEL, IMAGES and OUT stand for files.
+        model: Writes MODEL.
+        images: Number and size of IMAGES; where the second is 0, those of `--photos`.
+        plain: Whether plain onnxruntime inference over the same images is measured too.
+    """
+
+    told: str
+    command: str
+    model: Callable[[Path], None] | None = None
+    images: tuple[int, int] | None = None
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median of ratios, the order statistics around it, and how surely it lies between them."""
+
+    low: float
+    value: float
+    high: float
+    sure: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Of pairs, with the narrowest interval that holds the median with 95 %, or the widest there is."""
+    each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    n = len(each)
+    outside, at = 2 * 0.5**n, 0
+    while at < (n - 1) // 2:
+        further = outside + 2 * math.comb(n, at + 1) * 0.5**n
+        if further > 0.05:
+            break
+        outside, at = further, at + 1
+    return Ratio(each[at], statistics.median(each), each[n - 1 - at], max(0.0, 1 - outside))
+
+
+def measure(command: Sequence[str], tree: Path) -> Run:
+    """Runs a process on the sources of a tree.
+
+    Raises:
+        RuntimeError: It ended with more than 1.
+    """
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryFile() as output:
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=tree,
+                                   env={**kept, "PYTHONPATH": str(tree)})
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 1):
+            output.seek(0)
+            text = output.read().decode(errors="replace").strip()
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {text[-800:]}")
+    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+# What both versions get ------------------------------------------------------------------------------------------
+
+
+def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
+    from qdqtool.demo.model import yolov8
+    from qdqtool.modelfile import save
+
+    save(yolov8(letter, size), path)
+
+
+def _quantized(path: Path) -> None:
+    import numpy as np
+
+    from qdqtool.demo.model import yolov8n
+    from qdqtool.insertion.api import insert
+
+    data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
+    insert(yolov8n(), data, method="max", predict=False).save(path)
+
+
+def _large(path: Path, nodes: int = 100_000) -> None:
+    """A long quantized network of small tensors: residual blocks, SiLU, Split and Concat, pooling and upsampling."""
+    import numpy as np
+    import onnx
+
+    from tests.growth import Net
+
+    net = Net()
+    last = "x"
+    for name, value in (("up", [1, 1, 2, 2]), ("w4", np.ones((4, 4, 1, 1))), ("w12", np.ones((8, 12, 1, 1))),
+                        ("w16", np.ones((8, 16, 1, 1)))):  # fmt: skip
+        net.weights[name] = onnx.numpy_helper.from_array(np.asarray(value, np.float32), name)
+
+    def silu(made: str) -> str:
+        return net.add("Mul", made, net.add("Sigmoid", made))
+
+    def conv(x: str, weights: str) -> str:
+        return net.add("Conv", net.pair(x), net.pair(weights))
+
+    while len(net.nodes) < nodes:
+        last = net.add("Relu", net.add("Add", net.conv(net.add("Relu", net.conv(last))), net.pair(last)))
+        half = net.add("Split", silu(net.conv(last)), outputs=2, axis=1)
+        inner = net.add("Add", net.pair(f"{half}.1"), net.pair(silu(conv(f"{half}.1", "w4"))))
+        last = silu(conv(net.add("Concat", half, f"{half}.1", inner, axis=1), "w12"))
+        small = net.add("MaxPool", last, kernel_shape=[2, 2], strides=[2, 2])
+        last = net.add("Relu", conv(net.add("Concat", net.add("Resize", small, "", "up"), last, axis=1), "w16"))
+    onnx.save(net.done(last), path)
+
+
+CASES = {
+    "help": Case("`--help`", "--help"),
+    "predict": Case("`predict`, YOLOv8n", "predict MODEL", _quantized),
+    "nodes": Case("`predict`, 100,000 nodes", "predict MODEL", _large),
+    "insert-320": Case("YOLOv8n, 64 images of 320", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, size=320),
+                       (64, 320), True),
+    "insert-640": Case("YOLOv8n, 64 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (64, 640), True),
+    "insert-many": Case("YOLOv8n, 512 images of 320", "insert MODEL --calib IMAGES -o OUT --max-images 512",
+                        partial(_yolo, size=320), (512, 320), True),
+    "insert-n": Case("YOLOv8n, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (8, 640), True),
+    "insert-s": Case("YOLOv8s, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, letter="s"),
+                     (8, 640), True),
+    "insert-x": Case("YOLOv8x, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, letter="x"),
+                     (8, 640), True),
+    "insert-photos": Case("`--model`, photographs", "insert MODEL --calib IMAGES -o OUT", None, (0, 0), True),
+    "tune": Case("`tune --front`, YOLOv8s, 32 images of 640", "tune MODEL --calib IMAGES -o OUT --no-state --front",
+                 partial(_yolo, letter="s"), (128, 640)),
+    "tune-photos": Case("`tune --front`, `--model`, photographs",
+                        "tune MODEL --calib IMAGES -o OUT --no-state --front", None, (0, 0)),
+}  # fmt: skip
+USUAL = ("help", "predict", "nodes", "insert-320", "insert-640")
+
+_PLAIN = """
+import sys, numpy as np, onnxruntime
+from pathlib import Path
+from PIL import Image
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+name, (_, _, high, wide) = session.get_inputs()[0].name, session.get_inputs()[0].shape
+for path in sorted(Path(sys.argv[2]).iterdir()):
+    picture = Image.open(path).convert("RGB")
+    if picture.size != (wide, high):
+        ratio = min(wide / picture.width, high / picture.height)
+        small = picture.resize((round(picture.width * ratio), round(picture.height * ratio)), Image.Resampling.BILINEAR)
+        picture = Image.new("RGB", (wide, high), (114, 114, 114))
+        picture.paste(small, ((wide - small.width) // 2, (high - small.height) // 2))
+    pixels = np.asarray(picture).transpose(2, 0, 1)[None]
+    session.run(None, {name: np.ascontiguousarray(pixels, np.float32) / np.float32(255)})
+"""
+
+
+class Files:
+    """Models and images, each made once, in a process of its own so that this one stays small."""
+
+    def __init__(self, folder: Path, model: Path | None, photos: Path | None) -> None:
+        self.folder, self._model, self._photos = folder, model, photos
+        self.made = cache(self._made)
+
+    def _made(self, name: str) -> dict[str, str]:
+        """What the words of a case's command stand for."""
+        case = CASES[name]
+        found = {"OUT": str(self.folder / "out.onnx")}
+        if case.model is not None:
+            found["MODEL"] = str(self.folder / f"{name}.onnx")
+            self._apart(f"CASES[{name!r}].model(Path({found['MODEL']!r}))")
+        if case.images is not None:
+            count, size = case.images
+            where = self.folder / f"images-{count}-{size}"
+            if count and not where.exists():
+                where.mkdir()
+                self._apart("from qdqtool.demo.images import write_images\n"
+                            f"write_images(Path({str(where)!r}), {count}, {size})")
+            found["IMAGES"] = str(where if count else self._photos)
+            if not count:
+                found["MODEL"] = str(self._model)
+        return found
+
+    def lacks(self, name: str) -> bool:
+        """Whether the case needs a model and photographs that are not given."""
+        return CASES[name].images == (0, 0) and (self._model is None or self._photos is None)
+
+    def _apart(self, statement: str) -> None:
+        text = f"from pathlib import Path\nfrom benchmarks.speed import CASES\n{statement}"
+        subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True)
+
+
+def sources(commit: str, folder: Path) -> Path:
+    """The tree of a commit, unpacked."""
+    folder.mkdir()
+    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True).stdout
+    with tempfile.TemporaryFile() as file:
+        file.write(packed)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None) -> list[str]:
+    """Measures, prints, and returns the rows of a table.
+
+    Args:
+        commit: The version to compare the sources at hand with.
+        names: Of cases.
+        turns: How often each process runs.
+        model: For the cases with photographs.
+        photos: A folder of them.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="qdqtool-speed-") as name:
+        folder = Path(name)
+        trees = {"before": sources(commit, folder / "before"), "now": ROOT}
+        for tree in trees.values():
+            packages = (tree / "qdqtool", tree / "calibration")
+            subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], check=True)
+        files = Files(folder, model and model.resolve(), photos and photos.resolve())
+        for case in names:
+            if files.lacks(case):
+                print(f"{case}: needs --model and --photos", flush=True)
+                continue
+            rows.append(_in_turns(case, files, trees, turns))
+    return rows
+
+
+def _in_turns(name: str, files: Files, trees: dict[str, Path], turns: int) -> str:
+    case, made = CASES[name], files.made(name)
+    words = [made.get(word, word) for word in case.command.split()]
+    commands = {what: ([sys.executable, "-m", "qdqtool.cli", *words], tree) for what, tree in trees.items()}
+    if case.plain:
+        commands["plain"] = ([sys.executable, "-c", _PLAIN, made["MODEL"], made["IMAGES"]], trees["now"])
+    runs: dict[str, list[Run]] = {what: [] for what in commands}
+    for turn in range(turns):
+        for what in commands if turn % 2 else reversed(commands):
+            runs[what].append(measure(*commands[what]))
+    print(f"{name} ({case.told}), {turns} turns")
+    cells = [case.told]
+    for part, unit in (("cpu", "s"), ("wall", "s"), ("peak", "MB")):
+        values = {what: [float(getattr(r, part)) for r in found] for what, found in runs.items()}
+        against = {other: ratio(values["now"], values[other]) for other in values if other != "now"}
+        digits = 0 if unit == "MB" else 3 if min(values["now"]) < 1 else 1
+        least = {what: f"{min(found):.{digits}f} {unit}" for what, found in values.items()}
+        print(f"  {part:5}", *(f"{what} {least[what]}" for what in values),
+              *(f"now/{other} {found}" for other, found in against.items()), sep="  ", flush=True)
+        cells.append(f"{least['now']}, {against['before']} times the version before"
+                     + (f", {against['plain']} times plain" if case.plain else ""))
+    print(f"  in brackets with {ratio(values['now'], values['before']).sure:.0%}", flush=True)
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,83 @@
+"""Frozen records: what a frozen dataclass is, without compiling methods for each class when it is imported.
+
+A hundred small classes are loaded with every command; Python's own decorator compiles five functions for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(kind: type[T]) -> type[T]:
+    """Makes a record of a class: its annotations, after those of its bases, are the fields.
+
+    Values of fields are compared, hashed and printed, unless the class says how. A default is shared, so it must not
+    be one that changes. What is annotated as ``ClassVar`` is no field.
+    """
+    fields = list(getattr(kind, "_fields", ()))
+    defaults = dict(getattr(kind, "_defaults", ()))
+    for name, annotation in vars(kind).get("__annotations__", {}).items():
+        if "ClassVar" in str(annotation):
+            continue
+        if name not in fields:
+            fields.append(name)
+        if name in vars(kind):
+            defaults[name] = vars(kind)[name]
+    methods = {"_fields": tuple(fields), "_defaults": defaults, "__match_args__": tuple(fields), **_METHODS}
+    for name, value in methods.items():
+        if name not in vars(kind):
+            setattr(kind, name, value)
+    return kind
+
+
+def contents(item: Any) -> tuple[Any, ...]:
+    """The values of all fields of a record, in their order."""
+    values = item.__dict__
+    return tuple([values[name] for name in item._fields])
+
+
+def replaced(item: T, **changes: Any) -> T:
+    """A record with other values in some fields."""
+    values: dict[str, Any] = dict(zip(item._fields, contents(item), strict=True))  # type: ignore[attr-defined]
+    return type(item)(**{**values, **changes})
+
+
+def _init(self: Any, *args: Any, **named: Any) -> None:
+    names = self._fields
+    values = self.__dict__
+    if named or len(args) != len(names):
+        given = dict(zip(names, args, strict=False))
+        wrong = [name for name in named if name in given or name not in names]
+        named = {**self._defaults, **named, **given}
+        if wrong or len(args) > len(names) or len(named) < len(names):
+            lacking = [name for name in names if name not in named]
+            raise TypeError(f"{type(self).__name__}({', '.join(names)}): {len(args)} by place, wrong {wrong}, "
+                            f"lacking {lacking}")
+        for name in names:
+            values[name] = named[name]
+    else:
+        values.update(zip(names, args, strict=True))
+
+
+def _set(self: Any, name: str, *value: object) -> None:
+    raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
+
+
+def _eq(self: Any, other: object) -> bool:
+    return type(self) is type(other) and contents(self) == contents(other)
+
+
+def _hash(self: Any) -> int:
+    return hash((type(self), contents(self)))
+
+
+def _repr(self: Any) -> str:
+    values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields)
+    return f"{type(self).__name__}({values})"
+
+
+_METHODS = {"__init__": _init, "__setattr__": _set, "__delattr__": _set, "__eq__": _eq, "__hash__": _hash,
+            "__repr__": _repr}

@@ -1,0 +1,142 @@
+"""Predictions for a code review: SARIF 2.1.0 for annotations, Markdown for the summary of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from urllib.parse import quote
+
+from qdqtool.explain import codes
+from qdqtool.render.predict_text import remarks, verdict
+from qdqtool.text import one_line
+from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_REQUIREMENT = "REQUIREMENT"  # the rule of what --require, --require-gain and --fail-on ask for
+_CELL = 300  # characters of a message in a table
+_ROWS = 50  # lines of a list in Markdown; a job's summary holds one MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model that was predicted.
+
+    Attributes:
+        path: As it was given: in a repository, relative to its root.
+        prediction: What TensorRT will do.
+        unmet: One line for each requirement that is not met.
+    """
+
+    path: str
+    prediction: Prediction
+    unmet: list[str]
+
+
+def sarif(checked: Iterable[Checked]) -> Json:
+    """One run for each model, with a category of its own (``automationDetails``), as code hosts ask for.
+
+    Source: OASIS, Static Analysis Results Interchange Format 2.1.0; a location has a line, which an ONNX file does not
+    have, because code hosts show no result without one.
+    """
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(one) for one in checked]}
+
+
+def _run(one: Checked) -> Json:
+    found = list(dict.fromkeys(str(f.code) for f in one.prediction.findings))
+    rules = [_rule(code, one.prediction.target) for code in found]
+    if one.unmet:
+        text = {"text": "What --require, --require-gain or --fail-on asks for is not met"}
+        rules.append({"id": _REQUIREMENT, "shortDescription": text, "defaultConfiguration": {"level": "error"}})
+    place = {rule["id"]: index for index, rule in enumerate(rules)}
+    results = [
+        _result(one.path, place, str(f.code), _LEVEL[f.severity], one_line(f"{f.message} {f.fix}"), f.node)
+        for f in one.prediction.findings
+    ]
+    results += [_result(one.path, place, _REQUIREMENT, "error", one_line(line), "") for line in one.unmet]
+    return {
+        "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
+        "automationDetails": {"id": f"qdqtool/{one.prediction.target}/{one.path}/"},
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+        "properties": {"target": one.prediction.target, "summary": one.prediction.summary()},
+    }
+
+
+def _rule(code: str, target: str) -> Json:
+    entry = codes.get(code)
+    parts = (("Cause", entry.cause), ("What TensorRT does", entry.tensorrt), ("Fix", entry.fix))
+    return {
+        "id": code,
+        "shortDescription": {"text": entry.title},
+        "fullDescription": {"text": entry.cause},
+        "help": {
+            "text": "\n".join(f"{name}: {text}" for name, text in parts),
+            "markdown": "\n\n".join(f"**{name}.** {_escaped(text)}" for name, text in parts),
+        },
+        "defaultConfiguration": {"level": _LEVEL[entry.severity_on(target)]},
+        "properties": {"tags": ["TensorRT", "INT8"]},
+    }
+
+
+def _result(path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str) -> Json:
+    location: Json = {
+        "physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": {"startLine": 1}},
+    }
+    if node:
+        location["logicalLocations"] = [{"fullyQualifiedName": node, "kind": "element"}]
+    identity = hashlib.sha256(f"{rule}\0{node or message}".encode(errors="surrogatepass")).hexdigest()
+    return {
+        "ruleId": rule, "ruleIndex": rules[rule], "level": level, "message": {"text": message},
+        "locations": [location], "partialFingerprints": {"qdqtoolPlace/v1": identity},
+    }
+
+
+def _uri(path: str) -> str:
+    """A relative reference, or a file URI of an absolute path."""
+    pure = PurePath(path)
+    text = quote(pure.as_posix().encode(errors="surrogateescape"))
+    return f"file://{text}" if pure.is_absolute() else text
+
+
+def markdown(checked: Iterable[Checked]) -> str:
+    """For each model the verdict, what is not met, and a table of its findings, one row a code."""
+    return "\n".join(line for one in checked for line in _section(one))
+
+
+def _section(one: Checked) -> list[str]:
+    lines = [f"### {_escaped(one.path)} on {one.prediction.target}", "", f"**{_escaped(verdict(one.prediction))}**", ""]
+    for line in one.unmet:
+        lines += [f"❌ **Not met:** {_escaped(one_line(line))}", ""]
+    lines += [text for remark in remarks(one.prediction) for text in (_escaped(remark), "")]
+    findings = one.prediction.findings
+    if not findings:
+        return [*lines, "No findings.", ""]
+    counts = Counter(f.code for f in findings)
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.code, finding)
+    lines += ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
+    for code, finding in list(first.items())[:_ROWS]:
+        cells = (str(finding.severity), code, str(counts[finding.code]), finding.message, finding.fix)
+        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+    floats = [c.name for c in one.prediction.convolutions if not c.is_int8]
+    if floats:
+        more = [f"* and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else []
+        names = [f"* {_cell(name)}" for name in floats[:_ROWS]]
+        lines += ["", f"<details><summary>Not INT8 ({len(floats)})</summary>", "", *names, *more, "", "</details>"]
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    text = one_line(text)
+    return _escaped(text if len(text) <= _CELL else f"{text[:_CELL - 3]}...")
+
+
+def _escaped(text: str) -> str:
+    """Names are other people's: nothing in them is markup, a link, a mention or the end of a cell."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text)).replace("\\@", "&#64;").replace("://", "&#58;//")

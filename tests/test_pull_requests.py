@@ -1,0 +1,224 @@
+"""What runs in pull requests: the steps of the action, the hook, and the SARIF and Markdown that they write."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import onnx
+import pytest
+
+from qdqtool.cli import run
+from tests.explain.test_causes import residual
+from tests.trt.builder import Graph
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+TREE = Path(__file__).parent.parent
+ACTION = yaml.safe_load((TREE / "action.yml").read_text())
+HOOK = yaml.safe_load((TREE / ".pre-commit-hooks.yaml").read_text())[0]
+ODD = "a|b`c\n::error::x<b>@me[d](http://e)"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two commits: the second one adds ``new model.onnx`` (with a skip in float) and removes ``gone.onnx``."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    for name in ("old.onnx", "gone.onnx"):
+        onnx.save(residual("shared"), folder / name)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "first")
+    (folder / "gone.onnx").unlink()
+    onnx.save(residual("float"), folder / "new model.onnx")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "second")
+    return folder
+
+
+def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, str, dict[str, str]]:
+    """Runs the shell steps as a runner does, with qdqtool of this tree; exit code, stdout, summary and outputs."""
+    temp.mkdir()
+    tool = temp / "qdqtool" / "bin" / "qdqtool"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(TREE))} exec {sys.executable} -m qdqtool \"$@\"\n")
+    tool.chmod(0o755)
+    given = {name: str(entry["default"]) for name, entry in ACTION["inputs"].items()} | inputs
+    assert given.keys() == ACTION["inputs"].keys()
+    known = {f"inputs.{name}": value for name, value in given.items()}
+    known |= {"github.event.pull_request.base.sha || github.event.before": base, "github.action_path": str(TREE)}
+    summary, outputs = temp / "summary", temp / "outputs"
+    said = ""
+    for step in ACTION["runs"]["steps"]:
+        if "run" not in step or step["name"].startswith("Install"):
+            continue
+        assert "${{" not in step["run"], "inputs reach a script through its environment alone"
+        env = {k: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: known[m[1]], v) for k, v in step.get("env", {}).items()}
+        env |= {"RUNNER_TEMP": str(temp), "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
+        done = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=folder,
+                              env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        said += done.stdout + done.stderr
+        if done.returncode:
+            break
+    told = outputs.read_text().splitlines() if outputs.exists() else []
+    return (done.returncode, said, summary.read_text() if summary.exists() else "",
+            dict(line.split("=", 1) for line in told))
+
+
+def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_path: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD~")
+    code, said, summary, outputs = act(repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"})
+    assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in said
+    assert summary.count("### ") == 1 and "new model.onnx" in summary and "| SKIP-FLOAT |" in summary
+    runs = json.loads(Path(outputs["sarif"]).read_text())["runs"]
+    uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]}
+    assert len(runs) == 1 and uris == {"new%20model.onnx"}
+
+
+@pytest.mark.parametrize(("inputs", "base", "code", "models"), [
+    ({}, "HEAD~", 0, ["new model.onnx"]),  # its findings are warnings, and the default is error
+    ({}, "HEAD", 0, []),  # nothing changed
+    ({}, "0" * 40, 0, ["new model.onnx", "old.onnx"]),  # a first push
+    ({"models": "* model.onnx\n\no*.onnx\n"}, "HEAD", 0, ["new model.onnx", "old.onnx"]),
+    ({"models": "built.onnx"}, "HEAD", 0, ["built.onnx"]),  # made by an earlier step, in no commit
+    ({"models": "none.onnx"}, "HEAD", 2, []),
+    ({"models": "damaged.onnx"}, "HEAD", 2, []),
+    ({"models": "-odd.onnx"}, "HEAD", 0, ["-odd.onnx"]),
+    ({"models": "old.onnx", "require": "c1\nc2"}, "HEAD", 0, ["old.onnx"]),
+    ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
+    ({"models": "old.onnx", "target": "$(exit 7)"}, "HEAD", 2, []),
+])
+def test_inputs_of_the_action(
+    repository: Path, tmp_path: Path, inputs: dict[str, str], base: str, code: int, models: list[str]
+) -> None:
+    onnx.save(residual("shared"), repository / "built.onnx")
+    onnx.save(residual("shared"), repository / "-odd.onnx")
+    (repository / "damaged.onnx").write_bytes(b"\x08\x09damaged")
+    commit = base if base.startswith("0") else git(repository, "rev-parse", base)
+    found = act(repository, tmp_path / "t", commit, **inputs)
+    assert found[0] == code, found
+    assert re.findall("^### (.*) on trt", found[2], re.M) == models
+    assert ("sarif" in found[3]) == bool(models)
+
+
+def test_the_hook_runs_its_entry_over_files(repository: Path) -> None:
+    files = [name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)]
+    command = [sys.executable, "-m", *shlex.split(HOOK["entry"])]
+    env = {**os.environ, "PYTHONPATH": str(TREE)}
+    codes = [
+        subprocess.run([*command, *arguments, *files], cwd=repository, env=env, capture_output=True).returncode
+        for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])
+    ]
+    assert files == ["new model.onnx", "old.onnx"] and codes == [0, 1]
+
+
+# SARIF and Markdown -----------------------------------------------------------------------------------------------
+
+
+def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> str:
+    assert run(["predict", *arguments, "--format", form]) in (0, 1)
+    return capsys.readouterr().out
+
+
+def sarif_faults(log: dict[str, Any]) -> list[str]:
+    """What SARIF 2.1.0 and GitHub's code scanning ask for and is not there."""
+    faults = [] if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"] else ["no version"]
+    categories = [r["automationDetails"]["id"] for r in log["runs"]]
+    faults += [] if len(set(categories)) == len(categories) else ["two runs of one category"]  # refused since 2025
+    for one in log["runs"]:
+        driver = one["tool"]["driver"]
+        rules = driver["rules"]
+        faults += [f"driver lacks {n}" for n in ("name", "version") if not driver[n]]
+        faults += [f"{r['id']}: no text" for r in rules if not r["shortDescription"]["text"]]
+        for rule in rules:
+            level = rule["defaultConfiguration"]["level"]
+            faults += [] if level in ("none", "note", "warning", "error") else [f"{rule['id']}: level {level}"]
+            faults += ["help without text"] if "help" in rule and not rule["help"]["text"] else []
+        for result in one["results"]:
+            if rules[result["ruleIndex"]]["id"] != result["ruleId"]:
+                faults.append("ruleIndex is of another rule")
+            place = result["locations"][0]["physicalLocation"]
+            uri = place["artifactLocation"]["uri"]
+            if not re.fullmatch(r"(file://)?[A-Za-z0-9/._~%-]+", uri):
+                faults.append(f"no URI: {uri}")
+            if place["region"]["startLine"] < 1 or not result["message"]["text"]:
+                faults.append("no line or no message")
+            if result["level"] not in ("none", "note", "warning", "error"):
+                faults.append(f"level {result['level']}")
+            faults += [] if all(isinstance(v, str) for v in result["partialFingerprints"].values()) else ["fingerprint"]
+    return faults
+
+
+def test_sarif_says_what_json_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "\u00fc a.onnx"
+    onnx.save(residual("float"), model)
+    log = json.loads(written(capsys, "sarif", str(model), "--fail-on", "SKIP-FLOAT"))
+    findings = json.loads(written(capsys, "json", str(model)))["findings"]
+    assert sarif_faults(log) == []
+    results = log["runs"][0]["results"]
+    assert [r["ruleId"] for r in results] == [*(f["code"] for f in findings), "REQUIREMENT"]
+    levels = {"error": "error", "warning": "warning", "info": "note"}
+    assert [r["level"] for r in results[:-1]] == [levels[f["severity"]] for f in findings]
+    for result, finding in zip(results, findings, strict=False):
+        assert finding["message"] in result["message"]["text"]
+        assert result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])[0][
+            "fullyQualifiedName"] == finding["node"]
+    uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert unquote(uri) == f"file://{model}"
+
+
+def test_the_checks_of_sarif_can_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(residual("float"), tmp_path / "m.onnx")
+    log = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))
+    log["runs"].append(log["runs"][0])
+    log["runs"][0]["results"][0]["ruleIndex"] += 1
+    log["runs"][0]["results"][1]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] = "a b"
+    assert {fault.split(":")[0] for fault in sarif_faults(log)} == {
+        "two runs of one category", "ruleIndex is of another rule", "no URI"}
+
+
+def test_fingerprints_stay_when_other_findings_come_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(residual("float"), tmp_path / "m.onnx")
+    marks = []
+    for arguments in ([], ["--fail-on", "warning", "--target", "8.5"]):
+        results = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx"), *arguments))["runs"][0]["results"]
+        marks.append({r["ruleId"]: r["partialFingerprints"] for r in results if r["ruleId"] == "SKIP-FLOAT"})
+    assert marks[0] == marks[1] and marks[0]
+
+
+def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    g = Graph()
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float"))
+    for node in proto.graph.node:
+        node.name += ODD
+    onnx.save(proto, tmp_path / "m.onnx")
+    text = written(capsys, "markdown", str(tmp_path / "m.onnx"), "--fail-on", "NO-QDQ")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 6 for row in rows)
+    assert not re.search(r"^::|(?<!\\)<b>|@me|(?<!\\)\[d|http://", text, re.M)
+    assert sarif_faults(json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))) == []
+
+
+def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(tmp_path / f"{kind}.onnx") for kind in ("float", "shared")]
+    for name, kind in zip(names, ("float", "shared"), strict=True):
+        onnx.save(residual(kind), name)
+    assert sarif_faults(json.loads(written(capsys, "sarif", *names))) == []
+    assert run(["predict", *names, "--fail-on", "SKIP-FLOAT"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT") and said.err.count("\n") == 1
+    assert [line for line in said.out.splitlines() if line in names] == names
+    assert run(["predict", *names, "--format", "json"]) == 2
+    assert run(["predict"]) == 2
