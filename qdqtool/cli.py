@@ -36,6 +36,9 @@ COMMANDS = {
 }
 
 
+_OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
+
+
 class LazyGroup(click.Group):
     """Loads the module of a command only when that command runs."""
 
@@ -45,6 +48,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        process.require_room()
         module = importlib.import_module(f"qdqtool.commands.{cmd_name}")
         command = module.command
         assert isinstance(command, click.Command)
@@ -142,17 +146,31 @@ def _run(args: list[str] | None) -> int:
         name = f"{error.filename}: " if error.filename else ""
         return _fail(f"{name}{error.strerror or error}", 2)
     except MemoryError:
-        return _fail("out of memory; use a smaller input, or close other programs", 2)
+        return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
         return _fail("the input is nested too deeply", 2)
-    except Exception:  # a defect of ours; exit code 1 would read as an answer
+    except Exception as error:  # a defect of ours; exit code 1 would read as an answer
         if process.stopped() is not None:
             return _fail("", 2)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            return _fail(_OUT_OF_MEMORY, 2)
+        if _was_importing(error):
+            return _fail(f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): memory is "
+                         "out, or it has to be installed again", 2)
         import traceback
 
         traceback.print_exc()
         return _fail("internal error, please report it with the lines above", 2)
     return result if isinstance(result, int) else 0
+
+
+def _was_importing(error: BaseException) -> bool:
+    """Whether an error came while a module was being loaded; half loaded ones raise other than ImportError too."""
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return isinstance(error, ImportError) or any(f.startswith("<frozen importlib") for f in files)
 
 
 def main() -> None:
@@ -162,6 +180,8 @@ def main() -> None:
         code = run()
     except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
         code = process.INTERRUPTED
+    except MemoryError:  # while an error was being told
+        code = _fail(_OUT_OF_MEMORY, 2)
     sys.exit(process.finish(code))
 
 

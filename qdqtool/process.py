@@ -15,6 +15,7 @@ from qdqtool.errors import QdqtoolError
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
 _asked: list[int] = []
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
@@ -65,6 +66,27 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def require_room() -> None:
+    """Looks whether a limited address space (``ulimit -v``) holds the libraries; OpenBLAS would end with 1, a "no".
+
+    Raises:
+        MemoryError: There is too little left.
+    """
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):  # no Linux
+        return
+    if limit == resource.RLIM_INFINITY:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes some
+    if limit - taken < _LIBRARIES:
+        raise MemoryError
 
 
 def load_numpy() -> None:
