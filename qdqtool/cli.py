@@ -176,13 +176,20 @@ def _was_importing(error: BaseException) -> bool:
 def main() -> None:
     """Entry point of the `qdqtool` script."""
     try:
-        process.prepare()
-        code = run()
-    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
+        code = process.finish(_prepared())
+    except (KeyboardInterrupt, process.Stopped):  # behind what `run` answers for
         code = process.INTERRUPTED
+    sys.exit(code)
+
+
+def _prepared() -> int:
+    try:
+        process.prepare()
+        return run()
+    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
+        return process.INTERRUPTED
     except MemoryError:  # while an error was being told
-        code = _fail(_OUT_OF_MEMORY, 2)
-    sys.exit(process.finish(code))
+        return _fail(_OUT_OF_MEMORY, 2)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
+_AGAIN = 0.01  # seconds
 _asked: list[int] = []
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
@@ -61,6 +62,7 @@ def prepare() -> None:
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
             signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
+    sys.unraisablehook = _lost
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -116,6 +118,15 @@ def _handler(code: int) -> signal._HANDLER:
     return stop
 
 
+def _lost(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raises a stop again, soon, that came where Python drops exceptions: while an object was being deleted."""
+    if not isinstance(unraisable.exc_value, Stopped):
+        sys.__unraisablehook__(unraisable)
+    elif hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, _handler(unraisable.exc_value.code))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+
 def silence_stdout() -> None:
     """Points descriptor 1 at nothing, so that what is left in the buffer can be dropped."""
     try:
@@ -146,4 +157,7 @@ def finish(code: int) -> int:
             sys.stderr.flush()
     except (OSError, ValueError):
         sys.stderr = None
+    for name in (*_CODES, "SIGALRM"):  # all is done; Python would give them back their defaults while it ends
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)
     return code

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import helper
@@ -14,6 +12,7 @@ from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.functions import called
 from qdqtool.graph import Model, Node, tensor_bytes, without_data
+from qdqtool.modelfile import quiet_graphsurgeon
 from qdqtool.subgraphs import captured, inner_graphs
 
 FLOATS = frozenset({
@@ -314,7 +313,7 @@ def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.
     bare = onnx.ModelProto()
     bare.CopyFrom(slim)
     del bare.functions[:]  # a call from a subgraph sends graphsurgeon round in circles; a call is a node as any other
-    with _quiet(gs):
+    with quiet_graphsurgeon():
         try:
             graph = gs.import_onnx(bare)
             tensors = graph.tensors()
@@ -329,18 +328,6 @@ def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.
             text = " ".join(str(error).split()) or type(error).__name__
             raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {text[:200]}") from error
     return exported
-
-
-@contextlib.contextmanager
-def _quiet(gs: Any) -> Iterator[None]:
-    """Without graphsurgeon's own lines on stdout."""
-    logger = gs.logger.G_LOGGER
-    before = logger.severity
-    logger.severity = logger.CRITICAL
-    try:
-        yield
-    finally:
-        logger.severity = before
 
 
 def _constant_nodes(model: Model) -> frozenset[int]:
