@@ -44,6 +44,13 @@ def test_each_output_is_judged():
     assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
 
 
+def test_an_input_of_a_type_that_there_is_not():
+    proto = pair_model(0.02)
+    proto.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(compare.RunError, match="input 'x' has a type"):
+        compare.random_inputs(Model(proto))
+
+
 def test_random_inputs_fill_the_first_quantizer():
     arrays = compare.random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
