@@ -51,6 +51,15 @@ def test_an_input_of_a_type_that_there_is_not():
         compare.random_inputs(Model(proto))
 
 
+def test_an_input_of_more_dimensions_than_arrays_have():
+    proto = pair_model(0.02)
+    del proto.graph.value_info[:], proto.graph.output[:]
+    shape = proto.graph.input[0].type.tensor_type.shape
+    shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
+    with pytest.raises(compare.TooMuch, match="65 dimensions"):
+        compare.random_inputs(Model(proto))
+
+
 def test_random_inputs_fill_the_first_quantizer():
     arrays = compare.random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
