@@ -33,7 +33,19 @@ def _work(command: str, folder: Path) -> Callable[[onnx.ModelProto], object]:
         from qdqtool.fixing.api import fix
 
         return lambda proto: fix(proto, target="trt8.5").as_json()
+    if command == "extract":
+        return _extract
     return lambda proto: qdqtool.report(proto, target="trt8.5").save(folder / "page.html")
+
+
+def _extract(proto: onnx.ModelProto) -> None:
+    """What a network in the middle and at the end depends on, and the first finding of each code."""
+    found = qdqtool.predict(proto, target="trt8.5")
+    for place in {len(found.convolutions) // 2, len(found.convolutions) - 1}:
+        if found.convolutions:
+            qdqtool.extract(proto, node=found.convolutions[place].name, target="trt8.5")
+    for code in found.findings_by_code():
+        qdqtool.extract(proto, finding=code, target="trt8.5")
 
 
 def _measure(command: str, family: str, size: int) -> None:
@@ -54,7 +66,7 @@ def _measure(command: str, family: str, size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", nargs="?", default="predict", choices=["predict", "fix", "report"])
+    parser.add_argument("command", nargs="?", default="predict", choices=["predict", "fix", "extract", "report"])
     parser.add_argument("sizes", nargs="*", type=int, default=[500, 1000, 2000, 4000])
     parser.add_argument("--family", action="append", choices=list(FAMILIES))
     parser.add_argument("--measure", help=argparse.SUPPRESS)

@@ -18,6 +18,8 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.text import Filtered, one_line
 from qdqtool.types import TOOL_VERSION
 
+_OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
+
 
 class LazyGroup(click.Group):
     """Loads the module of a command only when that command runs."""
@@ -28,6 +30,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        process.require_room()
         module = importlib.import_module(f"qdqtool.commands.{cmd_name}")
         command = module.command
         assert isinstance(command, click.Command)
@@ -120,12 +123,17 @@ def _run(args: list[str] | None) -> int:
         name = f"{error.filename}: " if error.filename else ""
         return _fail(f"{name}{error.strerror or error}", 2)
     except MemoryError:
-        return _fail("out of memory; use a smaller input, or close other programs", 2)
+        return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
         return _fail("the input is nested too deeply", 2)
-    except Exception:  # a defect of ours; exit code 1 would read as an answer
+    except Exception as error:  # a defect of ours; exit code 1 would read as an answer
         if process.stopped() is not None:
             return _fail("", 2)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            return _fail(_OUT_OF_MEMORY, 2)
+        if _was_importing(error):
+            return _fail(f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): memory is "
+                         "out, or it has to be installed again", 2)
         import traceback
 
         traceback.print_exc()
@@ -133,14 +141,32 @@ def _run(args: list[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _was_importing(error: BaseException) -> bool:
+    """Whether an error came while a module was being loaded; half loaded ones raise other than ImportError too."""
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return isinstance(error, ImportError) or any(f.startswith("<frozen importlib") for f in files)
+
+
 def main() -> None:
     """Entry point of the `qdqtool` script."""
     try:
-        process.prepare()
-        code = run()
-    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
+        code = process.finish(_prepared())
+    except (KeyboardInterrupt, process.Stopped):  # behind what `run` answers for
         code = process.INTERRUPTED
-    sys.exit(process.finish(code))
+    sys.exit(code)
+
+
+def _prepared() -> int:
+    try:
+        process.prepare()
+        return run()
+    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
+        return process.INTERRUPTED
+    except MemoryError:  # while an error was being told
+        return _fail(_OUT_OF_MEMORY, 2)
 
 
 if __name__ == "__main__":

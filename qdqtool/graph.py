@@ -205,11 +205,12 @@ class Model:
             if name:
                 self.consumers.setdefault(name, []).append(node)
 
-    def _leave(self, node: Node) -> None:
-        for name in node.outputs:
+    def _leave(self, nodes: list[Node]) -> None:
+        for name in (t for n in nodes for t in n.outputs):
             self.producers.pop(name, None)
-        for name in {*node.inputs, *node.captured} - {""}:
-            left = [n for n in self.consumers[name] if n is not node]
+        gone = set(map(id, nodes))
+        for name in {t for n in nodes for t in (*n.inputs, *n.captured) if t}:  # once each: all may read one scale
+            left = [n for n in self.consumers[name] if id(n) not in gone]
             if left:
                 self.consumers[name] = left
             else:
@@ -238,8 +239,7 @@ class Model:
         reordered = any(a > b for a, b in itertools.pairwise(stay.values()))
         leaving = [n for n in old if n.index in touched or id(n) not in stay]
         before = {id(n): (n.inputs, n.outputs) for n in leaving}
-        for node in leaving:
-            self._leave(node)
+        self._leave(leaving)
         if len(nodes) != len(old) or any(a is not b for a, b in zip(nodes, old, strict=True)):
             protos = [n.proto if isinstance(n, Node) else n for n in nodes]
             del graph.node[:]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -45,7 +46,13 @@ def load(source: ModelSource | Model) -> Model:
     if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
         import onnx_graphsurgeon
 
-        return load(onnx_graphsurgeon.export_onnx(source))
+        with quiet_graphsurgeon():
+            try:
+                made = onnx_graphsurgeon.export_onnx(source)
+            except Exception as error:  # it raises whatever its parts raise
+                text = " ".join(str(error).split()) or type(error).__name__
+                raise ModelError(f"onnx-graphsurgeon cannot export the graph: {text[:200]}") from error
+        return load(made)
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     path = Path(source)
@@ -154,6 +161,19 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
         raise ModelError(f"{path}: is the input; choose another output name")
     with together():
         write_model(proto, path)
+
+
+@contextlib.contextmanager
+def quiet_graphsurgeon() -> Iterator[None]:
+    """Without the lines that onnx-graphsurgeon prints on stdout, its errors included, which it raises as well."""
+    from onnx_graphsurgeon.logger import G_LOGGER
+
+    before = G_LOGGER.severity
+    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
+    try:
+        yield
+    finally:
+        G_LOGGER.severity = before
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False) -> None:

@@ -18,8 +18,8 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         what: What to call it in the message.
 
     Raises:
-        ModelError: An input has no name or is declared twice, an operator set has a version that none can have, or a
-            node outside a function takes its attribute from one.
+        ModelError: An input or output has no name, an input is declared twice, an operator set has a version that none
+            can have, or a node outside a function takes its attribute from one.
     """
     for number in (o.version for o in proto.opset_import):
         if number not in _VERSIONS:
@@ -31,6 +31,8 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         if value.name in declared:
             raise ModelError(f"{what}: input '{value.name}' is declared twice; the file is damaged, export it again")
         declared.add(value.name)
+    if not all(value.name for value in proto.graph.output):
+        raise ModelError(f"{what}: an output has no name; the file is damaged")
     for nodes in (proto.graph.node, *(g.node for g in inner_graphs(proto.graph.node))):
         for node in nodes:
             for attribute in node.attribute:

@@ -15,6 +15,8 @@ from qdqtool.errors import QdqtoolError
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
+_AGAIN = 0.01  # seconds
 _asked: list[int] = []
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
@@ -60,6 +62,7 @@ def prepare() -> None:
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
             signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
+    sys.unraisablehook = _lost
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -76,6 +79,27 @@ def columns() -> int:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
     except (AttributeError, ValueError, OSError):
         return 80
+
+
+def require_room() -> None:
+    """Looks whether a limited address space (``ulimit -v``) holds the libraries; OpenBLAS would end with 1, a "no".
+
+    Raises:
+        MemoryError: There is too little left.
+    """
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):  # no Linux
+        return
+    if limit == resource.RLIM_INFINITY:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes some
+    if limit - taken < _LIBRARIES:
+        raise MemoryError
 
 
 def load_numpy() -> None:
@@ -103,6 +127,15 @@ def _handler(code: int) -> signal._HANDLER:
         raise Stopped(code)
 
     return stop
+
+
+def _lost(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raises a stop again, soon, that came where Python drops exceptions: while an object was being deleted."""
+    if not isinstance(unraisable.exc_value, Stopped):
+        sys.__unraisablehook__(unraisable)
+    elif hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, _handler(unraisable.exc_value.code))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
 
 def silence_stdout() -> None:
@@ -135,4 +168,7 @@ def finish(code: int) -> int:
             sys.stderr.flush()
     except (OSError, ValueError):
         sys.stderr = None
+    for name in (*_CODES, "SIGALRM"):  # all is done; Python would give them back their defaults while it ends
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)
     return code

@@ -7,6 +7,8 @@ import pytest
 
 import qdqtool
 from qdqtool.fixing.api import fix
+from qdqtool.graph import Model
+from qdqtool.onnxgraph.editor import Editor
 from tests.growth import FAMILIES
 
 # 4^1.3, as much again for a busy machine, and what is too short to be measured.
@@ -44,9 +46,30 @@ def test_fix(family):
     _grows_with_the_input(lambda model: fix(model, target="trt8.5").as_json(), family, 150)
 
 
-@pytest.mark.parametrize("family", _families(SOME))
+@pytest.mark.parametrize("family", ["residual", "C2f", "pairs", "lattice", "wide Split"])
 def test_report(family, tmp_path):
     def work(model):
         qdqtool.report(model, target="trt8.5").save(tmp_path / "page.html")
 
     _grows_with_the_input(work, family, 100)
+
+
+def test_extract():
+    def work(model):
+        qdqtool.extract(model, node=next(n.name for n in model.graph.node if n.op_type == "Conv"), target="trt8.5")
+
+    _grows_with_the_input(work, "pairs", 40)
+
+
+def test_what_many_quantizers_share_costs_no_more_to_leave():
+    """A change leaves the index true in time that goes with its size, also where all scales are one tensor."""
+    def work(model):
+        editor = Editor(model)
+        for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][:-1]:
+            editor.bypass(node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"])
+        editor.finish()
+
+    def seconds(size):
+        return min(_seconds(work, Model(FAMILIES["fan-out, equal"](size))) for _ in range(2))
+
+    assert seconds(16_000) < 8 * max(seconds(4000), LEAST)

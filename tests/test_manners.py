@@ -25,9 +25,10 @@ from qdqtool import text
 from qdqtool.cli import run
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import ModelError
-from qdqtool.modelfile import load
+from qdqtool.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
 from tests.fuzz.grammar import network
+from tests.fuzz_inputs import interrupts
 from tests.fuzz_inputs.seeds import write_seeds
 
 TOOL = f"{sys.executable} -m qdqtool"
@@ -310,3 +311,57 @@ def test_the_overview_names_every_command_within_the_terminal(
 def test_an_overview_that_cannot_be_written_is_no_success() -> None:
     with open("/dev/full", "w") as full:
         assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
+
+
+def test_a_stop_that_python_drops_comes_again() -> None:
+    """Exceptions that are raised while an object is deleted are printed and forgotten."""
+    code = (
+        "import os, signal, time\n"
+        "from qdqtool import cli\n"
+        "class Thing:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(0.1)\n"
+        "def main(**_):\n"
+        "    Thing()\n"
+        "    time.sleep(30)\n"
+        "cli.cli.main = main\n"
+        "cli.main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
+    assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
+    (tmp_path / "model.onnx").write_bytes(network(11).SerializeToString())
+    code, _, said = interrupts.trial("fix", tmp_path, place * 0.08)
+    assert interrupts.right(code, said), (code, said)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+@pytest.mark.parametrize("command", ["predict {m}", "fix {m} -o {m}.out"])
+def test_a_small_address_space_ends_in_one_line(model: Path, command: str) -> None:
+    for kilobytes in (60_000, 90_000, 115_000, 135_000, 155_000):
+        done = shell(f"ulimit -v {kilobytes}; {TOOL} {command.format(m=model)}")
+        lines = len(done.stderr.splitlines())
+        assert (done.returncode, lines) in ((2, 1), (0, 0)), (kilobytes, done.returncode, done.stderr[-500:])
+
+
+def test_warnings_as_errors_change_nothing(model: Path) -> None:
+    done = shell(f"PYTHONWARNINGS=error {TOOL} predict {model} --format json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["schema"]
+
+
+def test_what_graphsurgeon_says_stays_out_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    import onnx_graphsurgeon as gs
+
+    graph = gs.Graph(nodes=[gs.Node("Relu", inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])],
+                     outputs=[gs.Variable("y")])  # no types: it complains
+    with pytest.raises(ModelError):
+        load(graph)
+    with quiet_graphsurgeon():
+        gs.logger.G_LOGGER.log("said", gs.logger.G_LOGGER.CRITICAL)
+    assert capsys.readouterr().out == ""

@@ -174,6 +174,10 @@ def unnamed(proto: onnx.ModelProto) -> None:
     proto.graph.input[1].name = ""
 
 
+def unnamed_output(proto: onnx.ModelProto) -> None:
+    proto.graph.output.add()
+
+
 def twice(proto: onnx.ModelProto) -> None:
     proto.graph.input.add().CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3]))
 
@@ -196,7 +200,8 @@ def referring_inside(proto: onnx.ModelProto) -> None:
 
 
 DAMAGES = [
-    (unnamed, "an input has no name"), (twice, "input 'x' is declared twice"),
+    (unnamed, "an input has no name"), (unnamed_output, "an output has no name"),
+    (twice, "input 'x' is declared twice"),
     (version, "no operator set has the version 1099511627776"),
     (referring, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
     (referring_inside, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import helper
@@ -14,6 +12,7 @@ from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.functions import called
 from qdqtool.graph import Model, Node, tensor_bytes, without_data
+from qdqtool.modelfile import quiet_graphsurgeon
 from qdqtool.subgraphs import captured, inner_graphs
 
 FLOATS = frozenset({
@@ -44,6 +43,8 @@ class Cutter:
         self.model = model
         #: Nodes that depend on no input of the network: weights' quantizers, folded shapes.
         self.constant = _constant_nodes(model)
+        self._place = {n.index: place for place, n in enumerate(model.ordered)}
+        self._stored = {name: place for place, name in enumerate(model.initializers)}
         self._declared = {v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)}
 
     def neighbours(self, node: Node) -> Iterator[Node]:
@@ -107,11 +108,13 @@ class Cutter:
                     entering[tensor] = None
         return Part(frozenset(inside), tuple(entering), tuple(self._leaving(inside, every_output)))
 
+    def _sorted(self, nodes: Iterable[int]) -> list[Node]:
+        """Nodes in topological order; a part costs what it is worth, not what the whole model is."""
+        return [self.model.nodes[i] for i in sorted(nodes, key=self._place.__getitem__)]
+
     def _leaving(self, inside: set[int], every_output: bool) -> Iterator[str]:
         model = self.model
-        for node in model.ordered:
-            if node.index not in inside or node.index in self.constant:
-                continue
+        for node in self._sorted(inside - self.constant):
             for tensor in node.outputs:
                 readers = model.readers(tensor)
                 outside = any(r.index not in inside for r in readers)
@@ -254,13 +257,14 @@ class Cutter:
         graph = slim.graph
         graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
         graph.metadata_props.extend(source.graph.metadata_props)
-        chosen = [n for n in self.model.ordered if n.index in part.nodes]
+        chosen = self._sorted(part.nodes)
         tensors = {t for n in chosen for t in (*n.inputs, *n.outputs, *n.captured) if t}
         for node in chosen:
             copy = graph.node.add()
             copy.CopyFrom(node.proto)
             copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
-        inside = (t for t in self.model.initializers.values() if t.name in tensors and t.name not in typed)
+        stored = sorted((t for t in tensors if t in self._stored and t not in typed), key=self._stored.__getitem__)
+        inside = (self.model.initializers[t] for t in stored)
         graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in inside)
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
@@ -309,7 +313,7 @@ def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.
     bare = onnx.ModelProto()
     bare.CopyFrom(slim)
     del bare.functions[:]  # a call from a subgraph sends graphsurgeon round in circles; a call is a node as any other
-    with _quiet(gs):
+    with quiet_graphsurgeon():
         try:
             graph = gs.import_onnx(bare)
             tensors = graph.tensors()
@@ -324,18 +328,6 @@ def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.
             text = " ".join(str(error).split()) or type(error).__name__
             raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {text[:200]}") from error
     return exported
-
-
-@contextlib.contextmanager
-def _quiet(gs: Any) -> Iterator[None]:
-    """Without graphsurgeon's own lines on stdout."""
-    logger = gs.logger.G_LOGGER
-    before = logger.severity
-    logger.severity = logger.CRITICAL
-    try:
-        yield
-    finally:
-        logger.severity = before
 
 
 def _constant_nodes(model: Model) -> frozenset[int]:

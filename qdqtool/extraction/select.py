@@ -9,6 +9,7 @@ from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.graph import Node
 
 Holds = Callable[[Part], bool]
+_FINDING = 8  # times as long as finding what is left of a part does predicting it take
 
 _RADII = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
@@ -66,9 +67,12 @@ def trim(
         while start < len(order):
             gone = set(order[start : start + size])
             start += size
+            effort.left -= len(part.nodes) // _FINDING
             smaller = _without(cutter, part, gone, anchors)
-            if smaller is None:
+            if smaller is None and effort.left >= 0:
                 continue
+            if smaller is None:
+                return
             effort.left -= len(smaller.nodes)
             if effort.left < 0:
                 return

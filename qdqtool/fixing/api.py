@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import onnx
 from qdqtool import budgets
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.fixing import batchnorm, compare, floats, pairs, quantizers, unify, weights
+from qdqtool.fixing import batchnorm, compare, floats, gains, pairs, quantizers, unify, weights
 from qdqtool.fixing.site import Site, Step
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load_full
@@ -26,7 +25,7 @@ from qdqtool.rtx import records as rtx
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal, Severity
+from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -38,8 +37,8 @@ _SHARED = 1.5
 # uint8 to int8 costs up to one bit, which is twice the noise.
 _ONE_BIT = 2.5
 _ROUGH = 0.5  # noise above which little can be told from it
-_UNQUANTIZED = frozenset({"HEAD-QUANT", "HEAD-CONCAT"})  # asked for: speed is given up for accuracy
-_MOST_SITES = 64  # tried one by one when all together are refused
+_FEW = 4  # places; of more the prediction tells which are at fault
+_TRIES = 24  # of a step, however many places it has: each predicts the whole model
 
 STEPS = (
     Step(
@@ -224,27 +223,45 @@ class _Work:
         )
 
     def try_step(self, step: Step, wanted: set[str]) -> None:
-        """Tries all places of a step together, then one by one where that is refused."""
-        sites = self._sites(step, wanted)
-        if not sites:
-            return
-        why_not = self._attempt(sites, step)
-        if not why_not:
-            return
-        self._left.append((step, wanted))
-        if len(sites) == 1 or len(sites) > _MOST_SITES:
-            self.refused += [Change(s.code, s.node, s.what, why_not) for s in sites]
-            return
-        tried: set[tuple[str, str]] = set()
-        while True:  # places are looked for again after each change, for the indices of nodes move
-            left = [s for s in self._sites(step, wanted) if (s.code, s.node) not in tried]
-            if not left:
-                return
-            site = left[0]
-            tried.add((site.code, site.node))
-            why_not = self._attempt([site], step)
-            if why_not:
-                self.refused.append(Change(site.code, site.node, site.what, why_not))
+        """Tries all places of a step together, and without those that are at fault where that is refused.
+
+        What the prediction shows to get worse is laid to the nearest place; where it shows nothing, as when outputs
+        would differ, halves are tried. So the number of tries hardly grows with that of the places.
+        """
+        refused: dict[tuple[str, str], Change] = {}
+        tries = _TRIES
+        kept: set[tuple[str, str]] = set()
+        suspects: list[tuple[str, str]] = []  # one of them at least is at fault
+        while tries > 0:
+            sites = [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]
+            if not sites:
+                break
+            chosen = [s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]] or sites
+            keys = [(s.code, s.node) for s in chosen]
+            tries -= 1
+            why_not, fault = self._attempt(chosen, step)
+            if not why_not:
+                kept.update(keys)
+                suspects = [k for k in suspects if k not in kept]
+                if chosen is sites:
+                    break
+                continue
+            if self._cannot_run:
+                fault = dict.fromkeys(range(len(chosen)), why_not)
+            elif len(chosen) <= _FEW:
+                fault = {0: why_not} if len(chosen) == 1 else {}
+            elif why_not == gains.NO_GAIN and not fault:
+                fault = dict.fromkeys(range(len(chosen)), why_not)
+            for number, why in fault.items():
+                site = chosen[number]
+                refused[keys[number]] = Change(site.code, site.node, site.what, why)
+            suspects = [] if fault else keys
+            if not tries:
+                refused.update({k: Change(s.code, s.node, s.what, why_not)
+                                for s in sites if (k := (s.code, s.node)) not in refused})
+        if refused:
+            self._left.append((step, wanted))
+            self.refused += refused.values()
 
     def _sites(self, step: Step, wanted: set[str]) -> list[Site]:
         return step.sites(self._view(self.model), self.target, self.prediction, wanted)
@@ -252,16 +269,24 @@ class _Work:
     def _view(self, model: Model) -> View:
         return View(model)
 
-    def _attempt(self, sites: list[Site], step: Step) -> str:
+    def _attempt(self, sites: list[Site], step: Step) -> tuple[str, dict[int, str]]:
+        """Why some changes were not kept, empty where they were; and those of them that the prediction blames."""
         editor = Editor(self.model.copy())
         changes = [Change(s.code, s.node, s.what) for s in sites]
+        touched = []
         try:
             for site in sites:
+                editor.edited = set()
                 site.apply(editor)
+                touched.append(editor.edited)
             candidate = editor.finish()
         except ModelError as error:
-            return str(error)
-        return self._judge(candidate, changes, set(step.codes), step.noise)
+            return str(error), {}
+        prediction = predict(candidate, self.target)
+        why_not = gains.no_better(self.prediction, prediction, step.codes)
+        if why_not:
+            return why_not, gains.blamed(self.model, candidate, touched, self.prediction, prediction, step.codes)
+        return self._keep(candidate, prediction, changes, set(step.codes), step.noise), {}
 
     def try_together(self) -> None:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
@@ -309,9 +334,13 @@ class _Work:
     def _judge(self, candidate: Model, changes: list[Change], tried: set[str], factor: float) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
         prediction = predict(candidate, self.target)
-        why_not = _no_better(self.prediction, prediction, tried)
-        if why_not:
-            return why_not
+        return gains.no_better(self.prediction, prediction, tried) or self._keep(
+            candidate, prediction, changes, tried, factor)
+
+    def _keep(
+        self, candidate: Model, prediction: Prediction, changes: list[Change], tried: set[str], factor: float
+    ) -> str:
+        """Keeps a changed model whose prediction is better if it computes the same; else says why not."""
         why_not, noise = self._runs_as_well(candidate, factor, tried)
         if why_not:
             return why_not
@@ -329,7 +358,7 @@ class _Work:
             return f"its outputs cannot be compared with those of the float network: {self._cannot_run}", None
         try:
             proto, _ = compare.runnable(candidate, self._body)
-            if tried & _UNQUANTIZED:
+            if tried & gains.UNQUANTIZED:
                 part = Model(proto, self.given.path, sha256="part")
                 self._reference = self._runs.run(float_model(part), self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
@@ -384,29 +413,3 @@ def _grown(before: compare.Noise, after: compare.Noise) -> str:
         f"the distance of output '{worst}' from the float network would grow from {before.each.get(worst, 0.0):.2%} to "
         f"{after.each[worst]:.2%}"
     )
-
-
-def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:
-    """Why a prediction is not better; empty where it is."""
-    one, two = before.summary(), after.summary()
-    errors = [sum(f.severity == Severity.ERROR for f in p.findings) for p in (before, after)]
-    if errors[1] > errors[0]:
-        new = Counter(f.code for f in after.findings if f.severity == Severity.ERROR)
-        new -= Counter(f.code for f in before.findings if f.severity == Severity.ERROR)
-        return f"it would bring errors ({', '.join(new)})"
-    if errors[1] < errors[0]:
-        return ""
-    asked = tried & _UNQUANTIZED
-    for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 to INT8")):
-        if two[key] < one[key] and not asked:
-            return f"there would be {two[key]} {what} instead of {one[key]}"
-    retyped = tried <= {c for _, c, _, _ in _WHOLE}  # Casts may split a conversion in two; the types are the gain
-    if (two["conversions"] or 0) > (one["conversions"] or 0) and not retyped and not asked:
-        return f"there would be {two['conversions']} conversions instead of {one['conversions']}"
-    if two["int8"] > one["int8"] or two["int8_to_int8"] > one["int8_to_int8"]:
-        return ""
-    if (two["conversions"] or 0) < (one["conversions"] or 0):
-        return ""
-    if sum(f.code in tried for f in after.findings) < sum(f.code in tried for f in before.findings):
-        return ""
-    return "the prediction would not get better"

@@ -104,9 +104,14 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
         dims = model.shape(name)
         if dims is None:
             raise RunError(f"the shape of input '{name}' is not known")
+        if len(dims) > budgets.RANK:
+            raise TooMuch(f"input '{name}' has {len(dims)} dimensions; the limit is {budgets.RANK}")
         shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
         kind = model.elem_type(name) or onnx.TensorProto.FLOAT
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        try:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        except KeyError:
+            raise RunError(f"input '{name}' has a type that onnx does not have ({kind})") from None
         size = math.prod(shape) * 4
         if size > budgets.SESSION_INPUT or min(shape) < 1:
             raise TooMuch(f"input '{name}' of the shape {shape} would take {budgets.amount(size)}; the limit is "

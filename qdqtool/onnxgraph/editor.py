@@ -33,10 +33,12 @@ class Editor:
     Attributes:
         model: The model; for a changed copy, give :meth:`qdqtool.graph.Model.copy`.
         proto: Its message.
+        edited: Indices of the nodes that were changed, removed or got one in front; the caller may empty it.
     """
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.edited: set[int] = set()
         self.proto = model.proto
         names = {n.proto.name for n in model.nodes}
         self._taken = names | set(model.producers) | set(model.initializers) | set(model.inputs)
@@ -57,6 +59,7 @@ class Editor:
     def proto_of(self, node: Node) -> onnx.NodeProto:
         """The message of a node, to be changed; of a node of the model that this one is a copy of, that in the copy."""
         self._touched.add(node.index)
+        self.edited.add(node.index)
         return self.model.nodes[node.index].proto
 
     def is_removed(self, node: Node) -> bool:
@@ -145,6 +148,7 @@ class Editor:
     def remove(self, node: Node) -> None:
         """Removes a node; what it alone read is pruned in :meth:`finish`."""
         self._removed.add(node.index)
+        self.edited.add(node.index)
 
     def insert(
         self, before: Node, op: str, wanted: str, inputs: list[str], attributes: dict[str, Any] | None = None
@@ -152,6 +156,7 @@ class Editor:
         """Adds a node with one output in front of another and returns the output's name."""
         name = self.name(wanted)
         output = self.name(f"{name}_output_0")
+        self.edited.add(before.index)
         self._before[before.index].append(helper.make_node(op, inputs, [output], name=name, **(attributes or {})))
         return output
 

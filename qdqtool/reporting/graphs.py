@@ -11,7 +11,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from qdqtool import qdq
+from qdqtool import budgets, qdq
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
 from qdqtool.render import layout
@@ -24,6 +24,9 @@ BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
 MOST_MODULES, FEW = 40, 12  # boxes of the overview, and boxes that are no reason to divide a module
 NAME_WIDTH = 33  # characters of a name in a box
+_MOST_EDGES = 4 * budgets.DRAWN_POINTS  # between layers, those that are drawn as one included
+_MOST_MARKS = 64  # Q and DQ on one edge
+_TABLES = "The tables below hold every node."
 
 
 def draw(collector: Collector) -> None:
@@ -32,7 +35,9 @@ def draw(collector: Collector) -> None:
     collector.model.onnx = _laid_out(boxes, edges)
     collector.model.modules = data.Drawing(*_modules(collector.model.nodes, boxes, edges))
     if collector.model.layers:
-        collector.model.engine = _laid_out(*_engine(collector))
+        found = _engine(collector)
+        collector.model.engine = _laid_out(*found) if found else data.Drawing(
+            why=f"The layers of the engine have more than {_MOST_EDGES:,} edges, too many for a picture. {_TABLES}")
     else:
         collector.model.engine.why = (
             f"{collector.model.target} names no layers of its engine; the ONNX graph shows the outcome of each node."
@@ -49,7 +54,7 @@ def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     ranks = layout.ranks_of(keys, ends)
     why = layout.too_large(ranks, ends)
     if why:
-        return data.Drawing(why=f"{why}. The tables below hold every node.")
+        return data.Drawing(why=f"{why}. {_TABLES}")
     placed = layout.place(ranks, ends, BOX_WIDTH, COLUMN_GAP, MARGIN)
     heights: dict[int, float] = defaultdict(float)
     for key, box in zip(keys, boxes, strict=True):
@@ -391,8 +396,11 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
 # The engine -------------------------------------------------------------------------------------------------------
 
 
-def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]]:
-    """Boxes are the layers; a conversion with one reader is a mark on the edge to it."""
+def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | None:
+    """Boxes are the layers; a conversion with one reader is a mark on the edge to it. None for too many edges.
+
+    Layers that share memory (an eliminated Concat) are joined each with each, so that edges go with the square.
+    """
     model, index = collector.model, collector.subject.model
     layers = collector.subject.prediction.layers
     boxes: list[data.Box] = []
@@ -410,7 +418,11 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]]:
             return [(ends[tensor], [], precision)]
         return found
 
+    count = 0
     for number, layer in enumerate(layers):
+        count += sum(len(makers.get(t.tensor, ())) for t in layer.inputs)
+        if count > _MOST_EDGES:
+            return None
         ways = [(t.tensor, way) for t in layer.inputs for way in sources(t.tensor, str(t.precision))]
         read.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
@@ -418,7 +430,7 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]]:
             mark = data.Mark(shown(layer.name), "Q" if out.precision in (Precision.INT8, Precision.UINT8) else "DQ",
                              True)
             for _, (source, marks, _precision) in ways:
-                makers.setdefault(out.tensor, []).append((source, [*marks, mark], str(out.precision)))
+                makers.setdefault(out.tensor, []).append((source, [*marks, mark][-_MOST_MARKS:], str(out.precision)))
             continue
         place = len(boxes)
         row = model.layers[number]

@@ -25,6 +25,8 @@ from qdqtool.types import EngineLayer, Precision
 from qdqtool.verification.mapping import trt_name
 
 MOST_LINES = 60  # of the optimizer's log, for one node
+MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen
+MOST_PASSED = 64  # Q and DQ on the way to them
 MOST_ATTRIBUTES = 12  # of one node
 _LABELS = {"kernel_shape": "Kernel", "strides": "Stride", "group": "Groups", "pads": "Padding", "dilations": "Dilation"}
 
@@ -164,12 +166,13 @@ class Collector:
     def _served(self, quantizer: OnnxNode) -> list[int]:
         """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
         index = self.subject.model
-        waiting, seen, found = [quantizer], {quantizer.index}, []
-        while waiting:
-            for reader in index.readers(waiting.pop().output):
+        found: list[int] = []
+        waiting, seen = [quantizer], {quantizer.index}
+        while waiting and len(found) < MOST_SERVED:
+            for reader in index.readers(waiting.pop().output)[:MOST_SERVED]:
                 if reader.index in self.place:
                     found.append(self.place[reader.index])
-                elif is_qdq(reader) and reader.index not in seen:
+                elif is_qdq(reader) and reader.index not in seen and len(seen) < MOST_PASSED:
                     seen.add(reader.index)
                     waiting.append(reader)
         maker = index.producer(quantizer.input(0))
@@ -272,6 +275,9 @@ class Collector:
     def _conversions(self) -> None:
         by_node = {n: i for i, layer in enumerate(self.subject.prediction.layers) if layer.type == "Conversion"
                    for n in layer.nodes}
+        found: dict[str, list[int]] = {}
+        for finding in self.subject.prediction.findings:
+            found.setdefault(finding.node, []).append(finding.id)
         for name in self.subject.prediction.conversion_nodes:
             layer = by_node.get(name, -1)
             served = self.nodes_of([name])
@@ -282,7 +288,7 @@ class Collector:
                 str(known.inputs[0].precision) if known and known.inputs else "",
                 str(known.outputs[0].precision) if known and known.outputs else "",
                 shown(known.inputs[0].tensor) if known and known.inputs else "",
-                [f.id for f in self.subject.prediction.findings if f.node in (name, self._own(name))],
+                sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
                 row.ms if row else None, row.measured if row else None,
             ))  # fmt: skip
 

@@ -151,9 +151,9 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
         added = graph.input.add()
         added.CopyFrom(value)
         if value.name in chosen:
-            for dim, size_ in zip(added.type.tensor_type.shape.dim, chosen[value.name], strict=True):
-                dim.ClearField("dim_param")
-                dim.dim_value = size_
+            shape = added.type.tensor_type.shape  # written anew: an output of that name may have told another rank
+            del shape.dim[:]
+            shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name])
     for value in model.proto.graph.output:
         added = graph.output.add()
         added.CopyFrom(value)

@@ -12,8 +12,9 @@ from qdqtool.trt.passes._infra import node_name
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
 
-_LIMIT = 400  # tensors looked at from one
-_READERS = 200  # of one tensor that are told; a network has a dozen
+_LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
+_BEHIND = 400  # layers looked at behind one
+_READERS = 100  # of one tensor that are told; a network has a dozen
 
 
 def scale_of(layer: Layer | None) -> Scale:
@@ -92,7 +93,7 @@ def _feeds_weighted(layer: Layer) -> bool:
                 return True
             seen.add(reader.id)
             queue.append(reader)
-        if len(seen) > _LIMIT:
+        if len(seen) > _BEHIND:
             return True
     return False
 

@@ -45,6 +45,22 @@ def test_each_output_is_judged():
     assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
 
 
+def test_an_input_of_a_type_that_there_is_not():
+    proto = pair_model(0.02)
+    proto.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(compare.RunError, match="input 'x' has a type"):
+        compare.random_inputs(Model(proto))
+
+
+def test_an_input_of_more_dimensions_than_arrays_have():
+    proto = pair_model(0.02)
+    del proto.graph.value_info[:], proto.graph.output[:]
+    shape = proto.graph.input[0].type.tensor_type.shape
+    shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
+    with pytest.raises(compare.TooMuch, match="65 dimensions"):
+        compare.random_inputs(Model(proto))
+
+
 def test_random_inputs_fill_the_first_quantizer():
     arrays = compare.random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32

@@ -90,7 +90,7 @@ class Bench:
 
     def _state(self, file: Path) -> State:
         """What tells that a file was written to or replaced: looking into all of them takes longer than most cases."""
-        stats = {n: os.stat(self.folder / n) for n in (*self.others, file.name) if not n.endswith(_REPLACED)}
+        stats = {n: os.lstat(self.folder / n) for n in (*self.others, file.name) if not n.endswith(_REPLACED)}
         return {n: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats.items()}
 
     def _judge(

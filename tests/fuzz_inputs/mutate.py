@@ -10,10 +10,14 @@ import random
 import warnings
 import zipfile
 
+import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from tests.fuzz_inputs.seeds import hostile_tensor
 from tests.fuzz_logs.mutate import MUTATIONS as TEXT
+from tests.growth import FAMILIES
 
 _WORDS = (b"\x1b]0;owned\x07", b"\x9b31m", b"\xff\xfe\xff", b"\0", b"\xc2\x85", b"../../x", b"/etc/hostname", b"9" * 30,
           b"-1", b"nan", b"", b"\n", b"a" * 70_000, b"\x80" * 10, b"{'descr': '|O'", b"e\xcc\x81")
@@ -25,7 +29,13 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         if not data:
             break
         choice = rng.random()
-        if kind.endswith(".onnx") and choice < 0.6:
+        if kind == "grown.onnx" and choice < 0.8:
+            data = FAMILIES[rng.choice(list(FAMILIES))](rng.choice((1, 5, 30, 100, 400))).SerializeToString()
+        elif kind == "list.txt" and choice < 0.4:
+            data += b"\n" + rng.choice(_SPECIAL)
+        elif kind.startswith("picture") and choice < 0.15:
+            data = _large_picture(kind, rng)
+        elif kind.endswith(".onnx") and choice < 0.6:
             data = _model(data, rng)
         elif kind.endswith((".gz", ".tuning")) and choice < 0.7:
             data = _inside(data, kind, rng)
@@ -70,8 +80,10 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         return _bytes(data, rng)
     node = nodes[rng.randrange(len(nodes))]
     names = [t for n in nodes for t in (*n.input, *n.output) if isinstance(t, str)] or ["x"]
-    kind = rng.randrange(10)
-    if kind == 0 and node.input:
+    kind = rng.randrange(16)
+    if kind >= 10:
+        _DAMAGE[kind - 10](model, node, rng)
+    elif kind == 0 and node.input:
         node.input[rng.randrange(len(node.input))] = rng.choice([*names, ""])
     elif kind == 1 and node.output:
         node.output[rng.randrange(len(node.output))] = rng.choice(names)
@@ -100,6 +112,88 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         return model.SerializeToString()
     except Exception:
         return data
+
+
+def _opset(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    for opset in model.opset_import:
+        opset.version = rng.choice((0, 1, 6, 13, 21, 99, 1 << 40, -1))
+
+
+def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """Inputs, or one stored tensor, of a type that few know."""
+    wanted = rng.choice((TensorProto.INT4, TensorProto.UINT4, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN,
+                         TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.DOUBLE, TensorProto.BOOL, 0, 99))
+    if rng.random() < 0.6 or not model.graph.initializer:
+        for value in model.graph.input:
+            value.type.tensor_type.elem_type = wanted
+    else:
+        rng.choice(model.graph.initializer).data_type = wanted
+
+
+def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """An input that is declared twice with other ranks, or without a name, or as an output too."""
+    name = rng.choice(("", *(v.name for v in model.graph.input)))
+    rank = rng.choice((0, 1, 3, 65))
+    rng.choice((model.graph.input, model.graph.output)).append(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rng.choice((1, 0, -1, 8))] * rank))
+
+
+def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """Few bytes that stand for long vectors, where shapes are computed from values."""
+    length = rng.choice((1 << 16, 1 << 25, 1 << 40))
+    kind = rng.choice((TensorProto.INT64, TensorProto.FLOAT))
+    model.graph.input.append(helper.make_tensor_value_info("long", kind, [length]))
+    op = rng.choice(("Concat", "Add", "Mul", "Expand", "Gather", "Reshape", "ConstantOfShape", "Range", "Tile", "Slice",
+                     "Shape", "Cast"))
+    attributes = {"axis": 0} if op == "Concat" else {"to": 7} if op == "Cast" else {}
+    for place in range(rng.choice((1, 3))):
+        source = "long" if place == 0 else f"longer{place - 1}"
+        count = 1 if op in ("ConstantOfShape", "Shape", "Cast") else rng.choice((2, 3))
+        model.graph.node.insert(place, helper.make_node(op, [source] * count, [f"longer{place}"], **attributes))
+
+
+def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """A scale or zero point of another value, shape or type."""
+    read = {t for n in model.graph.node if n.op_type.endswith("Linear") for t in n.input[1:]}
+    stored = [t for t in model.graph.initializer if t.name in read]
+    if stored:
+        value = np.asarray(rng.choice((np.nan, np.inf, 0, -1, 1e-45, 3e38, 127, 200)))
+        value = np.broadcast_to(value, rng.choice(((), (1,), (0,), (8,), (3, 2), (1, 1, 1, 1))))
+        tensor = rng.choice(stored)
+        with np.errstate(all="ignore"):
+            changed = value.astype(rng.choice((np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32)))
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed).reshape(value.shape), tensor.name))
+
+
+def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """An attribute that refers to a function's outside of one, or is there twice, or of another type."""
+    if not node.attribute:
+        node.attribute.append(helper.make_attribute("axis", rng.choice((-1, 1, 99, 1 << 40))))
+    attribute = rng.choice(node.attribute)
+    kind = rng.randrange(3)
+    if kind == 0:
+        attribute.ref_attr_name = "outside"
+    elif kind == 1:
+        node.attribute.append(attribute)
+    else:
+        attribute.type = rng.choice((1, 2, 3, 4, 5, 6, 7, 8))
+
+
+_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute)
+# `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
+_SPECIAL = (b"pipe", b"loop", b".", b"..", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/proc/self/fd/0",
+            b"pipe\nloop")
+
+
+def _large_picture(kind: str, rng: random.Random) -> bytes:
+    """A file of kilobytes that decodes to tens of megabytes."""
+    size = rng.choice(((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1)))
+    jpeg = kind.endswith("jpg")
+    image = Image.new(rng.choice(("L", "RGB") if jpeg else ("1", "L", "P")), size if not jpeg else
+                      (min(size[0], 5000), min(size[1], 5000)))
+    out = io.BytesIO()
+    image.save(out, "JPEG" if jpeg else "PNG")
+    return out.getvalue()
 
 
 _VALUES = (None, True, -1, 0, 1 << 70, 10**400, -1e308, float("nan"), float("inf"), "", "\x1b[31m\x85",

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.calibration.nets import conv_net
 from tests.contract import residual
 from tests.fuzz.grammar import network
 from tests.fuzz_logs.mutate import JSON, PROFILE
+from tests.growth import FAMILIES
 from tests.verification.synthetic import log_of
 
 #: Which commands read a kind; FILE is the mutated file, TEXT what stands in it, OUT and MORE outputs, the others stay
@@ -44,12 +46,17 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         (*_EXTRACT, "--finding", "SKIP-FLOAT"), (*_EXTRACT, "--node", "c3", "--hops", "2", "--format", "json"),
         (*_EXTRACT, "--finding", "SKIP-FLOAT", "--private"), ("predict", "FILE", "--target", "trt11", "--sm", "7.5"),
     ),
+    "grown.onnx": (
+        ("predict", "FILE", "--format", "json"), ("fix", "FILE", "-o", "OUT"), ("report", "FILE", "-o", "OUT"),
+        ("extract", "FILE", "--node", "n2", "-o", "OUT"), ("compare", "FILE", "grown.onnx"),
+        ("predict", "FILE", "--target", "rtx1.7"), ("predict", "FILE", "--gpu", "T4"),
+    ),
     "qdq.onnx.gz": (("predict", "FILE"),),
     "float.onnx": (
         ("insert", "FILE", "--include", "conv", "--calib-table", "table.cache", "-o", "OUT"),
         ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT", "--no-predict"),
         ("tune", "FILE", "--include", "conv", "--workers", "1", "--calib", "samples.npy", "--no-state", "-o", "OUT"),
-        ("report", "own.onnx", "--float", "FILE", "-o", "OUT"), ("predict", "FILE", "--gpu", "T4"),
+        ("report", "inserted.onnx", "--float", "FILE", "-o", "OUT"), ("predict", "FILE", "--gpu", "T4"),
     ),
     "inserted.onnx": (("predict", "FILE"), ("report", "FILE", "--calib-cache", "statistics.npz", "-o", "OUT")),
     "external.onnx": (
@@ -68,7 +75,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("report", "inserted.onnx", "--calib-cache", "FILE", "-o", "OUT"),
     ),
     "state.tuning": ((*_TUNE, "--calib", "samples.npz", "--state", "FILE", "--result", "MORE"),),
-    "tuning.json": (("report", "own.onnx", "--tuning", "FILE", "-o", "OUT"),),
+    "tuning.json": (("report", "inserted.onnx", "--tuning", "FILE", "-o", "OUT"),),
     "verification.json": (
         ("extract", "own.onnx", "--finding", "SKIP-FLOAT", "-o", "OUT", "--report", "MORE", "--verification", "FILE"),
     ),
@@ -98,7 +105,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 #: Kinds as often as they are tried: what is told in milliseconds more often than what runs a network or writes a page.
 _SLOW = ("samples.npz", "samples.npy", "packed.npz", "picture.png", "picture.jpg", "list.txt", "tuning.json",
-         "own.onnx", "inserted.onnx", "float.onnx", "state.tuning", "verification.json", "inputs.npz",
+         "own.onnx", "grown.onnx", "inserted.onnx", "float.onnx", "state.tuning", "verification.json", "inputs.npz",
          "statistics.npz")
 KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
 #: How lines begin by which `tune` says what it does.
@@ -116,6 +123,10 @@ def write_seeds(folder: Path) -> None:
     """Writes one small, whole file of every kind."""
     qdq = network(11)
     (folder / "qdq.onnx").write_bytes(qdq.SerializeToString())
+    (folder / "grown.onnx").write_bytes(FAMILIES["C2f"](30).SerializeToString())
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(folder / "pipe")
+        (folder / "loop").symlink_to("loop")
     (folder / "qdq.onnx.gz").write_bytes(gzip.compress(qdq.SerializeToString(), mtime=0))
     net = conv_net()
     (folder / "float.onnx").write_bytes(net.SerializeToString())

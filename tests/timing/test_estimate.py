@@ -23,6 +23,7 @@ from qdqtool.timing.physics import constants
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.shapes import Shapes
 from qdqtool.types import Precision
+from tests.growth import convolutions
 from tests.timing.models import TARGET, chain, saved, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -301,3 +302,14 @@ def test_weights_of_an_impossible_shape_end_in_a_note_or_one_line(channels):
     with contextlib.suppress(QdqtoolError):
         prediction, time = predict_on(proto, "trt10", Request(gpu="T4"))
         assert time is not None and time.best is None and prediction.convolutions
+
+
+def test_an_input_that_is_declared_as_an_output_of_another_rank() -> None:
+    proto = convolutions(6)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    for rank in (1, 3, 6):
+        output = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None] * rank)
+        del proto.graph.output[1:]
+        proto.graph.output.append(output)
+        resolved, _ = twin.resolved(Model(proto))
+        assert len(resolved.proto.graph.input[0].type.tensor_type.shape.dim) == rank
