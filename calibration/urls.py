@@ -14,7 +14,6 @@ from typing import Any
 from calibration.dataset import Array, InputSpec, printable
 from calibration.digests import UNREADABLE
 from calibration.listing import Names
-from calibration.parcels import Texts
 from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
 from calibration.pictures import Preprocess
 from qdqtool import budgets
@@ -132,7 +131,7 @@ class UrlSource(ImageSource):
 
     def portion(self, indices: Sequence[int]) -> UrlSource:
         part = copy.copy(self)
-        part.names = Texts(self.names[i] for i in indices)
+        part.names = [self.names[i] for i in indices]
         return part
 
     def digest(self, index: int) -> bytes:
