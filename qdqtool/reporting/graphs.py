@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool import qdq
+from qdqtool.engine import layout
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
-from qdqtool.render import layout
 from qdqtool.reporting import data
 from qdqtool.reporting.names import plain, short, shown
 from qdqtool.reporting.nodes import Collector, paint_of
@@ -44,33 +44,12 @@ def draw(collector: Collector) -> None:
 
 def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
-    keys = [f"B{i}" for i in range(len(boxes))]
-    ends = [(keys[e.source], keys[e.target]) for e in edges]
-    ranks = layout.ranks_of(keys, ends)
-    why = layout.too_large(ranks, ends)
+    for box in boxes:
+        box.w, box.h = BOX_WIDTH, _height(box)
+    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
     if why:
         return data.Drawing(why=f"{why}. The tables below hold every node.")
-    placed = layout.place(ranks, ends, BOX_WIDTH, COLUMN_GAP, MARGIN)
-    heights: dict[int, float] = defaultdict(float)
-    for key, box in zip(keys, boxes, strict=True):
-        box.w, box.h = BOX_WIDTH, _height(box)
-        heights[ranks[key]] = max(heights[ranks[key]], box.h)
-    tops: dict[int, float] = {}
-    y = MARGIN
-    for rank in range(max(ranks.values(), default=-1) + 1):
-        tops[rank] = y
-        y += heights[rank] + ROW_GAP
-    for key, box in zip(keys, boxes, strict=True):
-        box.x = round(placed.x[key] - BOX_WIDTH / 2, 1)
-        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
-    for number, edge in enumerate(edges):
-        way = [[round(x, 1), yy] for x, rank in placed.ways[number]
-               for yy in (tops[rank], tops[rank] + heights[rank])]
-        edge.points = way
-    _attach(boxes, edges)
-    width = max((b.x + b.w for b in boxes), default=0.0)
-    width = max([width, *(x for e in edges for x, _ in e.points)]) + MARGIN
-    return data.Drawing(boxes, edges, round(width, 1), round(y - ROW_GAP + MARGIN, 1))
+    return data.Drawing(boxes, edges, width, height)
 
 
 def _height(box: data.Box) -> float:
@@ -80,34 +59,6 @@ def _height(box: data.Box) -> float:
         return ENGINE_HEIGHT
     rows = sum(box.heights)
     return rows + (HEADER + PADDING if box.role == "fused" else 0.0)
-
-
-def _attach(boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> None:
-    """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
-    leaving: dict[int, list[data.Edge]] = defaultdict(list)
-    entering: dict[int, list[data.Edge]] = defaultdict(list)
-    for edge in edges:
-        leaving[edge.source].append(edge)
-        entering[edge.target].append(edge)
-
-    def port(box: data.Box, place: int, count: int) -> float:
-        return round(box.x + box.w * (place + 1) / (count + 1), 1)
-
-    def middle(box: data.Box) -> float:
-        return box.x + box.w / 2
-
-    starts: dict[int, list[float]] = {}
-    stops: dict[int, list[float]] = {}
-    for source, listed in leaving.items():
-        listed.sort(key=lambda e: e.points[0][0] if e.points else middle(boxes[e.target]))
-        for place, edge in enumerate(listed):
-            starts[id(edge)] = [port(boxes[source], place, len(listed)), boxes[source].y + boxes[source].h]
-    for target, listed in entering.items():
-        listed.sort(key=lambda e: e.points[-1][0] if e.points else middle(boxes[e.source]))
-        for place, edge in enumerate(listed):
-            stops[id(edge)] = [port(boxes[target], place, len(listed)), boxes[target].y]
-    for edge in edges:
-        edge.points = [starts[id(edge)], *edge.points, stops[id(edge)]]
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------

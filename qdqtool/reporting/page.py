@@ -22,9 +22,9 @@ import zlib
 from importlib import resources
 from typing import Any
 
+from qdqtool.engine import layout
 from qdqtool.errors import QdqtoolError
 from qdqtool.jsontext import json_text
-from qdqtool.render import layout
 from qdqtool.reporting import data
 from qdqtool.reporting.format import FILTERS
 from qdqtool.text import visible
