@@ -26,7 +26,7 @@ from qdqtool.engine import layout
 from qdqtool.errors import QdqtoolError
 from qdqtool.jsontext import json_text
 from qdqtool.reporting import data
-from qdqtool.reporting.format import FILTERS
+from qdqtool.reporting.names import FILTERS
 from qdqtool.text import visible
 
 SCRIPTS = ("dom.js", "tables.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js", "main.js")

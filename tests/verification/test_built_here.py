@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from qdqtool.builders.result import BuildResult
+from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.prediction import predict
