@@ -20,7 +20,9 @@ from timing_tables import LATENCIES, NETWORKS, WORK, cells, read, write
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.prepare import prepare
 from qdqtool.modelfile import load
+from qdqtool.onnxgraph.half import HALF_OPSET
 from qdqtool.prediction import predict
 from qdqtool.timing import twin
 from qdqtool.timing.gpus import find
@@ -80,10 +82,12 @@ def add(folder: Path) -> None:
 
 def of_network(name: str, path: Path) -> list[list[object]]:
     target = target_named(name.partition("@")[2] or TARGET)  # yolov8n-modelopt@trt10
-    model, _ = twin.resolved(load(path))
+    model = load(path)
     if name in TYPED:
         target = strongly_typed(target)
+        prepare(model, opset=HALF_OPSET)
         to_half(model)
+    model, _ = twin.resolved(Model(model.proto, str(path)))
     variants: list[tuple[str, Model]] = []
     if twin.has_qdq(model):
         variants = [("qdq", model), ("float", twin.float_twin(model))]

@@ -20,13 +20,13 @@ from qdqtool.types import TOOL_VERSION
 # Module and one-line help are kept here so that `qdqtool --help` imports none of them.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
-    "tune": "Find the fastest placement of Q/DQ that is accurate enough.",
+    "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Compare the prediction with a real TensorRT build.",
-    "compare": "Show what differs between two models, two builds, or a model and its build.",
+    "compare": "Show what differs between two models, builds, or a model and build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
-    "extract": "Cut the smallest model out of a Q/DQ model that still shows a finding.",
+    "extract": "Cut out the smallest model that still shows a finding.",
     "explain": "Explain a finding code or a TensorRT error message.",
     "log": "Summarize a TensorRT build log.",
     "gpus": "List the GPUs that times can be estimated for.",
@@ -72,10 +72,11 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        formatter.write("\nqdqtool COMMAND --help lists its options, with examples.\n")
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True,
-             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

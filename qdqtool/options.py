@@ -118,6 +118,14 @@ class Placing(_Checked):
     residual: str = option(
         "auto", "``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are quantized.",
         "Inputs of a residual Add to quantize.", choices=("auto", "skip", "both", "none"))
+    attention: str = option(
+        "float", "``float`` leaves the products of attention (queries with keys, Softmax with values) float, ``int8`` "
+        "quantizes their inputs, the Softmax's result with its fixed range 0 to 1. Users measured INT8 attention to be "
+        "slower: 800 us for 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms for 43 of a UNet of Stable "
+        "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of plain attention in either type, of one with "
+        "a bias in front of the Softmax (Swin) in float alone.",
+        "INT8 attention: slower where users measured it (TensorRT issues 3243, 2905), so measure.",
+        choices=("float", "int8"))
     unify: bool = option(
         True, "Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share one scale.",
         "Let tensors tied by Concat and the like have scales of their own.", flag="no_unify")

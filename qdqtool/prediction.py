@@ -148,6 +148,10 @@ def advise(
             from qdqtool.lint.structure import not_automatic
 
             not_automatic(view, report.findings)
+    if prediction.regions:
+        from qdqtool.explain.api import name_regions
+
+        name_regions(prediction, report)
     findings = _ordered(report.findings)
     _number(findings, prediction, model)
     return findings

@@ -87,7 +87,7 @@ def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
     conversions = "" if prediction.conversions is None else f", {prediction.conversions} conversions"
     lines = [
         f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} convolutions INT8 "
-        f"({summary['int8_to_int8']} in and out), {required} required{conversions}"
+        f"({summary['int8_to_int8']} to INT8), {required} required{conversions}"
     ]
     lines.extend(failures[:_SHOWN])
     if len(failures) > _SHOWN:

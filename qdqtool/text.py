@@ -45,6 +45,15 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def layers_counted(convolutions: int, products: int) -> str:
+    """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
+    kinds = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in
+             ((convolutions, "convolution"), (products, "matrix product")) if n]
+    if len(kinds) == 2:
+        return f"{convolutions + products} ({', '.join(kinds)})"
+    return kinds[0] if kinds else "0 convolutions"
+
+
 class Filtered:
     """A text stream that writes to another one through the filter; everything else is the other stream's.
 

@@ -295,6 +295,11 @@ class ConvOutcome:
         return self.precision in (Precision.INT8, Precision.UINT8)
 
     @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product, Gemm or MatMul."""
+        return self.op in ("Gemm", "MatMul")
+
+    @property
     def int8_in_int8_out(self) -> bool:
         return self.is_int8 and self.output == Precision.INT8
 
@@ -328,7 +333,9 @@ class Prediction:
     ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
     included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
-    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions.
+    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
+    TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
+    without Q/DQ, which ``convolutions`` does not list.
     """
 
     model: ModelInfo
@@ -345,6 +352,7 @@ class Prediction:
     counts: dict[str, int] = field(default_factory=dict)
     assumptions: list[Assumption] = field(default_factory=list)
     regions: list[MyelinRegion] = field(default_factory=list)
+    float_products: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         s = self.summary()
@@ -360,9 +368,13 @@ class Prediction:
         convs = self.convolutions
         int8 = [c for c in convs if c.is_int8]
         to_int8 = sum(c.output == Precision.INT8 for c in int8)
+        products = [c for c in convs if c.is_product]
+        int8_products = sum(c.is_int8 for c in products)
         return {
             "convolutions": len(convs), "int8": len(int8), "int8_to_int8": to_int8,
             "int8_to_float": len(int8) - to_int8, "float": len(convs) - len(int8), "conversions": self.conversions,
+            "matrix_products": len(products) + len(self.float_products), "matrix_products_int8": int8_products,
+            "matrix_products_float": len(products) + len(self.float_products) - int8_products,
         }
 
     def convolution(self, name: str) -> ConvOutcome:
@@ -387,7 +399,7 @@ class Prediction:
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
-            "regions": [r.as_json() for r in self.regions],
+            "regions": [r.as_json() for r in self.regions], "float_products": list(self.float_products),
             **({"time": self.time} if self.time is not None else {}),
         }
 

@@ -82,15 +82,15 @@ def test_text_has_a_range_and_says_what_decides(tmp_path: Path, capsys: pytest.C
     model = str(tmp_path / "m.onnx")
     onnx.save(OPEN, model)
     assert run(["predict", model]) == 0
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == (
-        "4 convolutions: 4 INT8 (2 to 3 in and out, 1 to 2 to float), 0 float; 1 to 3 conversions, depending on "
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert f"{first} {second.strip()}" == (
+        "4 convolutions: 4 INT8 (2 to 3 to INT8, 1 to 2 to float), 0 float; 1 to 3 conversions, depending on "
         "Conv + activation + Add"
     )
     assert "silu-add: reports differ" in rest[0] and "--assume silu-add=fused" in " ".join(" ".join(rest).split())
     assert run(["predict", model, "--assume", "silu-add=fused"]) == 0
     chosen = capsys.readouterr().out
-    assert chosen.startswith("4 convolutions: 4 INT8 (3 in and out, 1 to float), 0 float; 1 conversion\n")
+    assert chosen.startswith("4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion\n")
     for bad in ("silu-add", "silu-add=x", "x=fused"):
         assert run(["predict", model, "--assume", bad]) == 2
         told = capsys.readouterr()

@@ -12,7 +12,7 @@ from qdqtool.outputs import write_text
 NOTICE = (
     "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
     "installing it: it may not be passed on, and NVIDIA may collect system information.\n"
-    "qdqtool neither contains nor ships it. (Said once.)"
+    "qdqtool neither contains nor ships it. (Shown only once.)"
 )
 
 

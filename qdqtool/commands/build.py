@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST = 7 * 86_400.0
 
 
-@click.command()
+@click.command("build", cls=inputs.Command)
 @click.argument("model")
 @click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), default="tensorrt-rtx",
               show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
@@ -76,6 +77,8 @@ def _shapes(text: str) -> tuple[str, list[list[int]]]:
 
 
 def _text(result: BuiltModel, model: str) -> str:
+    from qdqtool.verification.mapping import ATTENTION
+
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
     head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
@@ -83,7 +86,11 @@ def _text(result: BuiltModel, model: str) -> str:
         return as_text([head, f"{result.status}: {result.message}", *_files(result)])
     lines = [head]
     int8 = sum(n.precision == "INT8" for n in result.nodes)
-    lines.append(f"{int8} of {len(result.nodes)} convolutions in INT8")
+    products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
+    lines.append(f"{int8} of {layers_counted(len(result.nodes) - products, products)} in INT8")
+    fused = sum(ATTENTION in layer.name for layer in result.build.layers) if result.build is not None else 0
+    if fused:
+        lines.append(f"kernels that compute a whole attention, both products and the Softmax ({ATTENTION}): {fused}")
     width = min(max((len(n.name) for n in result.nodes), default=4), 44)
     for node in result.nodes:
         name = node.name if len(node.name) <= width else "..." + node.name[3 - width:]

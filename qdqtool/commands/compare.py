@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.commands import inputs
+
 if TYPE_CHECKING:
     from qdqtool.comparing.result import Comparison
 
@@ -15,7 +17,7 @@ _FAILING = ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched
 _SLOWER = 1.02
 
 
-@click.command("compare")
+@click.command("compare", cls=inputs.Command)
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
 @click.option("--with-a", "more_a", multiple=True, type=click.Path(), metavar="FILE",
@@ -41,11 +43,6 @@ def command(
     prediction was right; compare asks what changed.
 
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input.
-
-    \b
-    qdqtool compare yolov8n.onnx yolov8n_qdq.onnx
-    qdqtool compare mine_qdq.onnx theirs_qdq.onnx --gpu L4
-    qdqtool compare model_qdq.onnx layers.json --fail-on lost-int8
     """
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.kinds import is_model

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from qdqtool.commands import inputs
 
-@click.command("demo")
+
+@click.command("demo", cls=inputs.Command)
 @click.option("-o", "--output", type=click.Path(), default="qdqtool-demo", show_default=True, metavar="DIR",
               help="Folder to write to; it is made when it is missing.")
 @click.option("--size", type=int, default=320, show_default=True, help="Side of the network's input in pixels.")

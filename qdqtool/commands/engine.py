@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import BuildLogError
 
 _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 
 
-@click.command("engine")
+@click.command("engine", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @click.option("--profile", default=None, type=click.Path(), help="Profile JSON (--exportProfile) of the same engine.")
 @click.option("--sort", type=click.Choice(_KEYS), default=None, help="Order of the layers; ms where timed.")

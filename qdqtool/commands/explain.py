@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
 
 
-@click.command("explain")
+@click.command("explain", cls=inputs.Command)
 @click.argument("what", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
 @click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "

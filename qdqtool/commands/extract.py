@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
 from qdqtool.process import INTERRUPTED
 from qdqtool.text import as_text
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from qdqtool.graph import Model
 
 
-@click.command("extract")
+@click.command("extract", cls=inputs.Command)
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the small model.")
 @click.option("--finding", multiple=True, metavar="CODE[:n]",

@@ -7,12 +7,12 @@ import click
 from qdqtool.commands import inputs as options
 
 
-@click.command("fix")
+@click.command("fix", cls=options.Command)
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the fixed model.")
 @click.option("--target", default=None, help=f"{options.TARGETS}. [default: trt10]")
 @options.strongly_typed
-@click.option("--only", multiple=True, metavar="CODE", help="Fix these findings only (HEAD-QUANT has to be asked for).")
+@click.option("--only", multiple=True, metavar="CODE", help="Fix these findings only (HEAD-QUANT is opt-in).")
 @click.option("--inputs", type=click.Path(), default=None, help="npz with an array for each input; random without it.")
 @click.option("--effort", type=float, default=1.0, metavar="FACTOR",
               help="Raise the limits on comparing outputs, for large models. [default: 1]")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.commands import inputs
 
-@click.command("gpus")
+
+@click.command("gpus", cls=inputs.Command)
 @click.argument("name", required=False)
 @click.option("--sources", is_flag=True, help="Show where each figure comes from, and how well it is proven.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)

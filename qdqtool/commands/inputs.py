@@ -30,6 +30,17 @@ _PREPROCESSING = (
 _Decorator = Callable[[Callable[..., int]], Callable[..., int]]
 
 
+class Command(click.Command):
+    """A command whose help ends with its examples (``qdqtool/knowledge/examples.toml``)."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from qdqtool.knowledge.tables import table
+
+        with formatter.section("Examples"):
+            for example in table("examples")[str(self.name)]:
+                formatter.write(f"  # {example['says']}\n  {example['run']}\n")
+
+
 def made_of(group: type, **shown: str) -> _Decorator:
     """The options that the fields of a class of :mod:`qdqtool.options` make; ``shown`` replaces a help text."""
     return _all(tuple(_option(f, shown.get(f.name, f.metadata["brief"])) for f in fields(group) if f.metadata["brief"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
-@click.command("insert")
+@click.command("insert", cls=inputs.Command)
 @click.argument("model", type=click.Path())
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Folder of images, text file of paths, npz or npy.")

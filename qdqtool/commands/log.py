@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.commands import inputs
 
-@click.command("log")
+
+@click.command("log", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @click.option("--pass", "pass_name", default=None, metavar="NAME", help="Print the lines of one optimizer pass.")
 @click.option("--all", "everything", is_flag=True, help="List every conversion, reformat and merge.")

@@ -24,7 +24,7 @@ _SEVERITIES = ("error", "warning")
 _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 
 
-@click.command("predict")
+@click.command("predict", cls=inputs.Command)
 @click.argument("model", type=click.Path(), nargs=-1, required=True)
 @click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @inputs.strongly_typed

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from qdqtool.commands import inputs
+
 _MODELS = (".onnx", ".onnx.gz")
 
 
-@click.command("report")
+@click.command("report", cls=inputs.Command)
 @click.argument("model", type=click.Path())
 @click.argument("files", nargs=-1, metavar="[OTHER.onnx] [BUILD...]", type=click.Path())
 @click.option("--float", "before", type=click.Path(), metavar="MODEL", help="The model without Q/DQ: before and after.")

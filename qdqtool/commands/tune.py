@@ -13,7 +13,7 @@ from qdqtool.commands import inputs
 from qdqtool.options import Placing, Ranges, Remainder, Workers
 
 
-@click.command("tune")
+@click.command("tune", cls=inputs.Command)
 @click.argument("model", type=click.Path())
 @click.option("--calib", type=click.Path(), required=True, metavar="IMAGES",
               help="Folder of images, text file of paths, npz or npy.")

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError, VersionError
 
 if TYPE_CHECKING:
     from qdqtool.verified import Verification
 
 
-@click.command()
+@click.command("verify", cls=inputs.Command)
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
 @click.option("--target", help="Predict for this target instead of the build's own version.")
 @click.option(

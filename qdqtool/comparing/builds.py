@@ -31,6 +31,8 @@ def side_of(build: Build, report: EngineReport | None = None) -> Side:
         sum(writes(x) == Precision.INT8 for x in int8) if listed else None,
         len(build.conversions) if listed else None, gpu=build.device or "",
     )
+    side.plain = sum(x.is_convolution for x in layers)
+    side.products = len(layers) - side.plain
     side.ms = measured_ms(build, report)
     side.measured = side.ms is not None
     return side

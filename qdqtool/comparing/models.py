@@ -10,7 +10,8 @@ from qdqtool import qdq
 from qdqtool.comparing.result import NodeSide, Scales, Side
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
-from qdqtool.operators import RESIZES, rearranges
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import RESIZES, of, rearranges
 from qdqtool.types import Precision, Prediction
 
 _STEPS = 8  # operators that only move values, between a DQ and the node that it is for
@@ -101,11 +102,16 @@ def side_of(asked: Asked) -> Side:
     """The model as a whole."""
     prediction = asked.prediction
     quantized = qdq.is_quantized(asked.model)
-    side = Side("model", asked.title, quantized, len(asked.view.weighted))
+    weighted = [n for n in asked.view.weighted if n.output in asked.view.varying]
+    side = Side("model", asked.title, quantized, len(weighted))
+    side.products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+    side.plain = len(weighted) - side.products
     if prediction is not None:
         summary = prediction.summary()
         side.convolutions, side.int8 = summary["convolutions"] or 0, summary["int8"]
         side.int8_to_int8, side.conversions = summary["int8_to_int8"], summary["conversions"]
+        side.products = summary["matrix_products"]
+        side.plain = sum(not c.is_product for c in prediction.convolutions)
         side.target = prediction.target
         if prediction.time is not None:
             side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]

@@ -164,6 +164,8 @@ class Side:
         title: What to call it: the file's name, and for a build its version and GPU.
         quantized: Whether it has any INT8: Q/DQ in the file, or INT8 convolutions in the engine.
         convolutions: Number of Conv, ConvTranspose, Gemm and MatMul (of a build: of its layers).
+        products: Matrix products among them, and those of two activations without Q/DQ, which they leave out.
+        plain: Those that are no matrix products.
         int8: How many of them are INT8; None where that is not known.
         int8_to_int8: How many of those write INT8.
         conversions: Q and DQ that stay; None where the target counts none.
@@ -184,12 +186,15 @@ class Side:
     measured: bool = False
     target: str = ""
     gpu: str = ""
+    products: int = 0
+    plain: int = 0
 
     def as_json(self) -> Json:
         return {
             "kind": self.kind, "title": self.title, "quantized": self.quantized, "convolutions": self.convolutions,
             "int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions, "ms": self.ms,
             "measured": self.measured, "target": self.target or None, "gpu": self.gpu or None,
+            "matrix_products": self.products,
         }
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +108,7 @@ def _verified(quantized: Path) -> Iterator[str]:
         if recorded is None:
             yield "   no TensorRT-RTX here, and the recorded build is of the default demo model, not of this one"
         else:
-            yield "   no TensorRT-RTX here: held against a recording of an earlier build of this model"
+            yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"
             yield from _indented(render_verification(recorded, terminal_width() - 3))
         yield from wrap(
             "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the model with "
@@ -136,7 +140,16 @@ def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iter
 
 
 def _next(result: Insertion, quantized: Path, seconds: float) -> Iterator[str]:
-    yield f"done in {seconds:.1f} s. Look closer:"
-    yield f"  qdqtool predict {quantized} --target {result.target} --all"
-    yield "and on a model of your own, with a few hundred of its images:"
+    yield f"done in {seconds:.1f} s. With a model of your own and a few hundred of its images:"
     yield f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}"
+    yield "Look closer at this one:"
+    yield f"  {_this_program()} predict {shlex.quote(str(quantized))} --target {result.target} --all"
+
+
+def _this_program() -> str:
+    """How to call it again: by its name where the shell finds that, else as it was called (``.venv/bin/qdqtool``)."""
+    called = sys.argv[0]
+    found = shutil.which("qdqtool")
+    if found is not None or not called.endswith("qdqtool"):
+        return "qdqtool" if found is not None else f"{shlex.quote(sys.executable)} -m qdqtool"
+    return shlex.quote(os.path.relpath(called))

@@ -5,8 +5,15 @@ from __future__ import annotations
 from qdqtool.explain import conversions, inputs, outputs, scales
 from qdqtool.explain.cause import Diagnosis, Known
 from qdqtool.explain.report import Report
-from qdqtool.trt.refusals import ConcatScales, OutsideRules, ResidualBothQuantized, Stays, WeightsShared
-from qdqtool.types import Cause, ConvOutcome, Prediction
+from qdqtool.trt.faults import TakenByMyelin
+from qdqtool.trt.refusals import (
+    ConcatScales,
+    OutsideRules,
+    ResidualBothQuantized,
+    Stays,
+    WeightsShared,
+)
+from qdqtool.types import Cause, ConvOutcome, Evidence, Prediction
 
 
 def explain(prediction: Prediction, report: Report) -> None:
@@ -41,6 +48,18 @@ def explain(prediction: Prediction, report: Report) -> None:
     for parts in known.every(ConcatScales):
         if not report.has("CONCAT-SCALE", parts.node):
             known.add(scales.of_concat(parts))
+
+
+def name_regions(prediction: Prediction, report: Report) -> None:
+    """Names regions of Myelin with attention or normalizations; one of other products is counted and needs no word."""
+    for region in prediction.regions:
+        if region.norms or (region.softmaxes and region.products):
+            sure = not (region.uncertain or region.possible)
+            report.add("MYELIN-REGION", TakenByMyelin(
+                "MyelinRegions", region.nodes[0], region.nodes[-1], len(region.nodes), region.products,
+                region.int8_products, region.softmaxes, region.norms, len(region.fused), region.uncertain,
+                len(region.possible),
+            ), evidence=Evidence.SEEN if sure else Evidence.ASSUMED)  # fmt: skip
 
 
 def _diagnosis(known: Known, outcome: ConvOutcome) -> Diagnosis | None:

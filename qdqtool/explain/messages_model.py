@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
 from qdqtool.explain.words import names, number, scale_words
+from qdqtool.text import layers_counted
 from qdqtool.trt import faults as lint
 from qdqtool.types import Cause, Finding
 
@@ -264,7 +265,26 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
 
 @words(lint.FloatStays)
 def _float_stays(finding: Finding, cause: Cause, r: lint.FloatStays) -> str:
+    layers = layers_counted(r.total - r.products, r.products)
     return (
-        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of {r.total} convolutions read or write "
-        f"it and could be FP16, {r.first} first)."
+        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of {layers} read or write it and could "
+        f"be FP16, {r.first} first)."
     )
+
+
+@words(lint.TakenByMyelin)
+def _taken_by_myelin(finding: Finding, cause: Cause, r: lint.TakenByMyelin) -> str:
+    parts = [
+        f"{r.products} matrix products ({r.int8} INT8, {r.products - r.int8} float)" if r.products else "",
+        f"{r.softmaxes} Softmax" if r.softmaxes else "",
+        f"{r.norms} normalization{'' if r.norms == 1 else 's'}" if r.norms else "",
+    ]
+    where = f"{r.nodes} nodes from {r.node} to {r.last}, with {', '.join(p for p in parts if p)}"
+    if r.possible:
+        return (f"Myelin may take {where}: up to {r.possible} of the conversions counted here would then be part of "
+                "its kernels.")
+    text = f"Myelin takes {where}"
+    if r.fused:
+        text += f": {r.fused} Q and DQ become part of its kernels"
+        text += f", up to {r.uncertain} of which may be conversions instead" if r.uncertain else ""
+    return f"{text}."

@@ -396,7 +396,7 @@ def _no_better(before: Prediction, after: Prediction, tried: set[str]) -> str:
     if errors[1] < errors[0]:
         return ""
     asked = tried & _UNQUANTIZED
-    for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 in and out")):
+    for key, what in (("int8", "INT8 convolutions"), ("int8_to_int8", "convolutions INT8 to INT8")):
         if two[key] < one[key] and not asked:
             return f"there would be {two[key]} {what} instead of {one[key]}"
     retyped = tried <= {c for _, c, _, _ in _WHOLE}  # Casts may split a conversion in two; the types are the gain

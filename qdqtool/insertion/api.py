@@ -89,6 +89,7 @@ def insert(
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, output.high_precision)
     rules = rules_for(work, placing, chosen)
     placement = place(work, rules)
+    notes.extend(placement.notes)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
         raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
@@ -272,7 +273,7 @@ def float_model(
 def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel)
+                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention)
     after = residuals.after_activation(work, rules, target, placing.unify)
     return replace(rules, residual_after_activation=after)
 

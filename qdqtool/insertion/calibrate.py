@@ -10,7 +10,7 @@ from qdqtool.errors import DataError
 from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.groups import ScaleGroup
-from qdqtool.insertion.scales import LEVELS, GroupScale, Member, positive
+from qdqtool.insertion.scales import LEVELS, GroupScale, Member, known_scale, positive
 from qdqtool.options import Images, Kept, Workers
 from qdqtool.types import Json
 
@@ -73,6 +73,9 @@ def scales_from_table(path: str | os.PathLike[str], groups: Sequence[ScaleGroup]
     table = read_tensorrt_cache(path)
     result = []
     for group in groups:
+        if group.largest is not None:
+            result.append(known_scale(group, group.largest))
+            continue
         known = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not known:
             raise DataError(f"{path}: has no scale for tensor '{group.quantized[0]}'")

@@ -8,10 +8,11 @@ or a convolution writes float because two Qs with different scales reach it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from qdqtool.graph import Model
+from qdqtool.onnxgraph.attention import holds_shares
 from qdqtool.operators import inputs_behind_q
 
 
@@ -23,11 +24,13 @@ class ScaleGroup:
         quantized: The tensors of the group that get a Q/DQ pair, in graph order.
         tensors: Those and all that are tied to them.
         sources: Tensors of the group whose values all others are made of; what calibration has to look at.
+        largest: The largest value, where that is known without looking: 1 for what a Softmax gives to a product.
     """
 
     quantized: tuple[str, ...]
     tensors: tuple[str, ...]
     sources: tuple[str, ...]
+    largest: float | None = None
 
     @property
     def tied(self) -> bool:
@@ -48,7 +51,7 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
     """
     names = list(dict.fromkeys(quantized))
     if not unify:
-        return [ScaleGroup((t,), (t,), (t,)) for t in names]
+        return [ScaleGroup((t,), (t,), (t,), _largest(model, (t,))) for t in names]
     parent: dict[str, str] = {}
 
     def find(tensor: str) -> str:
@@ -82,4 +85,8 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
         groups[find(tensor)][1].append(tensor)
     for tensor in sources:
         groups[find(tensor)][2].append(tensor)
-    return [ScaleGroup(tuple(q), tuple(t), tuple(s)) for q, t, s in groups.values()]
+    return [ScaleGroup(tuple(q), tuple(t), tuple(s), _largest(model, q)) for q, t, s in groups.values()]
+
+
+def _largest(model: Model, quantized: Sequence[str]) -> float | None:
+    return 1.0 if all(holds_shares(model, t) for t in quantized) else None

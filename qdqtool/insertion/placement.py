@@ -6,6 +6,7 @@ Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quan
 * nothing between a convolution and its BatchNormalization or activation, and never the bias;
 * of a residual Add that a bare convolution feeds and whose result is quantized next, the other (skip) input only:
   the Add then runs inside the convolution, INT8 in and INT8 out;
+* both inputs of the two products of an attention, where that is asked for;
 * a pooling that averages, where its result is quantized next and no float node reads its input.
 """
 
@@ -27,6 +28,7 @@ from qdqtool.insertion.structure import (
     longest_path,
     weight_scale_axis,
 )
+from qdqtool.onnxgraph.attention import attentions
 from qdqtool.onnxgraph.pointwise import activation_outputs
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
@@ -55,6 +57,7 @@ class Rules:
         transposed_per_channel: Whether its ConvTranspose takes a weight scale for each output channel.
         floats: Names of nodes to leave float, with the reason; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
+        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
     """
 
     head: str = "box"
@@ -67,6 +70,7 @@ class Rules:
     transposed_per_channel: bool = False
     floats: Mapping[str, str] = field(default_factory=dict)
     quantized: Collection[str] = ()
+    attention: str = "float"
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,9 @@ def place(model: Model, rules: Rules) -> Placement:
     """
     chosen = _Choice(model, rules)
     placement = Placement()
+    if rules.attention == "int8" and not chosen.attention:
+        placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two products of "
+                               "computed tensors")
     preset = presets.float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:
@@ -156,6 +163,7 @@ class _Choice:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
                 raise QdqtoolError(f"`exclude_op` {op}: never quantized anyway; what could be is {kinds}")
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
+        self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
 
     def refusal(self, node: Node) -> str:
         """Why the user wants a node float; an empty string when he does not."""
@@ -187,6 +195,9 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dic
 def _place_weighted(
     model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, str]
 ) -> None:
+    if node.index in chosen.attention:
+        _place_attention(node, placement, chosen)
+        return
     reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
     if not reason and not chosen.is_included(node):
         reason = preset.get(node.index, "") or _small(model, node)
@@ -204,6 +215,18 @@ def _place_weighted(
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
     placement.weights.append(WeightSite(node, weight, axis))
+
+
+def _place_attention(node: Node, placement: Placement, chosen: _Choice) -> None:
+    """Both inputs of a product of an attention, which has no weights."""
+    reason = chosen.refusal(node)
+    if not reason and chosen.rules.attention != "int8" and not chosen.is_included(node):
+        reason = "attention is left float (`attention='int8'` quantizes it)"
+    if reason:
+        placement.skipped.append(SkippedNode(node.name, reason))
+        return
+    for position, tensor in enumerate(node.inputs):
+        placement.add(tensor, node, position)
 
 
 def _impossible(model: Model, node: Node, rules: Rules) -> str:

@@ -113,6 +113,12 @@ class GroupScale:
     power: float | None = None
 
 
+def known_scale(group: ScaleGroup, largest: float) -> GroupScale:
+    """The scale of a group whose largest value is known, whatever the data are."""
+    members = tuple(Member(t, largest, 0.0) for t in group.sources)
+    return GroupScale(group, positive(largest / LEVELS), "fixed", members)
+
+
 def choose_scale(
     group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
 ) -> tuple[GroupScale, list[str]]:
@@ -128,6 +134,8 @@ def choose_scale(
     from calibration.methods import Range, amax_of, range_of
     from calibration.statistics import merge_all
 
+    if group.largest is not None:
+        return known_scale(group, group.largest), []
     method = choice.of(group)
     warnings: list[str] = []
     own: dict[str, float] = {}

@@ -122,13 +122,15 @@ def _float_types(view: View, report: Report) -> None:
     if not target_named(report.target).strongly_typed:
         report.add("FLAG-FP16", FloatFlag(CHECK, ""))
         return
-    types = {n.index: _computes_in(view, n) for n in view.weighted}
+    weighted = [n for n in view.weighted if n.output in view.varying]
+    types = {n.index: _computes_in(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
         return  # a file with both types says of each node what it wants
     half = half_nodes(view.model)
-    float32 = [n for n in view.weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
+    float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
-        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(view.weighted), float32[0].name))
+        products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
 
 
 def _computes_in(view: View, conv: Node) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.heads import feeding_weighted
-from qdqtool.operators import WEIGHTED, output_axis, rearranges
+from qdqtool.operator_facts import LayerKind
+from qdqtool.operators import WEIGHTED, of, output_axis, rearranges
 from qdqtool.qdq import QuantParams
 
 SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
@@ -84,6 +85,15 @@ class View:
         found = set(self.model.initializers)
         for node in self.model.ordered:
             if node.op == "Constant" or (node.inputs and all(not t or t in found for t in node.inputs)):
+                found.update(o for o in node.outputs if o)
+        return frozenset(found)
+
+    @functools.cached_property
+    def varying(self) -> frozenset[str]:
+        """Tensors that depend on the values of the network's inputs, and not on their shapes alone."""
+        found = set(self.model.inputs)
+        for node in self.model.ordered:
+            if of(node).kind != LayerKind.SHAPE and not found.isdisjoint((*node.inputs, *node.captured)):
                 found.update(o for o in node.outputs if o)
         return frozenset(found)
 

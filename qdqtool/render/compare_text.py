@@ -6,7 +6,7 @@ from qdqtool.comparing import words
 from qdqtool.comparing.result import Change, Comparison, NodeChange, Side
 from qdqtool.render.engine_text import render_engines
 from qdqtool.render.output import wrap
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 
 _LISTED = 8
 _TITLES = {
@@ -51,7 +51,7 @@ def render(comparison: Comparison, width: int = 80, *, everything: bool = False)
 
 
 def _side(label: str, side: Side, width: int) -> list[str]:
-    parts = [f"{side.convolutions} convolution{'s' if side.convolutions != 1 else ''}"]
+    parts = [layers_counted(side.plain, side.products)]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from qdqtool.insertion.scales import GroupScale
 
 _NAMED = 3  # node names told for one reason, unless everything is asked for
-_GROUPS = 5
+_GROUPS = 3
+_TOLD = 1.5  # bits lost from which a group is told
 _CONVERSIONS = 8
 
 
@@ -72,16 +73,18 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     lines = [""]
     lines += wrap(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
-        "bits each loses against a scale of its own (below zero: clipped sooner)", 2, width, "",
+        "bits of precision that each loses by sharing it (below zero: it is clipped sooner)", 2, width, "",
     )  # fmt: skip
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
-    for group in ranked if everything else ranked[:_GROUPS]:
+    shown = ranked if everything else [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _TOLD for m in g.members)]
+    for group in shown:
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         lines += wrap(f"scale {group.scale:.4g}: {members}", 4, width, "  - ")
-    rest = len(groups) - _GROUPS
-    if rest > 0 and not everything:
-        worst = max((m.bits_lost for g in ranked[_GROUPS:] for m in g.members), default=0.0)
-        lines.append(f"    and {rest} more, none of whose tensors loses over {worst:.1f} bits (--all)")
+    rest = ranked[len(shown):]
+    if rest:
+        worst = max((m.bits_lost for g in rest for m in g.members), default=0.0)
+        more = f"and {len(rest)} more, in which no" if shown else "in them no"
+        lines += wrap(f"{more} tensor loses over {worst:.1f} bits (--all)", 4, width)
     return lines
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import textwrap
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.outputs import commit, write_text
@@ -13,6 +16,9 @@ from qdqtool.process import silence_stdout
 from qdqtool.text import as_line, visible
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
+# What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
+_LOOKS = (("ERROR ", "1;31"), ("warning", "1;33"), ("note", "1;36"), ("  > ", "32"), ("    > ", "32"))
+_BOLD = "1"
 
 
 def emit(text: str, output: str | None) -> None:
@@ -32,11 +38,41 @@ def emit(text: str, output: str | None) -> None:
         raise QdqtoolError("standard output is closed: the answer cannot be printed")
     # A file name need not be UTF-8, nor the terminal; in JSON the replacement is an escape that means the same.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        if in_colour(sys.stdout) and not text.startswith(("{", "[")):  # JSON stays as it is
+            getattr(sys.stdout, "unfiltered", sys.stdout).write(coloured(text))  # filtered above
+        else:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on (| head): the exit code still says what was found
         silence_stdout()
+
+
+def in_colour(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colour, and nobody asked for none (``NO_COLOR``)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str) -> str:
+    """The text for a terminal: findings by severity, what to do green, the verdict and headings bold."""
+    return "\n".join(
+        re.sub(r"(\S.*)", rf"\033[{look}m\1\033[0m", line, count=1) if look else line
+        for line, look in _looks(text.split("\n"))
+    )
+
+
+def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
+    look = ""
+    before = ""
+    for line in lines:
+        marked = next((code for start, code in _LOOKS if line.startswith(start)), None)
+        if marked is not None:
+            look = marked
+        elif not line.startswith("    ") or line.startswith("    - "):  # else it goes on with the line above
+            look = _BOLD if line and not line.startswith(" ") and not before else ""
+        yield line, look
+        before = line
 
 
 def to_json(data: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.explain.report import title_of
 from qdqtool.render.output import wrap
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
@@ -30,22 +30,44 @@ _NOTHING = {
 
 
 def verdict(prediction: Prediction) -> str:
-    """One line: ``64 convolutions: 60 INT8 (52 in and out, 8 to float), 4 float; 11 conversions``."""
-    s = _ranges(prediction)
-    count = _outside(prediction) + _count(s["convolutions"], "convolution")
-    if not s["convolutions"]:
-        return f"{count}: nothing to run in INT8"
+    """One line: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``.
+
+    Matrix products are counted for themselves: ``1 convolution: ...; 73 matrix products: 49 INT8, 24 float; ...``.
+    """
+    s = prediction.summary()
+    products = s["matrix_products"]
+    outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
+    if not s["convolutions"] and not products:
+        return f"{outside}{count}: nothing to run in INT8"
     why = next((text for code, text in _NOTHING.items() if any(f.code == code for f in prediction.findings)), "")
-    if why and not prediction.summary()["int8"]:
-        return f"{count}: none in INT8, {why}"
-    if s["conversions"] is None:
+    if why and not s["int8"]:
+        return f"{outside}{count}: none in INT8, {why}"
+    parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
+    if products:
+        parts.append(f"{_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
+                     f"{s['matrix_products_float']} float")
+    if s["conversions"] is not None:
+        causes = ["Conv + activation + Add"] if _open(prediction) else []
+        if any(r.uncertain or r.possible for r in prediction.regions):
+            causes.append("how much Myelin takes in")
+        open_choice = f", depending on {' and '.join(causes)}" if causes else ""
+        parts.append(_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
+    return outside + "; ".join(parts)
+
+
+def _weighted_products(prediction: Prediction) -> int:
+    """The matrix products among what the prediction lists as convolutions."""
+    return sum(c.is_product for c in prediction.convolutions)
+
+
+def _types_of(prediction: Prediction) -> str:
+    """Types of the convolutions, matrix products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
+    s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
+    count = _count(s["convolutions"], "convolution")
+    if s["conversions"] is None or not s["int8"]:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
-    both = f" ({s['int8_to_int8']} in and out, {s['int8_to_float']} to float)" if s["int8"] else ""
-    causes = ["Conv + activation + Add"] if _open(prediction) else []
-    if any(r.uncertain for r in prediction.regions):
-        causes.append("how much Myelin takes in")
-    open_choice = f", depending on {' and '.join(causes)}" if causes else ""
-    return f"{count}: {s['int8']} INT8{both}, {s['float']} float; {_count(s['conversions'], 'conversion')}{open_choice}"
+    both = f" ({s['int8_to_int8']} to INT8, {s['int8_to_float']} to float)"
+    return f"{count}: {s['int8']} INT8{both}, {s['float']} float"
 
 
 def _open(prediction: Prediction) -> list[Assumption]:
@@ -53,10 +75,9 @@ def _open(prediction: Prediction) -> list[Assumption]:
     return [a for a in prediction.assumptions if not a.given]
 
 
-def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
-    """The summary, with ranges (``1 to 7``) where it depends on what is assumed."""
+def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict[str, int | str | None]:
+    """The summary, with ranges (``1 to 7``) where it depends on what is assumed; ``without`` are not counted."""
     summary = prediction.summary()
-    told: dict[str, int | str | None] = dict(summary)
     cases = [summary]
     for assumption in _open(prediction):
         for c in assumption.alternatives.values():
@@ -64,12 +85,16 @@ def _ranges(prediction: Prediction) -> dict[str, int | str | None]:
                 "int8": c.int8, "int8_to_int8": c.int8_to_int8, "int8_to_float": c.int8 - c.int8_to_int8,
                 "float": summary["convolutions"] - c.int8, "conversions": c.conversions,
             })
+    apart = {"convolutions": len(without), "int8": sum(c.is_int8 for c in without),
+             "int8_to_int8": sum(c.int8_in_int8_out for c in without)}
+    apart |= {"int8_to_float": apart["int8"] - apart["int8_to_int8"], "float": len(without) - apart["int8"]}
+    told: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
     for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
-        values = {case[key] for case in cases}
+        values = {case[key] if case[key] is None else case[key] - apart.get(key, 0) for case in cases}
         if key == "conversions" and None not in values:
             values.add(max(values) + sum(r.uncertain for r in prediction.regions))
-        if len(values) > 1 and None not in values:
-            told[key] = f"{min(values)} to {max(values)}"
+            values.add(min(values) - sum(len(r.possible) for r in prediction.regions))
+        told[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
     return told
 
 
@@ -91,7 +116,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
         each = " ".join(
-            f"{value.capitalize()}, {_MEANS[value]}: {inside} in and out, {_count(conversions, 'conversion')}."
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {_count(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
@@ -136,7 +161,7 @@ def render(
         time: How long it takes on a GPU.
         way: How it is to be built.
     """
-    lines = [verdict(prediction)]
+    lines = wrap(verdict(prediction), 2, width, "")
     if time is not None:
         from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
@@ -184,25 +209,35 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     lines: list[str] = []
     notes: list[list[Finding]] = []
     ledger: list[Finding] = []
-    for _, group in itertools.groupby(_by_code(prediction.findings), key=lambda f: f.code):
-        same = list(group)
+    products = {c.name for c in prediction.convolutions if c.is_product}
+    for same in _grouped(prediction.findings):
         if same[0].code in _LEDGER:
             ledger += same
-        elif same[0].severity == Severity.INFO and not everything and same[0].code not in _EXPLAINS:
+        elif same[0].severity == Severity.INFO and not everything:
             notes.append(same)
         else:
-            lines += ["", *_group(same, width, everything)]
+            lines += ["", *_group(same, products, width, everything)]
     if ledger:
         lines += ["", *_conversions(ledger, width, everything)]
     if notes:
-        lines += ["", "Notes (--all shows them in full)"]
-        for same in notes:
+        nothing = any(same[0].code in _NOTHING for same in _grouped(prediction.findings))
+        shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
+        hidden = [same[0].code for same in notes if same not in shown]
+        more = f"; {', '.join(hidden)} only there" if hidden else ""
+        title = f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}"
+        lines += ["", *wrap(title, 2, width, "")]
+        for same in shown:
             lines += _note(same, width)
     return lines
 
 
-# Notes that are the reason of a convolution that is not INT8 to INT8: told like warnings.
-_EXPLAINS = ("OUT-FLOAT", "NOT-QUANTIZED", "ADD-BOTH", "CT-FLOAT")
+# Notes that repeat on every network: told with --all alone.
+_EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
+
+
+def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """The findings of each code."""
+    return [list(group) for _, group in itertools.groupby(_by_code(findings), key=lambda f: f.code)]
 
 
 def _by_code(findings: Iterable[Finding]) -> list[Finding]:
@@ -214,13 +249,14 @@ def _by_code(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(ordered, key=lambda f: first[f.code, f.severity])
 
 
-def _group(same: list[Finding], width: int, everything: bool) -> list[str]:
+def _group(same: list[Finding], products: set[str], width: int, everything: bool) -> list[str]:
     head = same[0]
     title = title_of(head.code)
     concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
     facts = [_count(len(same), "place")] if len(same) > 1 else []
     if len(concerned) > 1:
-        facts.append(_count(len(concerned), "convolution"))
+        inside = sum(name in products for name in concerned)
+        facts.append(layers_counted(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
     lines = wrap(f"{title} [{', '.join(facts)}]", 4, width, f"{_MARK[head.severity]} {head.code}: ")
     shown = same if everything else same[:_SHOWN]

@@ -118,7 +118,7 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
     simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
     fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
     if fixes:
-        lines += ["", "What each fix saves at most, with its neighbours quantized (they overlap)"]
+        lines += ["", "What each fix saves at most, neighbours quantized (savings do not add up)"]
         shown = fixes if everything else fixes[:_FIXES]
         for finding in shown:
             lines += wrap(f"{finding.code}  {finding.node}", 16, width, f"  {ms(finding.saves_ms or 0.0):>10}  ")
@@ -127,7 +127,7 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
             lines.append(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
     shown_kernels = time.kernels if everything else time.kernels[:_SLOWEST]
     if shown_kernels:
-        lines += ["", *wrap("Slowest layers, as a profile would show them (it adds some us to each)", 2, width, "")]
+        lines += ["", *wrap("Slowest layers, as in a profile (profiling adds a few us per layer)", 2, width, "")]
         for kernel in shown_kernels:
             name = kernel.name if everything else short(kernel.title, width - 27)
             lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")

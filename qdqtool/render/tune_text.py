@@ -31,13 +31,13 @@ def _verdict(tuning: Tuning, width: int) -> list[str]:
     took = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
     if tuning.keep is not None:
         wanted = tuning.keep * tuning.metric["float"]
-        first = f"accurate enough ({wanted:.3f} was asked for)" if tuning.reached else (
-            f"NOT reached: {wanted:.3f} was asked for; this is the best that was found")
+        first = f"goal met (target {wanted:.3f})" if tuning.reached else (
+            f"goal NOT met (target {wanted:.3f}); this is the best that was found")
     else:
-        first = f"within {tuning.budget_ms:g} ms" if tuning.reached else (
-            f"NOT reached: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
+        first = f"goal met (within {tuning.budget_ms:g} ms)" if tuning.reached else (
+            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
     lines = wrap(
-        f"{first}: {_interval(point)} on {images['judged_on']} images that nothing was chosen by; "
+        f"{first}: {_interval(point)} on {images['judged_on']} held-out images; "
         f"{cost.int8} of {cost.convolutions} convolutions INT8, {_conversions(cost.conversions)}{took}", 2, width, "",
     )  # fmt: skip
     lines += wrap(tuning.metric["sentence"], 2, width)

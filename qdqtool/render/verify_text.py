@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
 from qdqtool.render.output import wrap
 from qdqtool.render.parameters import as_options
-from qdqtool.text import as_text
+from qdqtool.text import as_text, layers_counted
 from qdqtool.trt.targets import target_named
 from qdqtool.verified import Verification
 
@@ -23,7 +23,9 @@ _SHOWN = 10
 def verdict(result: Verification) -> str:
     """Agreement in one line."""
     conv, trace, conversions = result.convolutions, result.trace, result.conversions
-    parts = [f"{conv.agree} of {conv.total} convolutions agree"]
+    listed = result.prediction.convolutions if result.prediction is not None else []
+    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
+    parts = [f"{conv.agree} of {layers_counted(conv.total - products, products)} agree"]
     if conv.unknown:
         parts[0] += f", {conv.unknown} unknown"
     if conversions.built is not None and conversions.predicted is not None:

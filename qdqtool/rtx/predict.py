@@ -9,8 +9,12 @@ import onnx
 
 from qdqtool import qdq
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.attention import attentions
+from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
+from qdqtool.onnxgraph.view import View
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import precision_of
+from qdqtool.regions import MyelinRegion
 from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.motion import Motion
 from qdqtool.rtx.operands import Verdict, judge
@@ -47,7 +51,30 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
             if outcome is not None:
                 prediction.convolutions.append(outcome)
                 prediction.refusals.extend([] if refusal is None else [refusal])
+            else:
+                prediction.float_products.append(node.name)
+    if prediction.float_products:  # not what depends on constants and shapes alone, which is computed while building
+        varying = View(model).varying
+        prediction.float_products = [n for n in prediction.float_products if model.node(n).output in varying]
+    prediction.regions = _regions(model, prediction)
     return prediction
+
+
+def _regions(model: Model, prediction: Prediction) -> list[MyelinRegion]:
+    """Myelin compiles the whole network; told where that matters: with attention or a normalization in it."""
+    norms = [n for n in model.ordered if n.op in NORMALIZES] + [p.square for p in layer_norms(model)]
+    softmaxes = [a.softmax for a in attentions(model)]
+    if not norms and not softmaxes:
+        return []
+    varying = View(model).varying
+    nodes = [n for n in model.nodes if n.output in varying]
+    s = prediction.summary()
+    first = min([*norms, *softmaxes], key=lambda n: n.index)
+    return [MyelinRegion(
+        first.name, first.op, [n.name for n in nodes if not qdq.is_qdq(n)], [n.name for n in nodes if qdq.is_qdq(n)],
+        products=s["matrix_products"], int8_products=s["matrix_products_int8"], softmaxes=len(softmaxes),
+        norms=len(norms),
+    )]  # fmt: skip
 
 
 def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:

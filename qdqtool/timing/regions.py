@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from qdqtool.graph import Model, Node
-from qdqtool.qdq import is_qdq
+from qdqtool.onnxgraph.attention import is_computed_product
 from qdqtool.timing import work
 from qdqtool.timing.work import Work, width
 from qdqtool.types import Precision
@@ -24,7 +24,7 @@ ShapeOf = Callable[[str], tuple[int, ...] | None]
 
 def region_nodes(model: Model) -> frozenset[str]:
     """Names of the nodes that lie in a region: those on a path from one attention or normalization to the next."""
-    seeds = {n.name for n in model.nodes if n.op == "LayerNormalization" or _is_attention(model, n)}
+    seeds = {n.name for n in model.nodes if n.op == "LayerNormalization" or is_computed_product(model, n)}
     if not seeds:
         return frozenset()
     behind, front = set(seeds), set(seeds)
@@ -48,7 +48,7 @@ def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision
         return nothing
     read = sum(s for s in sizes if s is not None)
     size = width(plain)
-    if _is_attention(model, node):
+    if is_computed_product(model, node):
         shape, target = shape_of(node.input(0)), shape_of(node.output)
         assert shape and target
         depth, columns = float(shape[-1]), float(target[-1])
@@ -61,22 +61,6 @@ def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision
     if node.op == "Add" and len(sizes) > 1 and min(s or 0.0 for s in sizes) == written:  # a skip: read and kept
         return Work(work.POINTWISE, plain, plain, read=written * size, written=written * size, steps=0.0)
     return nothing
-
-
-def _is_attention(model: Model, node: Node) -> bool:
-    """A product of two tensors that are both computed from data."""
-    return node.op == "MatMul" and len(node.inputs) > 1 and not _from_constants(model, node.input(1))
-
-
-def _from_constants(model: Model, tensor: str) -> bool:
-    for _ in range(6):
-        if model.is_constant(tensor):
-            return True
-        node = model.producer(tensor)
-        if node is None or (node.op not in ("Transpose", "Identity", "Cast", "Reshape") and not is_qdq(node)):
-            return False
-        tensor = node.input(0)
-    return False
 
 
 def _elements(shape: tuple[int, ...] | None) -> float | None:

@@ -1,5 +1,6 @@
 """What the checks of a model find, without simulation: one frozen class for each kind, as the passes' refusals are.
 
+What Myelin takes of a network, which no pass refuses, is told in the same way.
 A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
 """
 
@@ -301,6 +302,32 @@ class OtherTypes(Refusal):
 
 
 @record
+class TakenByMyelin(Refusal):
+    """Attention and normalizations of a network, which Myelin compiles; the node is the first in graph order.
+
+    Attributes:
+        last: The last node in graph order.
+        nodes: How many nodes it takes, Q and DQ apart.
+        products: Matrix products among them.
+        int8: Those of them that compute in INT8.
+        softmaxes: Softmax nodes among them.
+        norms: Normalizations among them.
+        fused: Q and DQ that become part of its kernels.
+        uncertain: How many of these may be conversions instead.
+        possible: Conversions that may be part of it instead.
+    """
+    last: str
+    nodes: int
+    products: int
+    int8: int
+    softmaxes: int
+    norms: int
+    fused: int
+    uncertain: int
+    possible: int
+
+
+@record
 class NormalizationFloat(Refusal):
     """A normalization or Softmax behind a DQ."""
 
@@ -357,8 +384,9 @@ class FloatFlag(Refusal):
 
 @record
 class FloatStays(Refusal):
-    """Convolutions read or write FP32, which a strongly typed network keeps."""
+    """Convolutions and matrix products (``products`` of ``total``) read or write FP32, which strong types keep."""
 
     convolutions: int
     total: int
     first: str
+    products: int = 0

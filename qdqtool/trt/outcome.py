@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from qdqtool import operators
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
 from qdqtool.operator_facts import LayerKind
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.regions import MyelinRegion
@@ -68,6 +69,7 @@ class Outcome:
         layers: Engine layers in execution order; constants and Myelin's interior left out.
         convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT computes.
         conversion_nodes: Names of the Q and DQ that stay.
+        float_products: Names of the MatMuls of two computed tensors without Q/DQ.
     """
 
     def __init__(self, model: Model, network: Network, target: Target) -> None:
@@ -85,6 +87,7 @@ class Outcome:
             if layer.int8 and layer.inputs:  # also where an operator of unknown types stands behind the Q
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
+        self.float_products: list[str] = []
         found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED)
         self.convolutions = [c for c in found if c is not None]
 
@@ -149,23 +152,34 @@ class Outcome:
 
     def regions(self) -> list[MyelinRegion]:
         """What Myelin takes, with the Q and DQ that its layers absorbed beside those that it took."""
-        found = []
+        regions = []
+        types = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
+        types.update(dict.fromkeys(self.float_products, False))
+        pieces = {p.square.name for p in layer_norms(self._model)} if self._network.regions else set()
         for region in self._network.regions:
             inside = {n: is_qdq(self._node(n)) for n in region.nodes}
             nodes, taken = ([n for n, quantizes in inside.items() if quantizes is wanted] for wanted in (False, True))
-            fused = list(dict.fromkeys([*region.fused, *taken]))
-            found.append(replace(region, nodes=nodes, fused=fused))
-        return found
+            known = {n: found for n in nodes if (found := self._node(n)) is not None}
+            nodes.sort(key=lambda n: known[n].index if n in known else -1)
+            ops = [node.op for node in known.values()]
+            regions.append(replace(
+                region, nodes=nodes, fused=list(dict.fromkeys([*region.fused, *taken])),
+                products=sum(n in types for n in nodes), int8_products=sum(types.get(n, False) for n in nodes),
+                softmaxes=ops.count("Softmax"),
+                norms=sum(op in NORMALIZES for op in ops) + sum(n in pieces for n in nodes),
+            ))  # fmt: skip
+        return regions
 
     # Convolutions ---------------------------------------------------------------------------------------------
 
     def _convolution(self, node: Node) -> ConvOutcome | None:
         constant = constant_behind(self._model, node.input(1))
-        if node.op == "MatMul" and not constant and not self._dequantized(node):
-            return None
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs:
             return None  # dead: nothing reads it; or computed from constants alone
+        if node.op == "MatMul" and not constant and not self._dequantized(node):
+            self.float_products.append(node.name)
+            return None
         if layer.in_myelin:
             return self._outside(node, constant)
         data = self.precision(layer.data)

@@ -97,6 +97,7 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
         ))),
         counts=dict(network.counts),
         regions=outcome.regions(),
+        float_products=outcome.float_products,
     )
     return prediction, tuple(network.residuals_behind_activation)
 

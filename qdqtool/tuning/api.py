@@ -250,8 +250,8 @@ def _gpu(name: str | None, clock: float | None, power: str | None) -> gpus.Gpu |
 
 def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
-    names = ("method", "method_for", "percentile", "head", "residual", "unify", "exclude", "include", "exclude_op",
-             "size", "preprocess")  # fmt: skip
+    names = ("method", "method_for", "percentile", "head", "residual", "attention", "unify", "exclude", "include",
+             "exclude_op", "size", "preprocess")  # fmt: skip
     told = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
 

@@ -42,7 +42,7 @@ class SiteResult:
 
     Attributes:
         site: Its name.
-        kind: ``convolution``, ``group``, ``residual`` or ``head``.
+        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
         nodes: Nodes that are float where it is.
         tensors: Activations that are not quantized any more then.
         choice: What was chosen.

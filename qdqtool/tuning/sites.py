@@ -1,4 +1,4 @@
-"""What can be chosen in a network: convolutions, scale groups, residuals, branches of the head."""
+"""What can be chosen in a network: convolutions, scale groups, residuals, attention, branches of the head."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from qdqtool.graph import Model
 from qdqtool.insertion.placement import Placement
+from qdqtool.onnxgraph.attention import attentions
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operators import WEIGHTED
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 
 INT8 = "int8"
 OWN = "own-scale"
-CONVOLUTION, GROUP, RESIDUAL, HEAD = "convolution", "group", "residual", "head"
+CONVOLUTION, GROUP, RESIDUAL, HEAD, ATTENTION = "convolution", "group", "residual", "head", "attention"
 METHODS = ("focus", "mse", "max", "percentile")
 _FEWEST_BITS = 0.5  # that a tensor has to lose in its group before a scale of its own is worth a look
 
@@ -24,7 +25,7 @@ class Site:
 
     Attributes:
         name: Of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution.
-        kind: ``convolution``, ``group``, ``residual`` or ``head``.
+        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights).
         nodes: Names of the nodes that are float where it is.
         tensors: Activations that are not quantized any more then.
         default: ``int8``, or ``float`` for what the head preset leaves float.
@@ -65,7 +66,11 @@ def find_sites(planner: Planner) -> list[Site]:
     placed = sorted({r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__)
     for index in placed:
         node = model.nodes[index]
-        add(node.name, CONVOLUTION if index in weighted else RESIDUAL, [node.name])
+        other = ATTENTION if node.op in WEIGHTED else RESIDUAL
+        add(node.name, CONVOLUTION if index in weighted else other, [node.name])
+    for found_attention in attentions(model):
+        both = [n.name for n in (found_attention.scores, found_attention.values) if n.index in placed]
+        add(f"attention of {found_attention.softmax.name}", ATTENTION, both)
     for group in planner.groups(placement):
         readers = sorted({r.node.index for t in group.quantized for r in placement.readers[t]}, key=order.__getitem__)
         add(group.quantized[0], GROUP, [model.nodes[i].name for i in readers])

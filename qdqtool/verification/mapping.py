@@ -21,6 +21,8 @@ _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_functio
 _KGEN = "kgen"
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|Conv|Corr)(?=[A-Z_])")
+#: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
+ATTENTION = "_gemm_mha"
 
 
 def trt_name(node: Node) -> str:
@@ -95,7 +97,8 @@ def product_rank(layer: BuiltLayer) -> int | None:
     kind = layer.type.lower()
     if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
         return len(_MULTIPLY)
-    return len(_MULTIPLY) + 1 if layer.type == _KGEN and PRODUCT.search(layer.name) else None
+    product = layer.type == _KGEN and (ATTENTION in layer.name or PRODUCT.search(layer.name))
+    return len(_MULTIPLY) + 1 if product else None
 
 
 def is_aside(layer: BuiltLayer) -> bool:

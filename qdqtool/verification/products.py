@@ -10,7 +10,7 @@ from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.graph import Model
 from qdqtool.operators import WEIGHTED
 from qdqtool.types import Json, Precision
-from qdqtool.verification.mapping import PRODUCT, Mapper, product_rank
+from qdqtool.verification.mapping import ATTENTION, PRODUCT, Mapper, product_rank
 
 FLOAT = Precision.FP32
 
@@ -62,7 +62,7 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
     products = [n for n in model.nodes if n.op in WEIGHTED]
     inside = Counter(id(layer) for n in products for layer in {id(x): x for x, _ in mapper.places(n)}.values())
     # A generated kernel that computes several small products does not tell which of them is in which type.
-    crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1}
+    crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
     return [
         _row(n.index, n.name, n.op, [layer for layer, _ in mapper.places(n) if id(layer) not in crowded])
         for n in products
@@ -93,6 +93,9 @@ def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
+    if ATTENTION in layer.name:  # both of its products, where all three of its inputs have one type
+        kinds = {t.precision for t in layer.inputs[:3]}
+        return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
     if layer.type in ("correlation", "deconv", "gemm"):
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
         others = [t.precision for t in (*layer.inputs[1:2], *layer.constants[:1])]

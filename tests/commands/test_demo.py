@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import onnx
@@ -20,10 +22,15 @@ def test_demo_writes_a_model_and_says_what_to_do_next(
     check(model)
     assert sum(n.op_type == "DequantizeLinear" for n in model.graph.node) == 121
     text = capsys.readouterr().out
-    assert "60 INT8 (54 in and out, 6 to float)" in text
+    assert "60 INT8 (54 to INT8, 6 to float)" in text
     assert f"qdqtool predict {folder / 'yolov8n-demo_qdq.onnx'}" in text
     assert "qdqtool insert yolov8n.onnx --calib images/" in text
     assert f"wrote {folder / 'yolov8n-demo_report.html'}: open it in a browser" in text
+    steps = re.split(r"^\d\. ", text, flags=re.M)
+    assert len(steps[2].splitlines()) <= 25
+    command = shlex.split(text.splitlines()[-1])
+    assert run(command[-5:]) == 0 and capsys.readouterr().out
+    assert run([*command[-5:-1]]) == 0 and len(capsys.readouterr().out.splitlines()) <= 25
     assert '<section id="histograms">' in (folder / "yolov8n-demo_report.html").read_text()
 
 

@@ -25,8 +25,8 @@ def test_report(model, tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith(f"1 fix applied, written to {out}\n")
     said = " ".join(said.split())
-    assert "before 4 convolutions: 4 INT8 (1 in and out, 3 to float), 0 float; 3 conversions" in said
-    assert "after 4 convolutions: 4 INT8 (3 in and out, 1 to float), 0 float; 1 conversion" in said
+    assert "before 4 convolutions: 4 INT8 (1 to INT8, 3 to float), 0 float; 3 conversions" in said
+    assert "after 4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion" in said
     assert "SKIP-FLOAT (1)" in said
     assert run(["predict", str(out), "--fail-on", "warning"]) == 0
 

@@ -46,7 +46,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "Left float (4 nodes)" in text
     assert "/model.22/dfl/conv/Conv" in text
     assert "only 6 calibration images" in text
-    assert "64 convolutions: 60 INT8 (54 in and out, 6 to float), 4" in text
+    assert "64 convolutions: 60 INT8 (54 to INT8, 6 to float), 4" in text
     assert "conversion at /model.0/conv/_input_quantizer/QuantizeLinear" in text
     assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10" in text
     wide = [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]

@@ -27,7 +27,7 @@ def text(capsys):
 def test_verdict_comes_first(model, capsys):
     assert run(["predict", model]) == 0
     lines = text(capsys).out.splitlines()
-    assert lines[0] == "4 convolutions: 4 INT8 (1 in and out, 3 to float), 0 float; 3 conversions"
+    assert lines[0] == "4 convolutions: 4 INT8 (1 to INT8, 3 to float), 0 float; 3 conversions"
     assert lines[1].startswith("  target trt10: assumed:")
     assert any(line.startswith("warning SKIP-FLOAT: ") for line in lines)
     assert lines.index("Conversions that stay at run time (3)") > 0

@@ -31,8 +31,8 @@ def test_text_json_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert "choices to measure on 4 images" in captured.err and "minute" in captured.err
     text = captured.out
-    assert text.startswith("accurate enough (0.984 was asked for): 0.9")
-    assert "4 images that nothing was chosen by" in " ".join(text.split())
+    assert text.startswith("goal met (target 0.984): 0.9")
+    assert "4 held-out images" in " ".join(text.split())
     assert "Front: each is the most accurate at its price" in text and "\n* " in text
     assert "wrote m_qdq.onnx" in text and "m_qdq.onnx.tuning" in text
     wide = [row for row in text.splitlines() if len(row) > 80 and ".tuning" not in row]
@@ -50,7 +50,7 @@ def test_text_json_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_goal_that_is_not_reached_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "m.onnx", "--calib", "x.npy", "--keep", "1", "--no-state", "--all"]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("NOT reached: 1.000 was asked for; this is the best that was found: 0.9")
+    assert text.startswith("goal NOT met (target 1.000); this is the best that was found: 0.9")
     assert "costs as much as leaving a0/Mul.out float" in " ".join(text.split())
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
 

@@ -103,6 +103,16 @@ def test_a_kernel_of_two_products_tells_nothing() -> None:
     assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
+@pytest.mark.parametrize(("inputs", "precision"), [
+    ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
+])  # fmt: skip
+def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
+    model = load(two_convolutions())
+    one = layer("_gemm_mha_v2_myl0_5", "kgen", inputs, "", "Int8", "first", "second")
+    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+    assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
+
+
 def test_inspector_json_has_the_models_names() -> None:
     one = layer("n_myl0_1", "correlation", "Int8", "Int8", "Float", "node_7")
     table = inspector_json([one], ["x", "y"], {"node_7": "my conv"})

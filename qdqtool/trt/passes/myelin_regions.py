@@ -45,6 +45,7 @@ class MyelinRegions(Pass):
 
     def apply(self, network: Network) -> None:
         if not self.target.products_in_myelin:
+            self._possible(network)
             return
         done: set[int] = set()
         for seed in [layer for layer in network.in_order() if _is_seed(layer)]:
@@ -54,6 +55,19 @@ class MyelinRegions(Pass):
                 region = self._region(seed, members)
                 if region.fused or region.kernels or any(_multiplies(m) for m in members.values()):
                     network.regions.append(region)
+
+    def _possible(self, network: Network) -> None:
+        """Attention and normalizations, which Myelin may take on 8.x with the Q and DQ around: nothing is taken."""
+        done: set[int] = set()
+        for seed in [layer for layer in network.in_order() if _is_transformer(layer)]:
+            if seed.id not in done:
+                members = _connected(seed)
+                done.update(members)
+                region = MyelinRegion(node_name(seed), seed.op)
+                for layer in members.values():
+                    region.nodes.extend(layer.nodes)
+                region.possible.extend(q.name for q in _quantizers_around(members))
+                network.regions.append(region)
 
     def _region(self, seed: Layer, members: dict[int, Layer]) -> MyelinRegion:
         region = MyelinRegion(node_name(seed), seed.op)
@@ -94,6 +108,13 @@ def _multiplies(layer: Layer) -> bool:
     """A matrix product, also where it became a convolution."""
     return layer.kind == LayerKind.MATRIX_MULTIPLY or (
         layer.kind == LayerKind.CONVOLUTION and layer.weights.from_matmul
+    )
+
+
+def _is_transformer(layer: Layer) -> bool:
+    """A product of two computed tensors, or a layer normalization."""
+    return layer.op == "LayerNormalization" or (
+        layer.kind == LayerKind.MATRIX_MULTIPLY and layer.op == "MatMul" and not layer.weights.constant
     )
 
 

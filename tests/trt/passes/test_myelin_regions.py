@@ -113,4 +113,5 @@ def test_regions_are_in_the_json() -> None:
     g = Graph()
     told = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
     assert told == [{"trigger": "fc", "op": "Gemm", "nodes": ["fc"], "fused": [], "kernels": ["fc.in.Q"],
-                     "uncertain": 0}]
+                     "uncertain": 0, "possible": [], "matrix_products": 1, "matrix_products_int8": 1, "softmax": 0,
+                     "normalizations": 0}]

@@ -1,0 +1,143 @@
+"""How answers look: help, columns, colour, progress."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from qdqtool import cli, progress
+from qdqtool.knowledge import table
+from qdqtool.render.output import coloured, in_colour
+from tests.explain.test_causes import residual
+from tests.fuzz_inputs.seeds import write_seeds
+
+EXAMPLES = table("examples")
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_every_command_has_examples() -> None:
+    assert EXAMPLES.keys() == cli.COMMANDS.keys()
+    for command, examples in EXAMPLES.items():
+        assert examples and all(e.keys() <= {"says", "run", "needs"} for e in examples)
+        assert all(shlex.split(e["run"])[:2] == ["qdqtool", command] for e in examples)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_options_of_examples_exist(command: str) -> None:
+    found = cli.cli.get_command(None, command)  # type: ignore[arg-type]
+    assert found is not None
+    known = {s for p in found.params for s in p.opts}
+    for example in EXAMPLES[command]:
+        assert {w for w in shlex.split(example["run"]) if w.startswith("-")} <= known, example
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(e["run"] in text for e in EXAMPLES.get(command, []))
+
+
+# Lines that are commands to paste, and names that are longer than a line, are not broken.
+_WHOLE = re.compile(r"build: |next: |^\s*\S+$|qdqtool: |wrote ")
+
+
+@pytest.mark.parametrize("command", [
+    "predict qdq.onnx", "predict qdq.onnx --all", "predict qdq.onnx --gpu T4", "predict float.onnx --target 8.6",
+    "insert float.onnx --calib samples.npz --include conv -o new.onnx --all", "verify own.onnx own.log --allow-partial",
+    "compare float.onnx inserted.onnx", "fix qdq.onnx -o fixed.onnx",
+    "extract qdq.onnx --finding OUT-FLOAT -o part.onnx",
+    "explain SKIP-FLOAT", "explain --list", "explain 'Missing scale and zero-point for tensor x'",
+    "explain 'ConstShuffleFusion: Fusing a with b'", "explain --for deepstream",
+    "log own.log", "log own.log --all", "engine layers.json", "gpus", "gpus T4", "gpus --sources",
+])
+def test_answers_fit_80_columns(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seeds(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(shlex.split(command)) in (0, 1), capsys.readouterr().err
+    lines = [line for line in capsys.readouterr().out.splitlines() if not _WHOLE.search(line)]
+    assert lines and [line for line in lines if len(line) > 80] == []
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("variables", "colour"), [
+    ({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False),
+])
+def test_who_gets_colour(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colour: bool) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal: Any = Terminal()
+    assert in_colour(terminal) == colour and not in_colour(io.StringIO())
+
+
+def test_colours_of_an_answer() -> None:
+    text = ("4 convolutions\n  target\n\nERROR A: b\n    c\n  - d\n  > e\n    f\n\nHeading\nrow\n  1\n"
+            "warning B: g\nnote C\n    \x5b1m\n")
+    shown = coloured(text)
+    assert re.sub(r"\x1b\[[0-9;]+m", "", shown) == text
+    codes = {line.split("m", 1)[1].removesuffix("\x1b[0m"): line.split("\x1b[")[1].split("m")[0]
+             for line in (x.lstrip() for x in shown.splitlines()) if line.startswith("\x1b")}
+    assert codes == {"4 convolutions": "1", "ERROR A: b": "1;31", "c": "1;31", "> e": "32", "f": "32", "Heading": "1",
+                     "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
+
+
+def test_pipes_and_json_get_no_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(residual("float"), tmp_path / "m.onnx")
+    monkeypatch.setattr("qdqtool.render.output.in_colour", lambda _: True)
+    for form, coloured_answer in (("text", True), ("json", False), ("sarif", False)):
+        arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
+        assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == coloured_answer
+
+
+def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter(range(0, 10_000, 25))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+
+    def steps() -> Iterator[int]:
+        yield from range(8)
+
+    assert list(progress.track(steps(), "Calibrating", 8)) == list(range(8))
+    told = capsys.readouterr().err.splitlines()
+    assert [re.findall(r"\d+", line) for line in told] == [["2", "8", "25", "75"], ["5", "8", "62", "150"]]
+    assert list(progress.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    ("qdqtool pre", {"predict"}), ("qdqtool predict --fa", {"--fail-on"}), ("qdqtool predict --format s", {"sarif"}),
+])
+def test_completion(
+    words: str, found: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    for shell in ("bash", "zsh", "fish"):
+        monkeypatch.setenv("_QDQTOOL_COMPLETE", f"{shell}_complete")
+        if shell == "fish":
+            monkeypatch.setenv("COMP_CWORD", words.split()[-1])
+        assert cli.run([]) == 0
+        assert set(re.findall(r"[\w-]+", capsys.readouterr().out)) >= found
+        monkeypatch.setenv("_QDQTOOL_COMPLETE", f"{shell}_source")
+        cli.run([])
+        assert "_QDQTOOL_COMPLETE" in capsys.readouterr().out
