@@ -13,7 +13,6 @@ from typing import Any
 from calibration.cache import Statistics
 from calibration.dataset import Dataset, Source
 from calibration.focus import Focus
-from calibration.intervals import Intervals
 from calibration.looks import Looks
 from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
@@ -70,7 +69,7 @@ class ClusterPass:
         self.names = tuple(names)
         self.tensors = {n: TensorStatistics(bins) for n in names}
         self.images = 0
-        self.done = Intervals()
+        self.done: set[int] = set()
         self._pace = _Pace()
         # A signal is raised in the main thread alone: no portion is ever merged in part.
         self._merger = ThreadPoolExecutor(1, "merging")

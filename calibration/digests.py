@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 UNREADABLE = b"unreadable"  # in place of a file's digest
 _DIGEST_BLOCK = 1 << 16
@@ -56,22 +55,3 @@ def read_ahead(read: Callable[[int], bytes], indices: Sequence[int]) -> Iterator
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def unframed(file: IO[bytes]) -> Iterator[bytes]:
-    """Parts of a file that each follow their length, four bytes."""
-    file.flush()
-    at = 0
-    while True:
-        file.seek(at)
-        block = file.read(_DIGEST_BLOCK)
-        place = 0
-        while place + 4 <= len(block):
-            size = int.from_bytes(block[place : place + 4], "big")
-            if place + 4 + size > len(block):
-                break
-            yield block[place + 4 : place + 4 + size]
-            place += 4 + size
-        if not place:
-            return
-        at += place

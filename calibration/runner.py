@@ -16,7 +16,6 @@ from calibration.dataset import Dataset
 from calibration.digests import file_digest
 from calibration.focus import Focus
 from calibration.images import DEFAULT_MAX_IMAGES, open_data
-from calibration.intervals import Intervals
 from calibration.looks import Looks
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.pictures import YOLO_PREPROCESS, Preprocess
@@ -133,7 +132,7 @@ class _Job:
         self.notes: list[str] = []
         self.before = Statistics({})  # from an interrupted pass
         self.kept = Statistics({})  # tensors that a finished pass had already
-        self.done = Intervals()
+        self.done: set[int] = set()
         self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
         self.where: object = None  # the cluster, where there is one
         self.mixed_cpus = False

@@ -13,7 +13,6 @@ from typing import Any
 
 from calibration.dataset import Array, InputSpec, printable
 from calibration.digests import UNREADABLE
-from calibration.listing import Names
 from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
 from calibration.pictures import Preprocess
 from qdqtool import budgets
@@ -67,8 +66,8 @@ def url_source(
     try:
         if system.isfile(path):
             folder, _, name = path.rpartition("/")
-            return UrlSource(url.rpartition("/")[0], folder, Names([name]), inputs, preprocess, size)
-        names = Names(_pictures(system, path.rstrip("/")))
+            return UrlSource(url.rpartition("/")[0], folder, [name], inputs, preprocess, size)
+        names = sorted(_pictures(system, path.rstrip("/")))
     except DataError:
         raise
     except Exception as error:
