@@ -113,26 +113,12 @@ class _Onnx:
 
     def _order(self) -> list[int]:
         """Boxes, makers first; those on a circle are missing."""
-        waiting: dict[int, set[int]] = {first: set() for first in self.cluster.values()}
-        readers: dict[int, list[int]] = defaultdict(list)
+        links = []
         for node in self.nodes:
             target = self.cluster[self.collector.place[node.index]]
-            for _, maker, _ in self._sources(node):
-                if maker is not None:
-                    source = self.cluster[self.collector.place[maker.index]]
-                    if source != target and source not in waiting[target]:
-                        waiting[target].add(source)
-                        readers[source].append(target)
-        count = {first: len(makers) for first, makers in waiting.items()}
-        ready = [first for first in waiting if not count[first]]
-        order = []
-        for first in ready:
-            order.append(first)
-            for target in readers[first]:
-                count[target] -= 1
-                if not count[target]:
-                    ready.append(target)
-        return order
+            sources = (self.cluster[self.collector.place[m.index]] for _, m, _ in self._sources(node) if m is not None)
+            links += [(source, target) for source in sources if source != target]
+        return _in_order(dict.fromkeys(self.cluster.values(), 0), links)
 
     def _sources(self, node: OnnxNode) -> list[tuple[str, OnnxNode | None, list[data.Mark]]]:
         """What a node reads: the tensor, the drawn node that makes it (None: an input), the Q and DQ between."""
@@ -250,7 +236,9 @@ def _modules(
     A module is a stretch of boxes that follow each other and begin with the same part of a path, so that no module
     waits for itself; where names have no path, equal stretches. The page arranges them for the width that it has.
     """
-    order = _file_order(nodes, boxes, edges)
+    # As the nodes stand in the file where that is possible: exporters write module after module.
+    places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
+    order = _in_order(places, [(e.source, e.target) for e in edges])
     inner = [b for b in order if boxes[b].rows]
     most = max(FEW, len(inner) // 6)
     made: list[data.Box] = []
@@ -292,24 +280,24 @@ def _modules(
     return made, list(joined.values())
 
 
-def _file_order(nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> list[int]:
-    """Boxes, makers first, otherwise as their nodes stand in the file: exporters write module after module."""
-    place = [max((nodes[n].index for n in box.rows), default=-1) for box in boxes]
+def _in_order(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
+    """Keys of ``places``, makers first, otherwise by place; those on a circle are missing."""
     readers: dict[int, list[int]] = defaultdict(list)
-    waiting = [0] * len(boxes)
-    for edge in edges:
-        readers[edge.source].append(edge.target)
-        waiting[edge.target] += 1
-    ready = [(place[b], b) for b, count in enumerate(waiting) if not count]
+    waiting = Counter(dict.fromkeys(places, 0))
+    for source, target in dict.fromkeys(links):
+        readers[source].append(target)
+        waiting[target] += 1
+    number = {key: i for i, key in enumerate(places)}
+    ready = [(places[key], number[key], key) for key in places if not waiting[key]]
     heapq.heapify(ready)
     order = []
     while ready:
-        _, box = heapq.heappop(ready)
-        order.append(box)
-        for reader in readers[box]:
+        key = heapq.heappop(ready)[-1]
+        order.append(key)
+        for reader in readers[key]:
             waiting[reader] -= 1
             if not waiting[reader]:
-                heapq.heappush(ready, (place[reader], reader))
+                heapq.heappush(ready, (places[reader], number[reader], reader))
     return order
 
 

@@ -29,7 +29,8 @@ from qdqtool.reporting import data
 from qdqtool.reporting.names import FILTERS
 from qdqtool.text import visible
 
-SCRIPTS = ("dom.js", "tables.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js", "main.js")
+SCRIPTS = ("dom.js", "tables.js", "scene.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js",
+           "main.js")
 
 
 def lacking() -> str:
