@@ -323,7 +323,9 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
         at = min(range(len(found) - 1), key=lambda i: len(found[i][1]) + len(found[i + 1][1]))
         names = [t for t, _ in found[at:at + 2] if t]
         common = os.path.commonpath(names) if names else ""
-        found[at:at + 2] = [(common or " … ".join(names), found[at][1] + found[at + 1][1])]
+        if not common and names:
+            common = f"{names[0].partition(' to ')[0]} to {names[-1].rpartition(' to ')[2]}"
+        found[at:at + 2] = [(common, found[at][1] + found[at + 1][1])]
     return found
 
 
