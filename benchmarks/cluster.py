@@ -158,7 +158,7 @@ def measured_costs(client: Any, model: Path, pictures: Path, names: list[str]) -
     """Seconds of one image on a worker, of fetching and merging a portion, of a digest; bytes of a portion."""
     from calibration import clustered as module
     from calibration import collect
-    from calibration.digests import file_digest
+    from calibration.listing import file_digest
 
     seen: list[Any] = []
     real = module.ClusterPass._merge

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
-from calibration.digests import file_digest
+from calibration.listing import file_digest
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from calibration.cache import Statistics
+from calibration.counting import Snapshot
 from calibration.dataset import Dataset, Source
 from calibration.focus import Focus
 from calibration.looks import Looks
@@ -18,7 +19,6 @@ from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
 from calibration.spots import chosen
 from calibration.statistics import TensorStatistics
-from calibration.threads import Snapshot
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.graph import Model
 

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from calibration.digests import read_ahead
+from calibration.listing import read_ahead
 from calibration.looks import Looks
 from qdqtool import budgets
 from qdqtool.errors import DataError

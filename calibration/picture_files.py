@@ -12,8 +12,7 @@ from typing import IO
 import numpy as np
 
 from calibration.dataset import Array, InputSpec, Source, printable
-from calibration.digests import file_digest
-from calibration.listing import Folder
+from calibration.listing import Folder, file_digest
 from calibration.pictures import YOLO_PREPROCESS, Preprocess, decoded, prepare
 from qdqtool import budgets
 from qdqtool.errors import DataError

@@ -14,8 +14,8 @@ from typing import Any
 
 from calibration.counting import Tally
 from calibration.dataset import Dataset, InputSpec, Sample, Source
-from calibration.digests import UNREADABLE
 from calibration.focus import Focus
+from calibration.listing import UNREADABLE
 from calibration.session import open_packed, worker_count
 from qdqtool.errors import ClusterError
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calibration.dataset import Array, InputSpec, printable
-from calibration.digests import UNREADABLE
+from calibration.listing import UNREADABLE
 from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
 from calibration.pictures import Preprocess
 from qdqtool import budgets

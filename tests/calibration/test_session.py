@@ -14,11 +14,10 @@ from onnx import TensorProto, helper
 
 from calibration import session
 from calibration.clustered import _Pace
-from calibration.counting import Tally
+from calibration.counting import Tally, ThreadPass
 from calibration.dataset import Task
 from calibration.partial import partial_model
 from calibration.session import Fetcher, fetched_bytes, open_packed, open_session, packed_model, worker_count
-from calibration.threads import ThreadPass
 from qdqtool import budgets, runtime, sessions
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model

@@ -13,7 +13,7 @@ from qdqtool.cli import run
 from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.drawing import dot, fill, svg
-from qdqtool.render.parameters import all_as_options, as_options
+from qdqtool.render.output import all_as_options, as_options
 from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file
 from tests.engine.test_costs import CONV, FP16, FP32, INT8, layer, report, tensor
