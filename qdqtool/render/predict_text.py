@@ -61,7 +61,7 @@ def _weighted_products(prediction: Prediction) -> int:
 
 
 def _types_of(prediction: Prediction) -> str:
-    """Types of the convolutions, matrix products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
+    """Types of the convolutions, matrix products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float)``."""
     s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
     count = _count(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
