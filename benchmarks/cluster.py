@@ -12,8 +12,8 @@ names are listed, hashed and sent as always; the workers answer without reading 
 million would take hours. The peak of each process counts.
 
 Limits: two workers have at least 90 % of the throughput of two plain processes, by processor time; one worker costs at
-most 15 % more than one plain process; client and scheduler take at most a kilobyte more for each image more. Exit code 1
-when one is missed.
+most 15 % more than one plain process; client and scheduler take at most a kilobyte more for each image more. Exit code
+1 when one is missed.
 """
 
 from __future__ import annotations

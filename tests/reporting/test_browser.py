@@ -159,6 +159,10 @@ def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) ->
         const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
         return [name.textContent, text.height, text.top >= all.top && text.bottom <= all.bottom]; })""")
     assert len(found) > 20 and all(height > 7 and inside for _, height, inside in found)
+    for _ in range(2):  # walking past modules opens none
+        chromium.run("""document.querySelector('.graph').dispatchEvent(
+            new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true, cancelable: true }))""")
+    assert "model.1" in chromium.run("return document.querySelector('.box.module.selected').textContent")
     chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
     lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")

@@ -430,11 +430,16 @@ class GraphView {
     this.onSelect(this.side, node ?? box.rows.find((n) => this.model.nodes[n].conv >= 0) ?? box.rows[box.rows.length - 1] ?? -1, box.layer, at);
   }
 
+  stepTo(at) {  // a module is opened by Enter alone
+    if (this.drawing.boxes[at]?.role === 'module') this.mark(at, -1);
+    else this.choose(at);
+  }
+
   walk(dx, dy) {
     const from = this.selected;
     if (from === null) {
       const first = this.drawing.boxes.findIndex((box) => box.rows.length || box.layer >= 0);
-      this.choose(first);
+      this.stepTo(first);
       this.centre(first);
       return;
     }
@@ -452,7 +457,7 @@ class GraphView {
     const away = (at) => Math.abs(drawing.boxes[at].x - here.x) + 0.3 * Math.abs(drawing.boxes[at].y - here.y);
     const best = [...near].sort((a, b) => away(a) - away(b))[0];
     if (best === undefined) return;
-    this.choose(best);
+    this.stepTo(best);
     this.centre(best);
     this.view.boxes[best].focus({ preventScroll: true });
   }
