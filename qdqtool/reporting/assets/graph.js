@@ -346,7 +346,8 @@ class GraphView {
     const [left, top] = [Math.min(...found.map((b) => b.x)), Math.min(...found.map((b) => b.y))];
     const [right, bottom] = [Math.max(...found.map((b) => b.x + b.w)), Math.max(...found.map((b) => b.y + b.h))];
     this.scale = clamp(0.92 * Math.min(w / (right - left), h / (bottom - top)), READABLE, 0.95);
-    this.x = this.middle - ((left + right) / 2) * this.scale;
+    const fits = (right - left) * this.scale < w;
+    this.x = this.middle - (fits ? (left + right) / 2 : found[0].x + found[0].w / 2) * this.scale;
     this.y = (bottom - top) * this.scale < h ? h / 2 - ((top + bottom) / 2) * this.scale : 40 - top * this.scale;
     this.apply();
     this.paint();
