@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("insert", "FILE", "--include", "conv", "--calib-table", "table.cache", "-o", "OUT"),
         ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT", "--no-predict"),
         ("tune", "FILE", "--include", "conv", "--workers", "1", "--calib", "samples.npy", "--no-state", "-o", "OUT"),
-        ("report", "own.onnx", "--float", "FILE", "-o", "OUT"), ("predict", "FILE", "--gpu", "T4"),
+        ("report", "inserted.onnx", "--float", "FILE", "-o", "OUT"), ("predict", "FILE", "--gpu", "T4"),
     ),
     "inserted.onnx": (("predict", "FILE"), ("report", "FILE", "--calib-cache", "statistics.npz", "-o", "OUT")),
     "external.onnx": (
@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("report", "inserted.onnx", "--calib-cache", "FILE", "-o", "OUT"),
     ),
     "state.tuning": ((*_TUNE, "--calib", "samples.npz", "--state", "FILE", "--result", "MORE"),),
-    "tuning.json": (("report", "own.onnx", "--tuning", "FILE", "-o", "OUT"),),
+    "tuning.json": (("report", "inserted.onnx", "--tuning", "FILE", "-o", "OUT"),),
     "verification.json": (
         ("extract", "own.onnx", "--finding", "SKIP-FLOAT", "-o", "OUT", "--report", "MORE", "--verification", "FILE"),
     ),
