@@ -13,8 +13,7 @@ from typing import IO
 import numpy as np
 
 from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
-from calibration.digests import file_digest
-from calibration.parcels import Paths
+from calibration.listing import file_digest
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, Header, read_values, short
 from qdqtool.errors import DataError
@@ -208,7 +207,7 @@ class SampleFilesSource(Source):
     def portion(self, indices: Sequence[int]) -> SampleFilesSource:
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
-        part.paths = Paths(self.paths[i] for i in indices)
+        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
         return part
 
     def name(self, index: int) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
-from calibration.intervals import Intervals
 from calibration.looks import Looks
 from calibration.spots import CHANNELS, POSITIONS
 from calibration.statistics import TensorStatistics
@@ -28,6 +27,7 @@ from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write, write_text
 
 FORMAT = "qdqtool/calibration/4"
+_MOST_SAMPLES = 2_000_000  # that a cache may say were done
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 _T = TypeVar("_T")
@@ -128,7 +128,7 @@ class Progress:
     ) -> None:
         self.model = model
         self.statistics = statistics
-        self.done = done if isinstance(done, Intervals) else Intervals(sorted(done))
+        self.done = set(done)
         self.total = total
         self.looks = looks or Looks()
 
@@ -166,7 +166,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     }
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-        "done": progress.done.ranges(),
+        "done": _ranges_of(progress.done),
         "numbers": np.array([(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
                             np.int64).reshape(len(parts), 5),
         "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(len(parts), 2),
@@ -258,8 +258,31 @@ def _parse(archive: Archive, path: str) -> Progress:
     )
     total = header["total"]
     total = None if total is None else _of(total, int)
-    finished = Intervals.of_ranges(done.tolist())
+    finished = _numbers_in(done)
     return Progress(_of(header["model"], str), statistics, finished, total, _looks(_of(header["looks"], dict)))
+
+
+def _ranges_of(numbers: Collection[int]) -> npt.NDArray[np.int64]:
+    """The first number and the one past the last of each stretch without a gap, [n, 2], ascending."""
+    ordered = np.array(sorted(numbers), np.int64)
+    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1) if len(ordered) else []
+    return np.array([(s[0], s[-1] + 1) for s in stretches], np.int64).reshape(-1, 2)
+
+
+def _numbers_in(ranges: npt.NDArray[np.int64]) -> set[int]:
+    """The numbers in stretches as :func:`_ranges_of` makes them.
+
+    Raises:
+        ValueError: They are not ascending, touch each other, are empty, or hold more than any calibration does.
+    """
+    before = -1
+    for start, end in ranges.tolist():
+        if start <= before or end <= start:
+            raise ValueError("its ranges are not in order")
+        before = end
+    if before > _MOST_SAMPLES:
+        raise ValueError(f"it counts {before} samples")
+    return {number for start, end in ranges.tolist() for number in range(start, end)}
 
 
 def _of(value: Any, kind: type[_T]) -> _T:

@@ -11,25 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from calibration.cache import Statistics
+from calibration.counting import Snapshot
 from calibration.dataset import Dataset, Source
 from calibration.focus import Focus
-from calibration.intervals import Intervals
 from calibration.looks import Looks
-from calibration.packing import absorb
-from calibration.parcels import Parcel
 from calibration.remote import Assignment, Portion
 from calibration.session import fetched_bytes, packed_model
 from calibration.spots import chosen
 from calibration.statistics import TensorStatistics
-from calibration.threads import Snapshot
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.graph import Model
 
 _MOST_SAMPLES = 256  # of a portion: their names travel, and a scheduler remembers what it sent for a while
 _FIRST = 2  # samples of a portion while nothing is known of their time
 _MOST_SECONDS = 10.0  # of work in a portion, so that little is lost with a worker and the bar moves
-_PACKING = 0.02  # at most so much of a worker's time goes into packing
-_MERGING = 0.25  # and of the client's into merging
+_MERGING = 0.25  # at most so much of the client's time goes into merging
 _SHARES = 2.5  # no portion is larger than what is left, divided by so many for each thread
 
 
@@ -73,7 +69,7 @@ class ClusterPass:
         self.names = tuple(names)
         self.tensors = {n: TensorStatistics(bins) for n in names}
         self.images = 0
-        self.done = Intervals()
+        self.done: set[int] = set()
         self._pace = _Pace()
         # A signal is raised in the main thread alone: no portion is ever merged in part.
         self._merger = ThreadPoolExecutor(1, "merging")
@@ -99,12 +95,12 @@ class ClusterPass:
 
     def _merge(self, portion: Portion, packed: dict[str, Any]) -> None:
         begin = time.perf_counter()
-        absorb(self.tensors, self.names, packed)
+        self.tensors = {n: self.tensors[n].merge(packed["tensors"][n]) for n in self.names}
         self.images += packed["images"]
         for number in portion.numbers:
             self.done.add(number)
         self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
-        self._pace.learn(len(portion.numbers), packed["seconds"], packed["packing"], time.perf_counter() - begin)
+        self._pace.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
 
     def stop(self) -> None:
         """Takes back what is not done."""
@@ -128,7 +124,7 @@ class ClusterPass:
             if type(self.dataset.source).identity is not Source.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
             numbers = tuple(n for n, _, _ in taken)
-            yield Portion(numbers, self.dataset.source.portion(indices), Parcel(identities),
+            yield Portion(numbers, self.dataset.source.portion(indices), identities,
                           tuple(n for n in numbers if n in spotted))
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
@@ -144,20 +140,19 @@ class ClusterPass:
 
 
 class _Pace:
-    """How many samples a portion has: so many that neither packing and merging nor waiting for the last one costs much.
+    """How many samples a portion has: so many that neither merging nor waiting for the last one costs much.
 
     Only ratios of times measured in the same way count, which hold on a machine that has other work to do as well.
     """
 
     def __init__(self) -> None:
         self._counting = self._samples = 0.0  # seconds of the workers, and samples
-        self._packing = self._merging = 0.0  # seconds of the workers and of the client for one portion
+        self._merging = 0.0  # seconds of the client for one portion
 
-    def learn(self, samples: int, counting: float, packing: float, merging: float) -> None:
+    def learn(self, samples: int, counting: float, merging: float) -> None:
         self._samples += samples
         self._counting += counting
-        self._packing = _smooth(self._packing, packing)
-        self._merging = _smooth(self._merging, merging)
+        self._merging = merging if not self._merging else 0.7 * self._merging + 0.3 * merging
 
     def size(self, left: int, slots: int) -> int:
         """Samples of the next portion.
@@ -169,11 +164,7 @@ class _Pace:
         if not self._samples:
             return _FIRST
         each = self._counting / self._samples or 1e-9
-        least = max(self._packing / _PACKING, slots * self._merging / _MERGING) / each
+        least = slots * self._merging / _MERGING / each
         share = left / (_SHARES * max(slots, 1))
         wanted = min(max(share, least), max(_MOST_SECONDS / each, least))
         return max(1, min(left, _MOST_SAMPLES, math.ceil(wanted)))
-
-
-def _smooth(before: float, now: float) -> float:
-    return now if not before else 0.7 * before + 0.3 * now

@@ -1,20 +1,24 @@
-"""Counting samples: what one thread, or one piece of work on a cluster, adds to its own statistics."""
+"""Counting samples: what one thread, or one piece of work on a cluster, adds to its own statistics; threads that do."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from calibration.dataset import Sample
+from calibration.cache import Statistics
+from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
 from calibration.histogram import scratch_buffer
 from calibration.session import Fetcher
 from calibration.statistics import TensorStatistics
+from qdqtool.threads import Crew
 
 
 class Tally:
@@ -120,3 +124,67 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+# One pass by the threads of this process ----------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """What a pass has counted so far.
+
+    Attributes:
+        statistics: With the number of images.
+        done: Numbers of the samples that went in.
+    """
+
+    statistics: Statistics
+    done: Set[int]
+
+
+class ThreadPass:
+    """Threads that each load samples and count them on their own; a snapshot merges what they have."""
+
+    def __init__(self, tasks: Iterator[tuple[int, Task]], tallies: list[Tally]) -> None:
+        """Prepares the threads.
+
+        Args:
+            tasks: Of :meth:`calibration.dataset.Dataset.tasks`.
+            tallies: One for each thread.
+        """
+        self.crew: Crew[tuple[int, Task], int] = Crew(tasks)
+        self.tallies = tallies
+        self._ended = False
+
+    def results(self) -> Iterator[int]:
+        """The numbers of samples as they are done; all threads have ended when this has.
+
+        Raises:
+            QdqtoolError: What a sample raised.
+        """
+        yield from self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
+        self._ended = True
+
+    def stop(self) -> None:
+        """Ends the threads after the samples that they are at."""
+        self.crew.stop()
+        self._ended = True
+
+    def _count(self, tally: Tally) -> None:
+        with tally:
+            for number, load_sample in self.crew.tasks():
+                tally.add(number, load_sample())
+                self.crew.put(number)
+
+    def snapshot(self) -> Snapshot:
+        """What was counted so far, whole samples only."""
+        result = Statistics({})
+        done: set[int] = set()
+        with contextlib.ExitStack() as stack:
+            for tally in self.tallies:
+                stack.enter_context(tally.lock)
+            for tally in self.tallies:
+                result = result.merge(Statistics(tally.tensors, images=tally.images))
+                done |= tally.done
+            if not self._ended:  # the threads go on counting
+                result.tensors = {n: part.copy() for n, part in result.tensors.items()}
+        return Snapshot(result, done)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import IO, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.digests import read_ahead, unframed
+from calibration.listing import read_ahead
 from calibration.looks import Looks
 from qdqtool import budgets
 from qdqtool.errors import DataError
@@ -206,7 +205,7 @@ class Dataset:
         self._lock = threading.Lock()
         self._exhausted = False
         self._fingerprint: str | None = None
-        self._digests: IO[bytes] | None = None
+        self._digests: list[bytes] | None = None
         self._seen: set[int] = set()
         self.looks = Looks()
 
@@ -350,21 +349,20 @@ class Dataset:
         return self._fingerprint or ""
 
     def digests(self) -> Iterator[bytes]:
-        """The digest of each image or row that is used, in order; read once and then kept on disk.
+        """The digest of each image or row that is used, in order; read once.
 
         When all were taken, the :attr:`fingerprint` is known.
         """
         if self._digests is not None:
-            yield from unframed(self._digests)
+            yield from self._digests
             return
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
         known = bool(self.indices)
-        kept = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the dataset
+        kept = []
         for part in read_ahead(self.source.digest, self.indices or ()):
-            frame = len(part).to_bytes(4, "big") + part
-            digest.update(frame)
-            kept.write(frame)
+            digest.update(len(part).to_bytes(4, "big") + part)
+            kept.append(part)
             known = known and bool(part)
             yield part
         self._fingerprint = digest.hexdigest() if known else ""

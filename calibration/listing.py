@@ -1,98 +1,25 @@
-"""Names of files, in order: in memory where they are few, else on disk, so that a folder of millions takes no more."""
+"""The files under a folder, what tells one from another, and the guard that keeps them from being overwritten."""
 
 from __future__ import annotations
 
-import heapq
+import hashlib
 import os
-import struct
-import tempfile
-import threading
+import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, overload
+from typing import overload
 
 from qdqtool.errors import DataError
 from qdqtool.files import Key, note_files
-
-IN_MEMORY = 20_000  # names
-_OFFSET = struct.Struct("<Q")
-_END = b"\0"  # no file name holds it
-_BLOCK = 1 << 16
-
-
-class Names(Sequence[str]):
-    """Texts without NUL, in ascending order or as they come.
-
-    Items are read one at a time: slices make lists.
-    """
-
-    def __init__(self, texts: Iterable[str], *, ordered: bool = True) -> None:
-        """Takes them in.
-
-        Args:
-            texts: Names; bytes that are not UTF-8 as surrogates, as the os module has them.
-            ordered: Whether they are put in order; else they stay in that of ``texts``.
-        """
-        self._few: list[str] = []
-        self._names: IO[bytes] | None = None
-        self._offsets: IO[bytes] | None = None
-        self._lock = threading.Lock()
-        runs: list[IO[bytes]] = []
-        for text in texts:
-            self._few.append(text)
-            if len(self._few) >= IN_MEMORY:
-                runs.append(_run(sorted(self._few) if ordered else self._few))
-                self._few = []
-        if ordered:
-            self._few.sort()
-        self._count = len(self._few)
-        if runs:
-            runs.append(_run(self._few))
-            self._few = []
-            parts = [_texts(r) for r in runs]
-            self._write(heapq.merge(*parts) if ordered else (t for p in parts for t in p))
-            for run in runs:
-                run.close()
-
-    def _write(self, texts: Iterable[str]) -> None:
-        self._names, self._offsets = _temporary(), _temporary()
-        at = self._count = 0
-        for text in texts:
-            data = _bytes(text) + _END
-            self._offsets.write(_OFFSET.pack(at))
-            self._names.write(data)
-            at += len(data)
-            self._count += 1
-        self._offsets.write(_OFFSET.pack(at))
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
-        if index < 0:
-            index += self._count
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        if self._names is None or self._offsets is None:
-            return self._few[index]
-        with self._lock:
-            self._offsets.seek(index * _OFFSET.size)
-            start, end = struct.unpack("<QQ", self._offsets.read(2 * _OFFSET.size))
-            self._names.seek(start)
-            return _text(self._names.read(end - start - 1))
 
 
 class Folder(Sequence[Path]):
     """Files under a folder, by their names under it."""
 
-    def __init__(self, root: Path, names: Names) -> None:
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
         self.names = names
 
@@ -110,7 +37,7 @@ class Folder(Sequence[Path]):
 
 
 class Inodes:
-    """Devices and inodes of files, sixteen bytes each and those on disk where they are many: for the guard over files.
+    """Devices and inodes of files, sixteen bytes each: for the guard over files.
 
     Attributes:
         name: What to call one of them in messages.
@@ -118,42 +45,20 @@ class Inodes:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._few = array("Q")
-        self._file: IO[bytes] | None = None
-        self._lock = threading.Lock()
+        self._pairs = array("Q")
 
     def add(self, device: int, inode: int) -> None:
-        self._few.extend((device, inode))
-        if len(self._few) >= 2 * IN_MEMORY:
-            if self._file is None:
-                self._file = _temporary()
-            self._few.tofile(self._file)
-            self._few = array("Q")
+        self._pairs.extend((device, inode))
 
     def find(self, key: Key) -> str | None:
         """The name, where the file of that key is one of them."""
-        wanted = array("Q", [k for k in key if isinstance(k, int)])
-        if len(key) != 2 or len(wanted) != 2:  # the key of a file that does not exist yet
+        import numpy as np
+
+        wanted = [k for k in key if isinstance(k, int)]
+        if len(key) != 2 or len(wanted) != 2 or not self._pairs:  # the key of a file that does not exist yet
             return None
-        return self.name if any(_holds(block, wanted) for block in self._blocks()) else None
-
-    def _blocks(self) -> Iterator[array[int]]:
-        yield self._few
-        if self._file is None:
-            return
-        with self._lock:
-            self._file.flush()
-            self._file.seek(0)
-            while data := self._file.read(16 * _BLOCK):
-                yield array("Q", data)
-            self._file.seek(0, os.SEEK_END)
-
-
-def _holds(block: array[int], wanted: array[int]) -> bool:
-    import numpy as np
-
-    pairs = np.frombuffer(block, np.uint64).reshape(-1, 2)
-    return bool((pairs == np.array(wanted, np.uint64)).all(axis=1).any()) if len(pairs) else False
+        pairs = np.array(self._pairs, np.uint64).reshape(-1, 2)
+        return self.name if bool((pairs == np.array(wanted, np.uint64)).all(axis=1).any()) else None
 
 
 def files_under(root: Path, suffixes: Set[str]) -> Folder:
@@ -165,7 +70,7 @@ def files_under(root: Path, suffixes: Set[str]) -> Folder:
     """
     seen = Inodes(f"one of the files in {root}")
     try:
-        names = Names(scanned(root, lambda name: os.path.splitext(name)[1].lower() in suffixes, seen))
+        names = sorted(scanned(root, lambda name: os.path.splitext(name)[1].lower() in suffixes, seen))
     except OSError as error:
         raise DataError(f"{root}: cannot be read: {error.strerror or error}") from error
     note_files(seen)
@@ -221,32 +126,51 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _temporary() -> IO[bytes]:
-    """A file without a name: it goes when nobody holds it any more."""
-    return tempfile.TemporaryFile()
+# What tells one file from another: hashes, read a few at a time -----------------------------------------------------
 
 
-def _run(texts: Iterable[str]) -> IO[bytes]:
-    file = _temporary()
-    for text in texts:
-        file.write(_bytes(text) + _END)
-    return file
+UNREADABLE = b"unreadable"  # in place of a file's digest
+_DIGEST_BLOCK = 1 << 16
+_DIGEST_BLOCKS = 16
+_READERS = 4  # threads that read files for their digests
+_AHEAD = 32  # files of one turn of theirs
 
 
-def _texts(file: IO[bytes]) -> Iterator[str]:
-    file.seek(0)
-    rest = b""
-    while block := file.read(_BLOCK):
-        *whole, rest = (rest + block).split(_END)
-        for part in whole:
-            yield _text(part)
+def file_digest(path: Path) -> bytes:
+    """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        # Opened without waiting: a pipe that nobody writes to would be waited for, and a device has no end.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                return UNREADABLE
+            size = found.st_size
+            digest.update(str(size).encode())
+            step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
+            for position in range(0, size, step):
+                file.seek(position)
+                digest.update(file.read(_DIGEST_BLOCK))
+    except OSError:
+        return UNREADABLE
+    return digest.digest()
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
+def read_ahead(read: Callable[[int], bytes], indices: Sequence[int]) -> Iterator[bytes]:
+    """``read`` of each index, in order; several are waited for at the same time, as shared file systems take."""
+    if len(indices) < 2 * _AHEAD:
+        yield from map(read, indices)
+        return
+    with ThreadPoolExecutor(_READERS) as pool:
+        waiting: deque[Future[list[bytes]]] = deque()
+        try:
+            for start in range(0, len(indices), _AHEAD):
+                waiting.append(pool.submit(lambda some: [read(i) for i in some], indices[start : start + _AHEAD]))
+                if len(waiting) > _READERS:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

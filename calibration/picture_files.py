@@ -12,9 +12,7 @@ from typing import IO
 import numpy as np
 
 from calibration.dataset import Array, InputSpec, Source, printable
-from calibration.digests import file_digest
-from calibration.listing import Folder
-from calibration.parcels import Paths
+from calibration.listing import Folder, file_digest
 from calibration.pictures import YOLO_PREPROCESS, Preprocess, decoded, prepare
 from qdqtool import budgets
 from qdqtool.errors import DataError
@@ -81,7 +79,7 @@ class ImageSource(Source):
     def portion(self, indices: Sequence[int]) -> ImageSource:
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
-        part.paths = Paths(self.paths[i] for i in indices)
+        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
         return part
 
     def load(self, index: int) -> dict[str, Array]:

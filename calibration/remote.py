@@ -8,16 +8,14 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.counting import Tally
-from calibration.dataset import Dataset, InputSpec, Source
+from calibration.dataset import Dataset, InputSpec, Sample, Source
 from calibration.focus import Focus
-from calibration.held import Held
-from calibration.packing import pack
-from calibration.parcels import Parcel
+from calibration.listing import UNREADABLE
 from calibration.session import open_packed, worker_count
 from qdqtool.errors import ClusterError
 
@@ -60,7 +58,7 @@ class Portion:
 
     numbers: tuple[int, ...]
     source: Source
-    identities: Parcel
+    identities: Sequence[bytes]
     spotted: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -95,13 +93,66 @@ class Engine:
             self._free.put(tally)
 
 
+class Held(Source):
+    """A source whose samples have to be those that the client of a cluster saw."""
+
+    def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
+        """Holds them.
+
+        Args:
+            source: What this process reads.
+            identities: :meth:`~calibration.dataset.Source.identity` of each sample, as the client sees it.
+        """
+        self.source = source
+        self.identities = identities
+
+    @property
+    def single_rows(self) -> bool:  # type: ignore[override]
+        return self.source.single_rows
+
+    @property
+    def is_images(self) -> bool:
+        return self.source.is_images
+
+    def count(self) -> int:
+        return len(self.identities)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def settings(self) -> str:
+        return self.source.settings()
+
+    def digest(self, index: int) -> bytes:
+        return self.source.digest(index)
+
+    def load(self, index: int) -> Sample:
+        found = self.source.identity(index)
+        if found != self.identities[index]:
+            fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
+            raise ClusterError(f"{self.source.name(index)} {fault} there; let all machines see the same files")
+        return self.source.load(index)
+
+
+def shared(dataset: Dataset) -> Dataset:
+    """The same samples under the same numbers, as other processes can read them: what Dask can send.
+
+    Raises:
+        DataError: They are in this process only.
+    """
+    indices = list(dataset.indices or ())
+    source = dataset.source.portion(indices)
+    held = Held(source, [dataset.source.identity(i) for i in indices])
+    return Dataset(held, dataset.inputs, len(indices))
+
+
 def prepare(assignment: Assignment, threads: int) -> Engine:
     """What the portions share in a worker process of so many threads."""
     return Engine(assignment, threads)
 
 
 def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[str, Any]:
-    """Statistics over the samples of a portion, packed, and what was noticed about them.
+    """Statistics over the samples of a portion, and what was noticed about them.
 
     Raises:
         ClusterError: This worker sees other files than the client, or the job is over.
@@ -117,12 +168,10 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
             if stopped.is_set():
                 raise ClusterError("the job is over")
             tally.add(number, load())
-        counted = time.perf_counter()
         return {
-            **pack(tally.tensors, given.names),
+            "tensors": tally.tensors,
             "images": tally.images,
             "looks": asdict(dataset.looks),
             "skipped": dataset.skipped,
-            "seconds": counted - begin,
-            "packing": time.perf_counter() - counted,
+            "seconds": time.perf_counter() - begin,
         }

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.counting import Tally
+from calibration.counting import Snapshot, Tally, ThreadPass
 from calibration.dataset import Dataset
-from calibration.digests import file_digest
 from calibration.focus import Focus
 from calibration.images import DEFAULT_MAX_IMAGES, open_data
-from calibration.intervals import Intervals
+from calibration.listing import file_digest
 from calibration.looks import Looks
 from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.pictures import YOLO_PREPROCESS, Preprocess
 from calibration.session import fetched_bytes, open_session, worker_count
 from calibration.spots import chosen
 from calibration.statistics import DEFAULT_BINS
-from calibration.threads import Snapshot, ThreadPass
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.files import check_output
 from qdqtool.graph import Model, external_location
@@ -133,7 +131,7 @@ class _Job:
         self.notes: list[str] = []
         self.before = Statistics({})  # from an interrupted pass
         self.kept = Statistics({})  # tensors that a finished pass had already
-        self.done = Intervals()
+        self.done: set[int] = set()
         self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
         self.where: object = None  # the cluster, where there is one
         self.mixed_cpus = False

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calibration.dataset import Array, InputSpec, printable
-from calibration.digests import UNREADABLE
-from calibration.listing import Names
-from calibration.parcels import Texts
+from calibration.listing import UNREADABLE
 from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
 from calibration.pictures import Preprocess
 from qdqtool import budgets
@@ -68,8 +66,8 @@ def url_source(
     try:
         if system.isfile(path):
             folder, _, name = path.rpartition("/")
-            return UrlSource(url.rpartition("/")[0], folder, Names([name]), inputs, preprocess, size)
-        names = Names(_pictures(system, path.rstrip("/")))
+            return UrlSource(url.rpartition("/")[0], folder, [name], inputs, preprocess, size)
+        names = sorted(_pictures(system, path.rstrip("/")))
     except DataError:
         raise
     except Exception as error:
@@ -132,7 +130,7 @@ class UrlSource(ImageSource):
 
     def portion(self, indices: Sequence[int]) -> UrlSource:
         part = copy.copy(self)
-        part.names = Texts(self.names[i] for i in indices)
+        part.names = [self.names[i] for i in indices]
         return part
 
     def digest(self, index: int) -> bytes:

@@ -113,7 +113,7 @@ def _run(args: list[str] | None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
-        from qdqtool.render.parameters import as_options
+        from qdqtool.render.output import as_options
 
         return _fail(as_options(str(error)), 2)
     except BrokenPipeError:

@@ -18,7 +18,7 @@ class _Deferred(ModuleType):
     """Stands for the package until something is asked for that is no message class and no module of it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
         if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:

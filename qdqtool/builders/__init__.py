@@ -13,7 +13,7 @@ from qdqtool.errors import BuilderError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qdqtool.builders.result import BuildResult
+    from qdqtool.builders.run import BuildResult
 
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 # What ComputeCapability of TensorRT-RTX 1.7.1 has.

@@ -4,20 +4,109 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
 
 from qdqtool import modelfile
 from qdqtool.builders import trtexec
 from qdqtool.builders.child import Child
-from qdqtool.builders.names import log_names, with_log_names
-from qdqtool.builders.result import BuildResult
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.graph import Model
 from qdqtool.outputs import atomic_write
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.types import Build
+
+
+@dataclass(slots=True)
+class BuildResult:
+    """One build.
+
+    Attributes:
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        status: ``built``; ``refused`` (the parser or the builder says no); ``crashed`` (the compiler died);
+            ``timeout``.
+        version: The compiler's version, empty when not known.
+        targets: Compute capabilities built for (TensorRT-RTX).
+        message: The compiler's own words for a refusal, one line; empty for ``built``.
+        errors: All error lines, in order.
+        seconds: Wall time of the child process.
+        model: The model that was built; None before it was read.
+        names: Node index to the node's name in the build's own listing.
+        build: The log, read, with those names; None when nothing was written.
+        log_path: The verbose log; None when not kept.
+        engine_path: The engine; None when not kept.
+    """
+
+    builder: str
+    status: str
+    version: str = ""
+    targets: tuple[int, ...] = ()
+    message: str = ""
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    model: Model | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    build: Build | None = None
+    log_path: Path | None = None
+    engine_path: Path | None = None
+
+
+# Names that a log can carry -----------------------------------------------------------------------------------------
+
+
+_SAFE = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
+
+
+def log_names(model: Model) -> dict[int, str]:
+    """Node index to the name that it gets for the build; the node's own wherever the log can carry that."""
+    taken: set[str] = set()
+    result: dict[int, str] = {}
+    for node in model.nodes:
+        if node.proto.name == node.name and _SAFE.fullmatch(node.name):
+            result[node.index] = node.name
+            taken.add(node.name)
+    for node in model.nodes:
+        if node.index in result:
+            continue
+        name = node.name if _SAFE.fullmatch(node.name) else f"node_{node.index}"
+        while name in taken:
+            name = f"{name}.{node.index}"
+        result[node.index] = name
+        taken.add(name)
+    return result
+
+
+def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
+    """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name.
+
+    Raises:
+        ModelError: An external weight file is missing.
+    """
+    same = all(names[n.index] == n.proto.name for n in model.nodes)
+    if same and model.path and not model.path.endswith(".gz"):
+        modelfile.require_weights(model)  # the compiler would say no more than "Failed to import initializer"
+        return Path(model.path)
+    full = modelfile.load_full(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(full.proto)
+    for node in model.nodes:
+        copy.graph.node[node.index].name = names[node.index]
+    path = folder / "model.onnx"
+    modelfile.write_model(copy, path, at_once=True)  # the compiler reads it
+    return path
+
+
+# The run ------------------------------------------------------------------------------------------------------------
+
 
 DEFAULT_SM = (86,)
 Shapes = dict[str, Sequence[Sequence[int]]]

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from qdqtool.builders.processes import exit_code
 from qdqtool.errors import BuilderError
+
+
+def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
+    """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
+
+    Args:
+        command: The words; no shell reads them.
+        timeout: In seconds.
+        output: Where its output goes, errors included.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)  # what it left running as well
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
 # Where JetPack and NVIDIA's packages put it, without adding it to PATH.

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.cluster.connection import connected, require_qdqtool
-from qdqtool.cluster.facts import facts
 from qdqtool.errors import ClusterError, QdqtoolError
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Job:
         Args:
             cluster: Where to work.
             factory: ``module:function`` that makes the state from the payload, once for each worker process; see
-                :data:`qdqtool.cluster.work.Factory`.
+                :data:`qdqtool.cluster.worker.Factory`.
             payload: The shared part: what Dask can send.
             function: ``module:function`` called as ``function(state, item, stopped)`` for each piece; it ends early
                 when the event ``stopped`` is set.
@@ -119,7 +118,7 @@ class Job:
             ClusterError: One may not take part.
             OSError: One does not answer.
         """
-        from qdqtool.cluster.work import Carrier, refusals
+        from qdqtool.cluster.worker import Carrier, facts, refusals
 
         require_qdqtool(self.client)
         carrier = Carrier(self.name, self.factory, self.payload, facts(), self.cluster.mixed_cpus)
@@ -182,7 +181,7 @@ class Job:
         return found[1], result
 
     def _submit(self, item: Any) -> None:
-        from qdqtool.cluster.work import perform
+        from qdqtool.cluster.worker import perform
 
         key = (self.name, self._submitted)
         self._submitted += 1

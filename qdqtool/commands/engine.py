@@ -61,16 +61,13 @@ def command(
     report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:
         from qdqtool.engine.graph import drawing_of
+        from qdqtool.render import drawing
 
-        drawing = drawing_of(report)
+        drawn = drawing_of(report)
         if dot:
-            from qdqtool.render import dot as dot_file
-
-            write_visible(dot, dot_file.render(drawing))
+            write_visible(dot, drawing.dot(drawn))
         if svg:
-            from qdqtool.render import svg as svg_file
-
-            write_visible(svg, svg_file.render(drawing))
+            write_visible(svg, drawing.svg(drawn))
         if not other and form == "text" and not output:
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")

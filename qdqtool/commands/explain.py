@@ -50,7 +50,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
 
     answer = explain_line(text)
     if answer is not None:
-        from qdqtool.render.line_text import line_text
+        from qdqtool.render.explain_text import line_text
 
         emit(to_json(answer.as_json()) if form == "json" else line_text(answer, width), output)
         return 0

@@ -86,7 +86,7 @@ def command(
     if report is not None and issue is not None:
         write_text(report, issue)
     if form == "json":
-        from qdqtool.render.parameters import all_as_options
+        from qdqtool.render.output import all_as_options
 
         told = result.as_json()
         emit(to_json({**told, "notes": all_as_options(told["notes"]), "output": output, "report": report}), None)
@@ -157,8 +157,7 @@ def _command_line(name: Callable[[str], str]) -> str:
 
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
     from qdqtool.modelfile import MAX_PROTO_BYTES, byte_size
-    from qdqtool.render.output import wrap
-    from qdqtool.render.parameters import as_options
+    from qdqtool.render.output import as_options, wrap
 
     lines = wrap(f"{result.kept}.", 2, width, "")
     lines += [line for note in result.notes for line in wrap(as_options(note), 4, width, "  - ")]

@@ -110,6 +110,6 @@ def _paying(model: onnx.ModelProto, gpu: str, target: str, width: int) -> tuple[
 
 def _worded(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with reasons, notes and warnings in the words of the command line."""
-    from qdqtool.render.parameters import all_as_options
+    from qdqtool.render.output import all_as_options
 
     return {**answer, **{k: all_as_options(answer[k]) for k in ("skipped", "notes", "warnings")}}

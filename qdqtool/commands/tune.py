@@ -89,8 +89,7 @@ def command(
     seconds, options = _seconds(time_limit), inputs.images_of(given)
     for group in (Ranges, Placing, Remainder, Workers):
         options.update(inputs.given_to(group, given))
-    from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.render.parameters import all_as_options
+    from qdqtool.render.output import all_as_options, emit, terminal_width, to_json
     from qdqtool.render.tune_text import render
     from qdqtool.text import as_line
     from qdqtool.trt.targets import DEFAULT_TARGET

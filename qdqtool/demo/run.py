@@ -1,7 +1,9 @@
-"""The demo's steps, each told as it is done."""
+"""The demo's steps, each reported as it is done."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -9,21 +11,30 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
+from qdqtool.agreement import BuildFacts, BuildSource
 from qdqtool.demo.images import OWN_NAME, make_image, write_images
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.result import Insertion
-from qdqtool.modelfile import save
+from qdqtool.modelfile import load, save
 from qdqtool.outputs import commit
+from qdqtool.prediction import predict
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
 from qdqtool.runtime import open_session
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import TARGETS, Target
+from qdqtool.types import Precision
+from qdqtool.verification.pairs import Pair
+from qdqtool.verification.products import BuiltNode
+from qdqtool.verification.rtx import of_pairs
+from qdqtool.verified import Verification
 
 _CHECKED = 8
 _GPU = "RTX 3060"  # that the page estimates times for
@@ -102,8 +113,6 @@ def _verified(quantized: Path) -> Iterator[str]:
     from qdqtool.render.verify_text import render_verification
 
     if not is_installed("tensorrt_rtx"):
-        from qdqtool.demo.recording import verify_recorded
-
         recorded = verify_recorded(quantized)
         if recorded is None:
             yield "   no TensorRT-RTX here, and the recorded build is of the default demo model, not of this one"
@@ -153,3 +162,49 @@ def _this_program() -> str:
     if found is not None or not called.endswith("qdqtool"):
         return "qdqtool" if found is not None else f"{shlex.quote(sys.executable)} -m qdqtool"
     return shlex.quote(os.path.relpath(called))
+
+
+# The recorded build, for machines without a compiler ----------------------------------------------------------------
+
+
+RECORDING = Path(__file__).with_name("recorded_build.json")
+
+
+def structure(model: Model) -> str:
+    """SHA-256 over nodes, connections and the shapes of initializers: equal for models that differ in values alone."""
+    rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
+    rows += sorted([t.name, *t.dims] for t in model.initializers.values())
+    rows += [[v.name, *(d.dim_value for d in v.type.tensor_type.shape.dim)] for v in model.proto.graph.input]
+    return hashlib.sha256(json.dumps(rows, default=list).encode()).hexdigest()
+
+
+def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
+    """Holds the prediction for a quantized demo model against the recorded build.
+
+    Args:
+        source: Path of the model.
+
+    Returns:
+        The verification; None when the recording is of another model than this one.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+    model = load(source)
+    recorded = json.loads(RECORDING.read_text())
+    if recorded["structure"] != structure(model):
+        return None
+    built = {row["name"]: row for row in recorded["convolutions"]}
+    prediction = predict(model, TARGETS["rtx1.7"])
+    pairs = []
+    for conv in prediction.convolutions:
+        row = built.get(conv.name)
+        node = None if row is None else BuiltNode(
+            conv.index, conv.name, conv.op, Precision(row["precision"]), output=Precision(row["output"])
+        )  # fmt: skip
+        pairs.append(Pair(conv, node))
+    result = of_pairs(prediction, pairs, BuildFacts(
+        BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True,
+    ))  # fmt: skip
+    result.notes.append("the build was made when this demo was written, not on this machine")
+    return result

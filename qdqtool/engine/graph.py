@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.engine.costs import EngineReport, LayerCost
+from qdqtool.engine.layout import Linked, Placed
 from qdqtool.types import Precision
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
@@ -13,7 +14,7 @@ _PRODUCTS = ("conv", "gemm", "matmul")
 
 
 @dataclass(slots=True)
-class Box:
+class Box(Placed):
     """A node of the drawing: a layer, or one of the network's inputs and outputs.
 
     ``lines`` is its text, the first the title; ``tip`` the full name; ``precision`` decides the colour.
@@ -27,11 +28,9 @@ class Box:
 
 
 @dataclass(slots=True)
-class Arrow:
+class Arrow(Linked):
     """An edge: the tensor that one box gives to another; ``lines`` is its text."""
 
-    source: str
-    target: str
     tensor: str
     lines: list[str]
     precision: Precision
@@ -52,30 +51,26 @@ def drawing_of(report: EngineReport) -> Drawing:
     device = f", {build.device}" if build.device else ""
     time = f", {report.total_ms:.3f} ms" if report.timed else ""
     drawing = Drawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
-    makers: dict[str, list[tuple[str, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
-    ends: dict[str, Box] = {}
+    boxes = drawing.boxes
+    makers: dict[str, list[tuple[int, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
+    ends: dict[str, int] = {}
     used: set[str] = set()
     for row in report.rows:
-        key = f"L{row.index}"
         for tensor in row.layer.inputs:
-            sources = makers.get(tensor.tensor)
-            if sources is None:
-                box = ends.get(tensor.tensor)
-                if box is None:
-                    box = _end(f"I{len(ends)}", INPUT, tensor)
-                    ends[tensor.tensor] = box
-                    drawing.boxes.append(box)
-                sources = [(box.key, tensor)]
+            if tensor.tensor not in makers and tensor.tensor not in ends:
+                boxes.append(_end(f"I{len(ends)}", INPUT, tensor))
+                ends[tensor.tensor] = len(boxes) - 1
             used.add(tensor.tensor)
-            drawing.arrows += [_arrow(source, key, made) for source, made in sources]
-        drawing.boxes.append(_box(key, row))
+        for tensor in row.layer.inputs:
+            sources = makers.get(tensor.tensor) or [(ends[tensor.tensor], tensor)]
+            drawing.arrows += [_arrow(source, len(boxes), made) for source, made in sources]
+        boxes.append(_box(f"L{row.index}", row))
         for tensor in row.layer.outputs:
-            makers.setdefault(tensor.tensor, []).append((key, tensor))
+            makers.setdefault(tensor.tensor, []).append((len(boxes) - 1, tensor))
     outputs = [name for name in build.bindings if name in makers and name not in ends]
     for name in dict.fromkeys([*outputs, *(n for n in makers if n not in used)]):
-        box = _end(f"O{len(drawing.boxes)}", OUTPUT, makers[name][-1][1])
-        drawing.boxes.append(box)
-        drawing.arrows += [_arrow(source, box.key, made) for source, made in makers[name]]
+        drawing.arrows += [_arrow(source, len(boxes), made) for source, made in makers[name]]
+        boxes.append(_end(f"O{len(boxes)}", OUTPUT, makers[name][-1][1]))
     return drawing
 
 
@@ -118,7 +113,7 @@ def node_of(row: LayerCost) -> str:
     return next((n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1])
 
 
-def _arrow(source: str, target: str, tensor: BuiltTensor) -> Arrow:
+def _arrow(source: int, target: int, tensor: BuiltTensor) -> Arrow:
     return Arrow(source, target, tensor.tensor, [short(tensor.tensor, 30), describe(tensor)], tensor.precision)
 
 

@@ -1,4 +1,4 @@
-"""Finding codes and known TensorRT errors as text and JSON."""
+"""Finding codes, known TensorRT errors and lines of an optimizer log as text and JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.explain.knowledge import ALL_TARGETS, Code
+from qdqtool.explain.lines import LineAnswer, Rule
 from qdqtool.render.output import wrap
 from qdqtool.text import as_text
 from qdqtool.types import Json
@@ -95,3 +96,30 @@ def way_json(way: Way) -> Json:
     """A way to build, all of it."""
     data: Json = dataclasses.asdict(way)
     return data
+
+
+# Lines of a log -----------------------------------------------------------------------------------------------------
+
+
+def line_text(answer: LineAnswer, width: int) -> str:
+    """The answer to one line, the likeliest pass first."""
+    lines = wrap(answer.line, 2, width)
+    if answer.note:
+        lines += ["", *wrap(answer.note, 0, width)]
+    for rule in answer.rules:
+        lines += ["", *_rule(rule, width)]
+    return as_text(lines)
+
+
+def _rule(rule: Rule, width: int) -> list[str]:
+    lines = wrap(rule.does, 4, width, f"{rule.pass_name}: ")
+    if rule.means:
+        lines += wrap(rule.means, 4, width, "  For you: ")
+    lines.append("  Evidence")
+    for name, case in rule.cases.items():
+        lines += wrap(f"{case.evidence}: {case.says}", 6, width, f"  - {name.rpartition('/')[2]}, ")
+        if case.builds:
+            lines += wrap(", ".join(case.builds), 8, width, "      in ")
+        if case.source:
+            lines += wrap(case.source, 8, width, "      ")
+    return [*lines, f"  Rule: {rule.file}", f"  Test: {rule.test}"]

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from qdqtool.render.output import wrap
-from qdqtool.render.parameters import as_options
+from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text
 from qdqtool.types import Prediction, SkippedNode
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.engine.graph import short
-from qdqtool.render.output import wrap
-from qdqtool.render.parameters import as_options
+from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text
 from qdqtool.timing.estimate import TimeEstimate
 from qdqtool.timing.gpus import Gpu

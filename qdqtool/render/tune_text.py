@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from qdqtool.engine.graph import short
 from qdqtool.render.insertion_text import predicted
-from qdqtool.render.output import wrap
-from qdqtool.render.parameters import as_options
+from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text
 from qdqtool.tuning.result import Point, SiteResult, Tuning
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.agreement import Mismatch, MismatchKind, TraceCounts
-from qdqtool.render.output import wrap
-from qdqtool.render.parameters import as_options
+from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text, layers_counted
 from qdqtool.trt.targets import target_named
 from qdqtool.verified import Verification

@@ -119,10 +119,9 @@ def collect(
 ) -> data.Page:
     """What the page shows; arguments and errors as for :func:`report`."""
     from qdqtool.reporting import times
-    from qdqtool.reporting.agreement import agreement_of
     from qdqtool.reporting.graphs import draw
     from qdqtool.reporting.nodes import Collector
-    from qdqtool.reporting.weights import add_weights
+    from qdqtool.reporting.sections import add_weights, agreement_of
     from qdqtool.verification.api import build_of
 
     if clock is not None and gpu is None and not builds:
@@ -151,11 +150,11 @@ def collect(
     page.roof = times.roof_of(subject)
     page.agreement = agreement_of(collector)
     if calib_cache is not None:
-        from qdqtool.reporting.calibrated import histograms_of
+        from qdqtool.reporting.sections import histograms_of
 
         page.histograms, page.calibration = histograms_of(calib_cache, collector)
     if tuning is not None:
-        from qdqtool.reporting.tuning import tuning_of
+        from qdqtool.reporting.sections import tuning_of
 
         page.tuning = tuning_of(tuning, subject.model)
     return page

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from qdqtool.engine.layout import Linked, Placed
+
 INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
 
 
@@ -145,8 +147,8 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Box:
-    """A box of the drawing, its top left corner and size in pixels.
+class Box(Placed):
+    """A box of the drawing.
 
     ``role`` is ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several that are one layer), ``layer`` or
     ``module`` (all boxes of a part of the network). ``rows`` are the ONNX nodes in it, ``heights`` theirs in pixels.
@@ -159,24 +161,17 @@ class Box:
     layer: int
     rows: list[int]
     heights: list[float] = field(default_factory=list)
-    x: float = 0.0
-    y: float = 0.0
-    w: float = 0.0
-    h: float = 0.0
 
 
 @dataclass(slots=True)
-class Edge:
-    """An edge: boxes by their place in the drawing, and the points of its curve; ``shape`` is its tensor's, NCHW."""
+class Edge(Linked):
+    """An edge; ``shape`` is its tensor's, NCHW."""
 
-    source: int
-    target: int
     tensor: str
     precision: str
     paint: str
     marks: list[Mark]
     shape: str = ""
-    points: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

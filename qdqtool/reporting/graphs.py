@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool import budgets, qdq
+from qdqtool.engine import layout
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
-from qdqtool.render import layout
 from qdqtool.reporting import data
 from qdqtool.reporting.names import plain, short, shown
 from qdqtool.reporting.nodes import Collector, paint_of
@@ -49,33 +49,12 @@ def draw(collector: Collector) -> None:
 
 def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
-    keys = [f"B{i}" for i in range(len(boxes))]
-    ends = [(keys[e.source], keys[e.target]) for e in edges]
-    ranks = layout.ranks_of(keys, ends)
-    why = layout.too_large(ranks, ends)
+    for box in boxes:
+        box.w, box.h = BOX_WIDTH, _height(box)
+    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
     if why:
         return data.Drawing(why=f"{why}. {_TABLES}")
-    placed = layout.place(ranks, ends, BOX_WIDTH, COLUMN_GAP, MARGIN)
-    heights: dict[int, float] = defaultdict(float)
-    for key, box in zip(keys, boxes, strict=True):
-        box.w, box.h = BOX_WIDTH, _height(box)
-        heights[ranks[key]] = max(heights[ranks[key]], box.h)
-    tops: dict[int, float] = {}
-    y = MARGIN
-    for rank in range(max(ranks.values(), default=-1) + 1):
-        tops[rank] = y
-        y += heights[rank] + ROW_GAP
-    for key, box in zip(keys, boxes, strict=True):
-        box.x = round(placed.x[key] - BOX_WIDTH / 2, 1)
-        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
-    for number, edge in enumerate(edges):
-        way = [[round(x, 1), yy] for x, rank in placed.ways[number]
-               for yy in (tops[rank], tops[rank] + heights[rank])]
-        edge.points = way
-    _attach(boxes, edges)
-    width = max((b.x + b.w for b in boxes), default=0.0)
-    width = max([width, *(x for e in edges for x, _ in e.points)]) + MARGIN
-    return data.Drawing(boxes, edges, round(width, 1), round(y - ROW_GAP + MARGIN, 1))
+    return data.Drawing(boxes, edges, width, height)
 
 
 def _height(box: data.Box) -> float:
@@ -85,34 +64,6 @@ def _height(box: data.Box) -> float:
         return ENGINE_HEIGHT
     rows = sum(box.heights)
     return rows + (HEADER + PADDING if box.role == "fused" else 0.0)
-
-
-def _attach(boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> None:
-    """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
-    leaving: dict[int, list[data.Edge]] = defaultdict(list)
-    entering: dict[int, list[data.Edge]] = defaultdict(list)
-    for edge in edges:
-        leaving[edge.source].append(edge)
-        entering[edge.target].append(edge)
-
-    def port(box: data.Box, place: int, count: int) -> float:
-        return round(box.x + box.w * (place + 1) / (count + 1), 1)
-
-    def middle(box: data.Box) -> float:
-        return box.x + box.w / 2
-
-    starts: dict[int, list[float]] = {}
-    stops: dict[int, list[float]] = {}
-    for source, listed in leaving.items():
-        listed.sort(key=lambda e: e.points[0][0] if e.points else middle(boxes[e.target]))
-        for place, edge in enumerate(listed):
-            starts[id(edge)] = [port(boxes[source], place, len(listed)), boxes[source].y + boxes[source].h]
-    for target, listed in entering.items():
-        listed.sort(key=lambda e: e.points[-1][0] if e.points else middle(boxes[e.source]))
-        for place, edge in enumerate(listed):
-            stops[id(edge)] = [port(boxes[target], place, len(listed)), boxes[target].y]
-    for edge in edges:
-        edge.points = [starts[id(edge)], *edge.points, stops[id(edge)]]
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------
@@ -167,26 +118,12 @@ class _Onnx:
 
     def _order(self) -> list[int]:
         """Boxes, makers first; those on a circle are missing."""
-        waiting: dict[int, set[int]] = {first: set() for first in self.cluster.values()}
-        readers: dict[int, list[int]] = defaultdict(list)
+        links = []
         for node in self.nodes:
             target = self.cluster[self.collector.place[node.index]]
-            for _, maker, _ in self._sources(node):
-                if maker is not None:
-                    source = self.cluster[self.collector.place[maker.index]]
-                    if source != target and source not in waiting[target]:
-                        waiting[target].add(source)
-                        readers[source].append(target)
-        count = {first: len(makers) for first, makers in waiting.items()}
-        ready = [first for first in waiting if not count[first]]
-        order = []
-        for first in ready:
-            order.append(first)
-            for target in readers[first]:
-                count[target] -= 1
-                if not count[target]:
-                    ready.append(target)
-        return order
+            sources = (self.cluster[self.collector.place[m.index]] for _, m, _ in self._sources(node) if m is not None)
+            links += [(source, target) for source in sources if source != target]
+        return _in_order(dict.fromkeys(self.cluster.values(), 0), links)
 
     def _sources(self, node: OnnxNode) -> list[tuple[str, OnnxNode | None, list[data.Mark]]]:
         """What a node reads: the tensor, the drawn node that makes it (None: an input), the Q and DQ between."""
@@ -304,7 +241,9 @@ def _modules(
     A module is a stretch of boxes that follow each other and begin with the same part of a path, so that no module
     waits for itself; where names have no path, equal stretches. The page arranges them for the width that it has.
     """
-    order = _file_order(nodes, boxes, edges)
+    # As the nodes stand in the file where that is possible: exporters write module after module.
+    places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
+    order = _in_order(places, [(e.source, e.target) for e in edges])
     inner = [b for b in order if boxes[b].rows]
     most = max(FEW, len(inner) // 6)
     made: list[data.Box] = []
@@ -346,24 +285,24 @@ def _modules(
     return made, list(joined.values())
 
 
-def _file_order(nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]) -> list[int]:
-    """Boxes, makers first, otherwise as their nodes stand in the file: exporters write module after module."""
-    place = [max((nodes[n].index for n in box.rows), default=-1) for box in boxes]
+def _in_order(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
+    """Keys of ``places``, makers first, otherwise by place; those on a circle are missing."""
     readers: dict[int, list[int]] = defaultdict(list)
-    waiting = [0] * len(boxes)
-    for edge in edges:
-        readers[edge.source].append(edge.target)
-        waiting[edge.target] += 1
-    ready = [(place[b], b) for b, count in enumerate(waiting) if not count]
+    waiting = Counter(dict.fromkeys(places, 0))
+    for source, target in dict.fromkeys(links):
+        readers[source].append(target)
+        waiting[target] += 1
+    number = {key: i for i, key in enumerate(places)}
+    ready = [(places[key], number[key], key) for key in places if not waiting[key]]
     heapq.heapify(ready)
     order = []
     while ready:
-        _, box = heapq.heappop(ready)
-        order.append(box)
-        for reader in readers[box]:
+        key = heapq.heappop(ready)[-1]
+        order.append(key)
+        for reader in readers[key]:
             waiting[reader] -= 1
             if not waiting[reader]:
-                heapq.heappush(ready, (place[reader], reader))
+                heapq.heappush(ready, (places[reader], number[reader], reader))
     return order
 
 
@@ -389,7 +328,9 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
         at = min(range(len(found) - 1), key=lambda i: len(found[i][1]) + len(found[i + 1][1]))
         names = [t for t, _ in found[at:at + 2] if t]
         common = os.path.commonpath(names) if names else ""
-        found[at:at + 2] = [(common or " … ".join(names), found[at][1] + found[at + 1][1])]
+        if not common and names:
+            common = f"{names[0].partition(' to ')[0]} to {names[-1].rpartition(' to ')[2]}"
+        found[at:at + 2] = [(common, found[at][1] + found[at + 1][1])]
     return found
 
 

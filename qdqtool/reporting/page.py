@@ -22,14 +22,15 @@ import zlib
 from importlib import resources
 from typing import Any
 
+from qdqtool.engine import layout
 from qdqtool.errors import QdqtoolError
 from qdqtool.jsontext import json_text
-from qdqtool.render import layout
 from qdqtool.reporting import data
-from qdqtool.reporting.format import FILTERS
+from qdqtool.reporting.names import FILTERS
 from qdqtool.text import visible
 
-SCRIPTS = ("dom.js", "tables.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js", "main.js")
+SCRIPTS = ("dom.js", "tables.js", "scene.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js",
+           "main.js")
 
 
 def lacking() -> str:

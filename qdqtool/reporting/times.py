@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.qdq import is_qdq
-from qdqtool.render.parameters import as_options
+from qdqtool.render.output import as_options
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown
 from qdqtool.reporting.nodes import Collector, kind_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from calibration.held import shared
+from calibration.remote import shared
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.cluster.mapping import Job as Handed
 from qdqtool.tuning.measure import Job, Result, Task, run_task

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from calibration.dataset import Dataset, Source, spread
 from calibration.images import Preprocess, open_data
-from calibration.part import Part
+from calibration.memory import Part
 from calibration.partial import input_specs, metadata_size
 from qdqtool import budgets
 from qdqtool.errors import DataError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.builders import TIMEOUT
-from qdqtool.builders.result import BuildResult
+from qdqtool.builders.run import BuildResult
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
 if TYPE_CHECKING:

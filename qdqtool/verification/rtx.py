@@ -12,7 +12,7 @@ from qdqtool.verified import Verification
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compares a prediction with a TensorRT-RTX log that was kept."""
-    from qdqtool.builders.names import log_names
+    from qdqtool.builders.run import log_names
     from qdqtool.verification.products import built_nodes
 
     rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}

@@ -16,7 +16,7 @@ from qdqtool.builders import child as child_module
 from qdqtool.builders import trtexec
 from qdqtool.builders.child import Child, is_installed
 from qdqtool.builders.licence import tell_once
-from qdqtool.builders.names import log_names, with_log_names
+from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.modelfile import load

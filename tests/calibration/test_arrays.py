@@ -13,8 +13,8 @@ import pytest
 
 from calibration.arrays import RowsSource, SampleFilesSource, StackedArray, StackedSource, array_file_source
 from calibration.dataset import Dataset, InputSpec
-from calibration.digests import file_digest
 from calibration.images import open_data
+from calibration.listing import file_digest
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive
 from qdqtool.errors import DataError

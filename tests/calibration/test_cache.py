@@ -467,3 +467,18 @@ def test_what_is_no_file_is_not_to_be_deleted(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             load_progress(path)
         assert "delete" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("numbers", "ranges"), [
+    ([], []), ([0], [[0, 1]]), ([3, 1, 2], [[1, 4]]), ([9, 0, 1, 5, 6, 8], [[0, 2], [5, 7], [8, 10]]),
+])  # fmt: skip
+def test_numbers_are_kept_as_ranges(numbers: list[int], ranges: list[list[int]]) -> None:
+    found = cache._ranges_of(numbers)
+    assert found.tolist() == ranges and found.shape == (len(ranges), 2) and found.dtype == np.int64
+    assert cache._numbers_in(found) == set(numbers)
+
+
+@pytest.mark.parametrize("ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)], [(0, 1 << 60)]])
+def test_damaged_ranges(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"not in order|samples"):
+        cache._numbers_in(np.array(ranges))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import pickle
 import socket
@@ -18,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from calibration.dataset import Dataset, InputSpec, Sample, Source, fit_all, printable, spread
-from calibration.digests import UNREADABLE, file_digest, read_ahead, unframed
 from calibration.images import DEFAULT_MAX_IMAGES, open_data
+from calibration.listing import UNREADABLE, file_digest, read_ahead
 from calibration.looks import Looks
 from qdqtool import budgets
 from qdqtool.errors import DataError
@@ -453,19 +452,6 @@ def test_four_are_waited_for_at_the_same_time() -> None:
 
     list(read_ahead(counted, range(320)))
     assert max(most) <= 4
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [1, 0, 3], [BLOCK - 4], [BLOCK - 8, 0], [BLOCK - 9, 5, 7], [30_000] * 7,
-                                   [4] * 20_000])  # fmt: skip
-def test_frames(sizes: list[int]) -> None:
-    parts = [bytes([k % 251]) * size for k, size in enumerate(sizes)]
-    file = io.BytesIO()
-    for part in parts:
-        file.write(len(part).to_bytes(4, "big") + part)
-    assert list(unframed(file)) == parts
-    # Two readers at once, each with a place of its own.
-    for one, other in zip(unframed(file), unframed(file), strict=True):
-        assert one == other
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 
 from calibration import pictures
 from calibration.dataset import InputSpec
-from calibration.digests import file_digest
 from calibration.images import open_data
+from calibration.listing import file_digest
 from calibration.picture_files import ImageSource
 from calibration.pictures import Preprocess, _Pixels, decode, describe, prepare
 from qdqtool import budgets, files

@@ -14,11 +14,10 @@ from onnx import TensorProto, helper
 
 from calibration import session
 from calibration.clustered import _Pace
-from calibration.counting import Tally
+from calibration.counting import Tally, ThreadPass
 from calibration.dataset import Task
 from calibration.partial import partial_model
 from calibration.session import Fetcher, fetched_bytes, open_packed, open_session, packed_model, worker_count
-from calibration.threads import ThreadPass
 from qdqtool import budgets, runtime, sessions
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model
@@ -245,18 +244,17 @@ def test_two_samples_while_nothing_is_known() -> None:
 @pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
 @pytest.mark.parametrize("slots", [0, 1, 4, 64])
 @pytest.mark.parametrize(
-    ("counting", "packing", "merging"),
-    [(10.0, 0.0, 0.0), (0.01, 0.0, 0.0), (1.0, 0.05, 0.001), (1.0, 0.001, 0.2), (500.0, 0.1, 0.1), (0.0, 0.1, 0.1),
-     (0.0, 0.0, 0.0), (3000.0, 90.0, 2.0)],
+    ("counting", "merging"),
+    [(10.0, 0.0), (0.01, 0.0), (1.0, 0.001), (1.0, 0.2), (500.0, 0.1), (0.0, 0.1), (0.0, 0.0), (3000.0, 2.0)],
 )  # fmt: skip
-def test_a_portion_is_worth_its_packing_and_leaves_work_for_all(
-    left: int, slots: int, counting: float, packing: float, merging: float
+def test_a_portion_is_worth_its_merging_and_leaves_work_for_all(
+    left: int, slots: int, counting: float, merging: float
 ) -> None:
-    """A fiftieth of the time for packing, a quarter for merging, ten seconds, two and a half portions a thread."""
+    """A quarter of the time for merging, ten seconds, two and a half portions a thread."""
     pace = _Pace()
-    pace.learn(20, counting, packing, merging)
+    pace.learn(20, counting, merging)
     each = counting / 20 or 1e-9
-    least = max(50 * packing, 4 * slots * merging) / each
+    least = 4 * slots * merging / each
     most = max(10.0 / each, least)
     wanted = min(max(left / 2.5 / max(slots, 1), least), most)
     assert pace.size(left, slots) == max(1, min(left, 256, math.ceil(wanted)))
@@ -264,9 +262,9 @@ def test_a_portion_is_worth_its_packing_and_leaves_work_for_all(
 
 def test_times_are_those_of_late() -> None:
     pace = _Pace()
-    pace.learn(10, 1.0, 0.1, 0.01)
-    pace.learn(30, 7.0, 0.2, 0.05)
+    pace.learn(10, 1.0, 0.01)
+    pace.learn(30, 7.0, 0.05)
     assert (pace._samples, pace._counting) == (40, 8.0)
-    assert (pace._packing, pace._merging) == pytest.approx((0.7 * 0.1 + 0.3 * 0.2, 0.7 * 0.01 + 0.3 * 0.05))
-    pace.learn(1, 1.0, 0.0, 0.0)
-    assert pace._packing == pytest.approx(0.7 * 0.13)
+    assert pace._merging == pytest.approx(0.7 * 0.01 + 0.3 * 0.05)
+    pace.learn(1, 1.0, 0.0)
+    assert pace._merging == pytest.approx(0.7 * 0.022)

@@ -14,8 +14,8 @@ import pytest
 
 from calibration import collect, urls
 from calibration.dataset import InputSpec
-from calibration.digests import UNREADABLE
 from calibration.images import open_data
+from calibration.listing import UNREADABLE
 from calibration.urls import UrlSource, _mark, _reason, is_url, local_path
 from qdqtool import budgets
 from qdqtool.errors import DataError

@@ -63,10 +63,10 @@ def keys(dask_worker: Any) -> int:
 
 def pretend(facts: dict[str, str]) -> None:
     """Makes this process tell other facts."""
-    from qdqtool.cluster import facts as real
-    from qdqtool.cluster import work
+    from qdqtool.cluster import worker
 
-    work.facts = lambda threads=1: {**real.facts(threads), **facts}
+    real = worker.__dict__.setdefault("_real_facts", worker.facts)
+    worker.facts = lambda threads=1: {**real(threads), **facts}
 
 
 def count_arrivals() -> None:

@@ -10,12 +10,13 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from qdqtool import runtime
-from qdqtool.cluster import facts
+from qdqtool.cluster import worker as facts
 
 
 def test_the_probe_is_the_same_in_another_process_and_for_any_number_of_threads() -> None:
     here = facts.facts()
-    program = "import json; from qdqtool.cluster.facts import facts; print(json.dumps([facts(), facts(3)]))"
+    program = ("import json; from qdqtool import deferred; deferred.defer();"
+               "from qdqtool.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     import json
 

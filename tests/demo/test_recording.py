@@ -9,8 +9,8 @@ import pytest
 
 from qdqtool.builders import child
 from qdqtool.cli import run
-from qdqtool.demo import recording
-from qdqtool.demo.recording import RECORDING, verify_recorded
+from qdqtool.demo import run as recording
+from qdqtool.demo.run import RECORDING, verify_recorded
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
 from tests.slow import slow_after

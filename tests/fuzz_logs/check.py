@@ -16,7 +16,7 @@ from qdqtool.engine.costs import analyze
 from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.reconstruct.to_onnx import graph_from_log
-from qdqtool.render import dot, engine_text, log_text
+from qdqtool.render import drawing, engine_text, log_text
 
 SECONDS = 10.0
 
@@ -69,7 +69,7 @@ def use(build: Build) -> None:
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
     engine_text.render(report, "ms", 80, everything=True)
-    dot.render(drawing_of(report))
+    drawing.dot(drawing_of(report))
     if len(report.rows) < 300:
         engine_text.render_engines(compare(report, report))
     with contextlib.suppress(QdqtoolError):

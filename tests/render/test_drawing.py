@@ -11,8 +11,9 @@ import pytest
 
 from qdqtool.cli import run
 from qdqtool.engine.graph import drawing_of
-from qdqtool.render import colours, dot, svg
-from qdqtool.render.parameters import all_as_options, as_options
+from qdqtool.errors import QdqtoolError
+from qdqtool.render.drawing import dot, fill, svg
+from qdqtool.render.output import all_as_options, as_options
 from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file
 from tests.engine.test_costs import CONV, FP16, FP32, INT8, layer, report, tensor
@@ -28,7 +29,7 @@ def test_the_graph_of_a_small_engine() -> None:
     drawing = drawing_of(report(Q, SIDE, CONV, LONE))
     assert [box.role for box in drawing.boxes] == ["input", "layer", "layer", "layer", "layer", "output"]
     keys = {box.tip: box.key for box in drawing.boxes}
-    edges = {(a.source, a.target): "\n".join(a.lines) for a in drawing.arrows}
+    edges = {(drawing.boxes[a.source].key, drawing.boxes[a.target].key): "\n".join(a.lines) for a in drawing.arrows}
     assert set(edges) == {
         (keys["image"], keys["in/QuantizeLinear"]), (keys["in/QuantizeLinear"], keys["side"]),
         (keys["in/QuantizeLinear"], keys["conv"]), (keys["side"], keys["conv"]), (keys["conv"], keys["y"]),
@@ -46,12 +47,12 @@ def test_a_buffer_with_two_writers_has_arrows_from_both() -> None:
 
 
 def test_dot() -> None:
-    text = dot.render(drawing_of(report(Q, SIDE, CONV, LONE)))
+    text = dot(drawing_of(report(Q, SIDE, CONV, LONE)))
     assert text.startswith("digraph engine {")
     assert text.count(" -> ") - text.count(r"INT8 -> ") - text.count("FP32 -> ") - text.count("FP16 -> ") >= 5
     assert '\\"' in text
     assert "\x07" not in text
-    assert colours.fill(Precision.INT8) in text
+    assert fill(Precision.INT8) in text
     assert text.rstrip().endswith("}")
 
 
@@ -72,7 +73,7 @@ def overlapping(rectangles: list[tuple[float, float, float, float]]) -> int:
 
 def test_svg_is_xml_with_every_box_apart() -> None:
     pytest.importorskip("fast_sugiyama")
-    text = svg.render(drawing_of(report(Q, SIDE, CONV, LONE)))
+    text = svg(drawing_of(report(Q, SIDE, CONV, LONE)))
     rectangles = boxes(text)
     assert len(rectangles) == 6
     assert overlapping(rectangles) == 0
@@ -87,8 +88,8 @@ def test_svg_is_xml_with_every_box_apart() -> None:
     labels = [e for e in root.iter(f"{SHAPES}text") if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"]
     assert labels[-1].get("stroke") is None  # the white halo is drawn before the label, not over it
     fills = {r.get("fill") for r in root.iter(f"{SHAPES}rect")}
-    assert {colours.fill(p) for p in (Precision.INT8, Precision.FP16,
-    Precision.FP32)} - fills <= {colours.fill(Precision.FP16)}
+    assert {fill(p) for p in (Precision.INT8, Precision.FP16,
+    Precision.FP32)} - fills <= {fill(Precision.FP16)}
 
 
 def test_arrows_point_down_and_miss_the_boxes() -> None:
@@ -99,7 +100,7 @@ def test_arrows_point_down_and_miss_the_boxes() -> None:
               for i in range(1, 6)]
     chain.append(layer("add", "PointWiseV2", [tensor("s5", [8], INT8), tensor("s0", [8], INT8)], [tensor("o", [8],
     INT8)]))
-    text = svg.render(drawing_of(report(*chain)))
+    text = svg(drawing_of(report(*chain)))
     rectangles = boxes(text)
     for path in re.findall(r'<path d="(M[^"]*C[^"]*)"', text):
         points = [tuple(map(float, p.split(","))) for p in re.findall(r"[\d.]+,[\d.]+", path)]
@@ -124,8 +125,8 @@ def test_without_the_layout_library_it_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(svg.QdqtoolError, match=r"pip install 'qdqtool\[draw\]'"):
-        svg.render(drawing_of(report(CONV)))
+    with pytest.raises(QdqtoolError, match=r"pip install 'qdqtool\[draw\]'"):
+        svg(drawing_of(report(CONV)))
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,10 @@ def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) ->
         const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
         return [name.textContent, text.height, text.top >= all.top && text.bottom <= all.bottom]; })""")
     assert len(found) > 20 and all(height > 7 and inside for _, height, inside in found)
+    for _ in range(2):  # walking past modules opens none
+        chromium.run("""document.querySelector('.graph').dispatchEvent(
+            new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true, cancelable: true }))""")
+    assert "model.1" in chromium.run("return document.querySelector('.box.module.selected').textContent")
     chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
     lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
@@ -319,6 +323,12 @@ def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
         wait(chromium, "return document.querySelectorAll('.plot').length >= 5")
         assert chromium.run("return document.documentElement.scrollWidth") <= width
         assert chromium.run(_CONTRAST) == []
+        chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
+            paint.dispatchEvent(new Event('change'));""")
+        for view in ("onnx", "engine", "modules"):
+            chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", view)
+            assert chromium.run(_CONTRAST) == []
+        assert chromium.run("return document.documentElement.scrollWidth") <= width
         assert chromium.errors() == []
     finally:
         chromium.size(1280)
@@ -327,6 +337,8 @@ def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
 # WCAG 2: contrast of at least 4.5 between text and the nearest painted ground behind it (3 for large text).
 _CONTRAST = """
 const parse = (text) => {
+  const mixed = /color\\(srgb ([\\d.]+) ([\\d.]+) ([\\d.]+)/.exec(text);
+  if (mixed) return mixed.slice(1).map((part) => 255 * part);
   const found = /rgba?\\(([^)]+)\\)/.exec(text);
   return found ? found[1].split(/[ ,\\/]+/).map(Number) : null;
 };

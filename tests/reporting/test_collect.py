@@ -27,7 +27,7 @@ from qdqtool.reporting import data
 from qdqtool.reporting.api import collect
 from qdqtool.reporting.page import embedded
 from qdqtool.reporting.page import render as render_page
-from qdqtool.reporting.tuning import tuning_of as read_tuning
+from qdqtool.reporting.sections import tuning_of as read_tuning
 from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.reporting.conftest import Made

@@ -18,7 +18,7 @@ import pytest
 import qdqtool
 from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
-from qdqtool.reporting import format, names, page
+from qdqtool.reporting import names, page
 from tests.fuzz.grammar import network
 from tests.reporting.conftest import Made
 
@@ -112,10 +112,10 @@ def test_plain_names(name: str, op: str, told: str) -> None:
 
 
 def test_numbers() -> None:
-    assert [format.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
-    assert [format.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
-    assert [format.sort_key(v) for v in (None, 2)] == ["", "2.0"]
-    assert format.plural(1, "layer") == "1 layer" and format.plural(3, "layer") == "3 layers"
+    assert [names.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
+    assert [names.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
+    assert [names.sort_key(v) for v in (None, 2)] == ["", "2.0"]
+    assert names.plural(1, "layer") == "1 layer" and names.plural(3, "layer") == "3 layers"
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:

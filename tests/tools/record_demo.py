@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qdqtool.demo.images import write_images
 from qdqtool.demo.model import yolov8n
-from qdqtool.demo.recording import RECORDING, structure
+from qdqtool.demo.run import RECORDING, structure
 from qdqtool.insertion.api import insert
 from qdqtool.modelfile import load, save
 from qdqtool.types import Precision

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.builders.result import BuildResult
+from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.read import read_build
 from qdqtool.modelfile import load
 from qdqtool.types import Precision

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.builders.result import BuildResult
+from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
 from qdqtool.graph import Model

@@ -143,7 +143,7 @@ function setUpGraph() {
 function exportGraph(kind) {
   const view = views.find((one) => one.side === 'after');
   const name = `${fileName}-${viewName}.${kind}`;
-  const text = view.asSvg();
+  const text = svgOf(view);
   if (kind === 'svg') {
     save(name, text, 'image/svg+xml');
     return;

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qdqtool import budgets
 
-Point = tuple[float, float]
-Edge = tuple[str, str]
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given
+_Link = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A finished layout.
+@dataclass(slots=True, kw_only=True)
+class Placed:
+    """A box: its size in pixels, and its top left corner once it is laid out."""
 
-    Attributes:
-        x: Centre of each box in pixels; the leftmost box begins at ``margin``.
-        ways: For each edge, by its number, the points between its ends: x in pixels, and the rank.
-    """
+    x: float = 0.0
+    y: float = 0.0
+    w: float = 0.0
+    h: float = 0.0
 
-    x: dict[str, float]
-    ways: dict[int, list[tuple[float, int]]]
+
+@dataclass(slots=True)
+class Linked:
+    """An edge from one box to another, by their places in the drawing, and the points of its curve once laid out."""
+
+    source: int
+    target: int
+    points: list[list[float]] = field(default_factory=list, kw_only=True)
 
 
 def installed() -> bool:
@@ -37,7 +42,7 @@ def installed() -> bool:
     return importlib.util.find_spec("fast_sugiyama") is not None
 
 
-def ranks_of(keys: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
     """Rank of each box: one below its deepest maker. Boxes are in an order in which makers come first."""
     ranks = dict.fromkeys(keys, 0)
     incoming: dict[str, list[str]] = {}
@@ -54,7 +59,7 @@ def ranks_of(keys: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     return ranks
 
 
-def too_large(ranks: dict[str, int], edges: Sequence[Edge]) -> str:
+def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
     """What of a drawing is above the limits, an empty string for one that can be laid out.
 
     The layout is quadratic in what stands in one row, and an edge stands in every row that it passes.
@@ -70,19 +75,72 @@ def too_large(ranks: dict[str, int], edges: Sequence[Edge]) -> str:
     return ""
 
 
-def place(ranks: dict[str, int], edges: Sequence[Edge], width: float, gap: float, margin: float) -> Placement:
-    """Lays out a drawing of boxes of one width.
+def lay_out(
+    boxes: Sequence[Placed], edges: Sequence[Linked], column_gap: float, row_gap: float, margin: float, head: float = 0
+) -> tuple[float, float, str]:
+    """Gives boxes and edges their places.
 
     Args:
-        ranks: As :func:`ranks_of` makes them.
-        edges: Key of the maker, key of the reader.
-        width: Of a box, in pixels.
-        gap: Between two boxes of a rank.
-        margin: Left of the leftmost box.
+        boxes: Of one width, in an order in which makers come first.
+        edges: Between them.
+        column_gap: Pixels between two boxes side by side.
+        row_gap: Between two rows.
+        margin: Around everything.
+        head: Above the first row.
+
+    Returns:
+        Width and height of the drawing, and what of it is above the limits: then nothing is placed.
     """
+    keys = [f"B{i}" for i in range(len(boxes))]
+    links = [(keys[e.source], keys[e.target]) for e in edges]
+    ranks = ranks_of(keys, links)
+    excess = too_large(ranks, links)
+    if excess:
+        return 0.0, 0.0, excess
+    box_width = max((box.w for box in boxes), default=0.0)
+    centres, ways = _place(ranks, links, box_width, column_gap, margin)
+    heights: dict[int, float] = defaultdict(float)
+    for key, box in zip(keys, boxes, strict=True):
+        heights[ranks[key]] = max(heights[ranks[key]], box.h)
+    tops: dict[int, float] = {}
+    y = head + margin
+    for rank in range(max(ranks.values(), default=-1) + 1):
+        tops[rank] = y
+        y += heights[rank] + row_gap
+    for key, box in zip(keys, boxes, strict=True):
+        box.x = round(centres[key] - box.w / 2, 1)
+        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
+    for number, edge in enumerate(edges):
+        edge.points = [[round(x, 1), yy] for x, rank in ways[number] for yy in (tops[rank], tops[rank] + heights[rank])]
+    _attach(boxes, edges)
+    width = max([0.0, *(b.x + b.w for b in boxes), *(x for e in edges for x, _ in e.points)]) + margin
+    return round(width, 1), round(y - row_gap + margin, 1), ""
+
+
+def _attach(boxes: Sequence[Placed], edges: Sequence[Linked]) -> None:
+    """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
+    for end, other, place in (("source", "target", 0), ("target", "source", -1)):
+        groups: dict[int, list[Linked]] = defaultdict(list)
+        for edge in edges:
+            groups[getattr(edge, end)].append(edge)
+        ports: list[tuple[Linked, list[float]]] = []
+        for number, group in groups.items():
+            box = boxes[number]
+            far = {id(e): boxes[getattr(e, other)] for e in group}
+            group.sort(key=lambda e: e.points[place][0] if e.points else far[id(e)].x + far[id(e)].w / 2)
+            y = box.y + (box.h if end == "source" else 0.0)
+            ports += [(e, [round(box.x + box.w * (i + 1) / (len(group) + 1), 1), y]) for i, e in enumerate(group)]
+        for edge, port in ports:
+            edge.points.insert(0 if end == "source" else len(edge.points), port)
+
+
+def _place(
+    ranks: dict[str, int], edges: Sequence[_Link], width: float, gap: float, margin: float
+) -> tuple[dict[str, float], dict[int, list[tuple[float, int]]]]:
+    """Centre of each box in pixels, and for each edge the points between its ends: x in pixels, and the rank."""
     from fast_sugiyama import from_edges
 
-    chains: list[Edge] = []
+    chains: list[_Link] = []
     passing: dict[int, list[str]] = {}
     at: dict[str, int] = dict(ranks)
     for number, (source, target) in enumerate(edges):
@@ -113,7 +171,7 @@ def place(ranks: dict[str, int], edges: Sequence[Edge], width: float, gap: float
     columns.update({key: float(column) for column, key in enumerate(alone)})
     spread = _spread(columns, at, width, gap, margin)
     ways = {number: [(spread[name], at[name]) for name in names] for number, names in passing.items()}
-    return Placement({key: spread[key] for key in ranks}, ways)
+    return spread, ways
 
 
 def _spread(

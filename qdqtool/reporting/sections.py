@@ -1,0 +1,325 @@
+"""Sections of the page that stand beside the prediction: a build, a tuning, calibration statistics, weights."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool import budgets
+from qdqtool.agreement import TraceCounts
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.files import note_read, read_input
+from qdqtool.graph import Model, Node
+from qdqtool.insertion.scales import LEVELS
+from qdqtool.jsontext import parse_json
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import WEIGHTED, output_axis
+from qdqtool.progress import track
+from qdqtool.render.verify_text import verdict
+from qdqtool.reporting import data
+from qdqtool.reporting.names import shown, told
+from qdqtool.reporting.nodes import Collector
+from qdqtool.verification.api import exit_code
+from qdqtool.verification.times import gpu_time
+
+if TYPE_CHECKING:
+    from calibration.cache import Statistics
+    from calibration.statistics import TensorStatistics
+
+MOST_SHOWN = 500  # mismatches shown
+
+
+def agreement_of(collector: Collector) -> data.Agreement | None:
+    """What the build confirms, and every mismatch with the node that it is about."""
+    result = collector.subject.verification
+    if result is None:
+        return None
+    build = result.build
+    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "a TensorRT that does not state its version"
+    where = f" on {build.device}" if build.device else ""
+    files = ", ".join(shown(f, 120) for f in build.files)
+    conv, layers, conversions = result.convolutions, result.layers, result.conversions
+    rows = [["convolutions", str(conv.agree), str(conv.total), f"{conv.unknown} not stated by the build" if conv.unknown
+             else "data types of inputs and output, and what each layer took in"]]
+    if layers.total:
+        rows.append(["engine layers", str(layers.agree), str(layers.total), "name and data types"])
+    if conversions.built is not None and conversions.predicted is not None:
+        rows.append(["conversions", str(min(conversions.built, conversions.predicted)),
+                     str(max(conversions.built, conversions.predicted)),
+                     f"{conversions.predicted} predicted, {conversions.built} built"])
+    for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies)):
+        rows += _lines(name, counts)
+    mismatches = result.mismatches[:MOST_SHOWN]
+    notes = list(result.notes)
+    if len(result.mismatches) > MOST_SHOWN:
+        left = len(result.mismatches) - MOST_SHOWN
+        notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
+    found = data.Agreement(
+        f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
+        result.complete, [told(m) for m in build.missing], rows,
+        [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), told(m.why)] for m in mismatches],
+        [(collector.nodes_of([m.name]) or [-1])[0] for m in mismatches], [told(n) for n in notes],
+    )  # fmt: skip
+    if result.times is not None:
+        found.measured_ms = result.times["built_ms"]
+        found.measured_from = result.times["built_from"]
+        found.predicted_ms = result.times["predicted_ms"]
+    elif collector.subject.build is not None:  # the build does not say on which GPU it was timed
+        measured = gpu_time(collector.subject.build)
+        timed = [row.average_ms for row in collector.subject.build.profile_rows]
+        found.measured_ms = sum(timed) if measured is None and timed else measured
+        found.measured_from = "sum of the profile" if measured is None else "GPU compute time"
+        found.predicted_ms = collector.subject.time.total_ms if collector.subject.time is not None else None
+    return found
+
+
+def _lines(name: str, counts: TraceCounts) -> list[list[str]]:
+    if not counts.built:
+        return []
+    return [[name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"]]
+
+
+# The Pareto front of ``qdqtool tune``; what is in its file is data of unknown origin --------------------------------
+
+
+_GIVE = "give what 'qdqtool tune --format json' wrote"
+MOST_POINTS, MOST_SITES = 2_000, 5_000
+
+
+def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
+    """Reads what ``qdqtool tune --format json`` or ``--result`` wrote about a model.
+
+    Raises:
+        DataError: The file is missing, is something else, is about another network (fewer than half of the nodes that
+            it names are in ``model``), or a field that a plot needs is damaged.
+    """
+    from qdqtool.tuning.result import SCHEMA
+
+    name = os.fspath(path)
+    try:
+        found = parse_json(read_input(path, budgets.JSON_FILE, error=DataError))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}: is no JSON ({str(error)[:80]}); {_GIVE}") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise DataError(f"{name}: its schema is not {SCHEMA}; {_GIVE}")
+    try:
+        named = {str(n) for s in _list(found.get("sites")) for n in _list(_object(s).get("nodes"))}
+        known = sum(node.name in named for node in model.nodes)
+        if 2 * known < len(named):
+            raise DataError(f"{name}: {known} of the {len(named)} nodes that it names are in "
+                            f"{model.path or 'the model'}; it is the tuning of another network")
+        return _read(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{name}: the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again") from None
+
+
+def _read(found: dict[str, Any]) -> data.Tuning:
+    metric, goal, cost = (_object(found.get(k)) for k in ("metric", "goal", "cost"))
+    front = [_object(p) for p in _list(found["front"])][:MOST_POINTS]
+    if not front:
+        raise ValueError("its front is empty")
+    others = [_object(p) for p in _list(found.get("others"))][:MOST_POINTS]
+    # What was tried but not judged has no metric to draw it at.
+    unjudged = sum(p.get("metric") is None for p in others)
+    others = [p for p in others if p.get("metric") is not None]
+    chosen = _object(found.get("chosen"))
+    timed = all(_optional(p.get("ms")) is not None for p in front)
+    with_cost = all(_optional(p.get("cost")) is not None for p in front)
+    if timed:
+        axis = "estimated milliseconds" + (f" on {shown(str(found['gpu']), 60)}" if found.get("gpu") else "")
+    else:
+        axis = told(str(cost.get("sentence") or "convolutions left float, and conversions"))
+    points = []
+    for on_front, listed in ((True, front), (False, others)):
+        for number, p in enumerate(listed):
+            x = _number(p["ms"] if timed and p.get("ms") is not None else p["cost"] if with_cost else _float_count(p))
+            is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
+            points.append(data.Point(
+                shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120), x, _number(p["metric"]),
+                _optional(p.get("low")), _optional(p.get("high")), _count(p.get("int8")), _count(p.get("conversions")),
+                _optional(p.get("ms")), is_chosen, on_front,
+            ))  # fmt: skip
+    if chosen and not any(p.chosen for p in points):
+        match = [p for p in points if (p.int8, p.conversions, p.metric) == (
+            _count(chosen.get("int8")), _count(chosen.get("conversions")), _optional(chosen.get("metric")))]
+        for point in match[:1]:
+            point.chosen = True
+    float_metric = _optional(metric.get("float"))
+    keep = _optional(goal.get("keep"))
+    return data.Tuning(
+        shown(str(metric.get("name") or "metric"), 80), told(str(metric.get("sentence") or "")), axis, points,
+        float_metric, keep * float_metric if keep is not None and float_metric is not None else None,
+        _optional(goal.get("budget_ms")), goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
+        [_site(_object(s)) for s in _list(found.get("sites"))[:MOST_SITES]],
+        [*([f"{unjudged} more were tried and not judged; they are not drawn"] if unjudged else []),
+         *(told(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50])],
+    )  # fmt: skip
+
+
+def _site(site: dict[str, Any]) -> list[str]:
+    loss, ms = _optional(site.get("loss")), _optional(site.get("ms"))
+    return [
+        *(shown(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
+        "" if loss is None else f"{loss:.4g}", "" if ms is None else f"{ms:.4g}", told(str(site.get("why", ""))),
+    ]
+
+
+def _float_count(point: dict[str, Any]) -> float:
+    """Where no cost is told: conversions, and INT8 convolutions against the others."""
+    return _number(point.get("conversions", 0)) - _number(point.get("int8", 0))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError("an object is something else")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TypeError("a list is something else")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:30]!r} is no number")
+    return float(value)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(_number(value))
+
+
+# Histograms beside the ranges of the model, and those that each method would choose ---------------------------------
+
+
+BINS = 96
+_EQUAL = 0.01  # two ranges that differ by less are told as one
+
+
+def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[list[data.Histogram], str]:
+    """The histograms of the tensors that the model quantizes, in graph order, and a sentence about the data.
+
+    Raises:
+        DataError: The cache is missing or damaged, or of another model: most of its tensors are not there.
+    """
+    from calibration.cache import load_statistics
+
+    statistics = load_statistics(path)
+    note_read(path)
+    view = collector.subject.view
+    wanted = [(q, q.input(0)) for q in view.activation_qs]
+    known = [(q, tensor) for q, tensor in wanted if tensor in statistics]
+    there = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
+    if not known or 2 * there < len(statistics):
+        raise DataError(
+            f"{os.fspath(path)}: {there} of its {len(statistics)} tensors are in the model, which quantizes "
+            f"{len(known)} of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)"
+        )
+    found: dict[str, data.Histogram] = {}
+    for q, tensor in track(known, "Ranges of each method"):
+        if tensor in found:
+            continue
+        scale = view.params(q).scale
+        chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
+        served = collector.nodes_of([q.name])
+        found[tensor] = _histogram(statistics[tensor], tensor, q.name, served[0] if served else -1, chosen)
+    return list(found.values()), _told(statistics, len(found), len({t for _, t in wanted}))
+
+
+def _told(statistics: Statistics, shown_: int, wanted: int) -> str:
+    missing = f"; {wanted - shown_} quantized tensors take their range from others of their scale group" if (
+        wanted > shown_) else ""
+    return f"{shown_} tensors over {statistics.images} images{missing}"
+
+
+def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None) -> data.Histogram:
+    from calibration.methods import METHODS, amax_of, clipped_fraction
+
+    if chosen is not None and not (np.isfinite(chosen) and chosen > 0):
+        chosen = None
+    elif chosen is not None and abs(chosen - stats.absmax) < 1e-5 * stats.absmax:
+        chosen = stats.absmax  # a scale is a float32: what it lost is no clipping
+    methods = []
+    for name in METHODS if stats.count else ():
+        amax = amax_of(stats, name)
+        methods.append(data.Method(name, _rounded(amax), _rounded(clipped_fraction(stats, amax))))
+    nearest = [] if chosen is None else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
+    counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
+    return data.Histogram(
+        shown(tensor), shown(quantizer), node, _rounded(stats.absmax),
+        _rounded(stats.minimum) if stats.count else 0.0, _rounded(stats.maximum) if stats.count else 0.0, stats.count,
+        [round(float(c)) for c in counts], None if chosen is None else _rounded(chosen),
+        None if chosen is None else _rounded(clipped_fraction(stats, chosen)), nearest, methods,
+    )  # fmt: skip
+
+
+def _rounded(value: float) -> float:
+    return float(f"{float(value):.5g}")
+
+
+# Ranges of weights by output channel --------------------------------------------------------------------------------
+
+
+MOST_CHANNELS = 4096  # of one convolution; of more the plot would show nothing
+MOST_VALUES = 300_000_000  # of one constant
+
+
+def add_weights(collector: Collector) -> None:
+    """Writes the ranges of every convolution with quantized weights into the collector's model."""
+    subject, model = collector.subject, collector.model
+    for node in (n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.place):
+        found = _ranges(subject.view, node)
+        if found is None:
+            continue
+        largest, holds, shape = found
+        place = collector.place[node.index]
+        model.nodes[place].weights = len(model.weights)
+        model.weights.append(data.Weights(place, shown(node.name), shape, _short(largest), _short(holds)))
+
+
+def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str] | None:
+    """Largest magnitudes [channels], ranges [channels] (or [1] of one scale), and the shape as text."""
+    weights = view.weights(node)
+    quantizer = weights.first
+    if quantizer is None or weights.before:
+        return None
+    scale = view.params(quantizer).scale
+    shape = view.model.constant_shape(weights.source)
+    if scale is None or not scale.size or not shape or not np.isfinite(scale).all():
+        return None
+    if math.prod(shape) > MOST_VALUES or scale.size > MOST_CHANNELS:
+        return None
+    axis = output_axis(node, len(shape))
+    if weights.after or axis is None or not -len(shape) <= axis < len(shape) or shape[axis] > MOST_CHANNELS:
+        return None
+    largest = np.zeros(0)
+    try:
+        values = view.model.constant(weights.source)
+    except QdqtoolError:  # its file is missing: the scales are known all the same
+        values = None
+    if values is not None and values.size:
+        others = tuple(i for i in range(values.ndim) if i != axis % len(shape))
+        largest = np.abs(values.astype(np.float32)).max(axis=others)
+        if weights.q is None:  # stored integers
+            largest = largest * (scale if scale.size in (1, largest.size) else float("nan"))
+        if not np.isfinite(largest).all():
+            largest = np.zeros(0)
+    return largest, scale.astype(np.float64) * LEVELS, "x".join(map(str, shape))
+
+
+def _short(values: npt.NDArray[Any]) -> list[float]:
+    return [float(f"{v:.4g}") for v in values.tolist()]
