@@ -89,8 +89,8 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         f"(inferred from the counts below). YOLOv8n with ModelOpt's placement: {copies('yolov8n-modelopt@trt10')} on "
         "10.14.1, strongly typed (46 and 49 in two builds), "
         f"{copies('yolov8n-modelopt')} on 8.6.1 (25 in all). FP32 by TF32 is channels last as well. On Blackwell "
-        "Myelin takes the whole network (one engine seen): no changes of layout, and conversions beside kernels that map "
-        "or copy values cost nothing. Attention and normalization are regions of few kernels "
+        "Myelin takes the whole network (one engine seen): no changes of layout, and conversions beside kernels that "
+        "map or copy values cost nothing. Attention and normalization are regions of few kernels "
         "(`qdqtool/timing/regions.py`): a Q inside costs no kernel.",
         "Milliseconds of a *layer* are what a profile would show; a profile adds its own overhead to each layer "
         "(0 to 7.5 us "
