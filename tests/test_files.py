@@ -144,7 +144,7 @@ def test_an_output_onto_what_was_read_is_refused(
     args: list[str], victim: str, how: str,
 ) -> None:
     folder = tmp_path / "work"
-    shutil.copytree(seeds, folder)
+    shutil.copytree(seeds, folder, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
     monkeypatch.chdir(folder)
     output = victim
     if how == "link":
@@ -165,7 +165,7 @@ def test_an_output_onto_what_was_read_is_refused(
 @pytest.mark.parametrize("option", ["--write-table", "--calib-cache"])
 def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str) -> None:
     folder = tmp_path / "work"
-    shutil.copytree(seeds, folder)
+    shutil.copytree(seeds, folder, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
     before = state(folder)
     args = ["insert", str(folder / "float.onnx"), "--include", "conv", "--calib", str(folder / "images")]
     assert run([*args, "-o", str(folder / "out"), option, str(folder / "images" / "a.png")]) == 2
@@ -175,7 +175,7 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
     own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
-    own.add("limited.py")  # which reads of processes in /proc
+    own |= {"limited.py", "process.py"}  # which read of processes in /proc
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
@@ -189,7 +189,7 @@ def test_every_file_is_read_through_the_guard() -> None:
 
 def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
-    shutil.copytree(seeds, folder)
+    shutil.copytree(seeds, folder, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
     made = insert(folder / "external.onnx", folder / "images", include=["conv"])
     for victim in ("w.bin", "images/a.png", "external.onnx"):
         with pytest.raises(QdqtoolError, match=r"is one of the files read|is the input"):
