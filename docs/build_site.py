@@ -78,7 +78,7 @@ def main() -> None:
     config.write_text(json.dumps({
         "INHERIT": str(DOCS / "mkdocs.yml"), "docs_dir": str(made), "site_dir": str(given.output.resolve()),
         "hooks": [str(DOCS / "mkdocs_hooks.py")], "nav": navigation(titles),
-        "plugins": {"search": {}, "mkdocstrings": {"handlers": {"python": {
+        "plugins": {"mkdocstrings": {"handlers": {"python": {
             "paths": [str(ROOT)], "options": {"extensions": [f"{DOCS / 'mkdocs_hooks.py'}:CompletedDocstrings"]},
         }}}},
     }))  # fmt: skip
