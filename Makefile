@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test test-all lint package bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
+.PHONY: demo test test-all lint package docs bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -37,6 +37,15 @@ lint: $(VENV)/.test-installed
 # sdist and wheel into dist/, checked, and the wheel run in a clean environment.
 package:
 	PYTHON=$(PYTHON) .ci/package
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+# The documentation into build/site, with what the commands print now; a broken link ends it.
+# Its search needs a server: python3 -m http.server -d build/site
+docs: $(VENV)/.docs-installed
+	$(BIN)/python docs/build_site.py
 
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
-    from qdqtool.reporting.api import Report
+    from qdqtool.reporting.api import Report, report
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
     from qdqtool.types import TOOL_VERSION as __version__

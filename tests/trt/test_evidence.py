@@ -12,7 +12,6 @@ import pytest
 
 from qdqtool.trt import rules
 from qdqtool.trt.builds import BUILDS
-from qdqtool.trt.builds_page import page
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
@@ -186,8 +185,3 @@ def test_the_line_says_so(name: str, build: str) -> None:
     line = source.read_text(errors="replace").splitlines()[int(number) - 1]
     owner = name.partition("/")[0]
     assert re.search(WORDS.get(owner, owner.replace("MyelinOptimization", "Myelin")), line), line
-
-
-def test_the_page_is_up_to_date() -> None:
-    written = (ROOT / "docs" / "builds.md").read_text(encoding="utf-8")
-    assert written == page(), "run python -m qdqtool.trt.builds_page docs/builds.md"

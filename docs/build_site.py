@@ -1,0 +1,392 @@
+"""Builds the documentation: the pages of this folder, those made of what qdqtool knows and prints, then the site.
+
+    python docs/build_site.py [--output build/site] [--pages-only]
+
+Every command's examples are run on the demo's model, so that their output is that of this version. Nothing is
+downloaded. Needs the extra ``docs``; with TensorRT-RTX installed the pages of ``build``, ``verify``, ``log`` and
+``engine`` show a real build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import builds_page
+
+import calibration
+import qdqtool
+from qdqtool import cli, qat
+from qdqtool.builders.child import is_installed
+from qdqtool.demo.images import write_images
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import VersionError
+from qdqtool.explain.codes import CODES
+from qdqtool.explain.errors import KNOWN
+from qdqtool.explain.errors_entry import KnownError
+from qdqtool.explain.knowledge import Code
+from qdqtool.explain.ways import WAYS
+from qdqtool.knowledge import table
+from qdqtool.modelfile import save
+from qdqtool.trt.builds import BUILDS
+from qdqtool.trt.rules import cases
+from qdqtool.trt.targets import TARGETS, Target, target_of_version
+from qdqtool.types import Evidence
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+IMAGES, SIZE = 100, 320  # of the demo's model
+LINES = 60  # of an answer, on its page
+SECONDS = 600.0  # for one example
+
+#: The navigation. A folder's pages follow its index.
+PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Start", ("index.md", "evidence.md", "terms.md")),
+    ("Commands", ("commands/index.md",)),
+    ("Findings", ("findings/index.md",)),
+    ("TensorRT's errors", ("errors/index.md",)),
+    ("Targets", ("targets/index.md", "builds.md")),
+    ("Guides", ("insert.md", "ways.md", "times.md", "compare.md", "fix.md", "tune.md", "report.md", "extract.md",
+                "ci.md", "qat.md", "cluster.md")),
+    ("Figures", ("accuracy.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
+    ("Python", ("python.md", "examples/index.md")),
+    ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog.md")),
+)
+
+
+def main() -> None:
+    """Builds pages and site; ends with mkdocs' exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="folder of the site")
+    parser.add_argument("--pages-only", action="store_true", help="write the pages beside it, and no site")
+    given = parser.parse_args()
+    made = given.output.resolve().with_name("pages")
+    shutil.rmtree(made, ignore_errors=True)
+    titles = write_pages(made)
+    config = made.with_name("mkdocs.json")  # JSON is YAML
+    config.write_text(json.dumps({
+        "INHERIT": str(DOCS / "mkdocs.yml"), "docs_dir": str(made), "site_dir": str(given.output.resolve()),
+        "hooks": [str(DOCS / "mkdocs_hooks.py")], "nav": navigation(titles),
+        "plugins": {"search": {}, "mkdocstrings": {"handlers": {"python": {
+            "paths": [str(ROOT)], "options": {"extensions": [f"{DOCS / 'mkdocs_hooks.py'}:CompletedDocstrings"]},
+        }}}},
+    }))  # fmt: skip
+    if not given.pages_only:
+        command = [sys.executable, "-m", "mkdocs", "build", "-f", str(config)]  # quiet, it would count no warning
+        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(re.sub("^INFO.*\n", "", done.stderr, flags=re.M), file=sys.stderr)
+        sys.exit(done.returncode)
+
+
+def write_pages(folder: Path) -> dict[str, str]:
+    """Writes every page and picture; the title of each page by its path."""
+    pages = dict(written_pages())
+    pages |= command_pages() | finding_pages() | error_pages() | target_pages() | example_pages()
+    pages |= {"builds.md": builds_page.page(), "ways.md": ways_page(), "python.md": python_page()}
+    for name, text in pages.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip() + "\n", encoding="utf-8")
+    for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
+        shutil.copy(picture, folder)
+    return {name: re.search(r"^# (.*)", text, re.M)[1] for name, text in pages.items()}  # type: ignore[index]
+
+
+def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """mkdocs' navigation: every page once.
+
+    Raises:
+        ValueError: A page stands nowhere.
+    """
+    left, parts = dict(titles), []
+    for part, names in PARTS:
+        entries = []
+        for name in names:
+            entries.append({left.pop(name): name})
+            if name.endswith("/index.md"):
+                inside = sorted(n for n in left if n.startswith(name.removesuffix("index.md")))
+                entries += [{left.pop(n): n} for n in inside]
+        parts.append({part: entries})
+    if left:
+        raise ValueError(f"not in the navigation: {', '.join(left)}")
+    return parts
+
+
+# Pages that are written by hand ------------------------------------------------------------------------------------
+
+
+def written_pages() -> Iterator[tuple[str, str]]:
+    """The pages of this folder, the README as the first one, the changelog."""
+    for path in sorted(DOCS.glob("*.md")):
+        yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
+    yield "index.md", _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "](")
+    yield "changelog.md", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def _linked(text: str, up: str) -> str:
+    """The text with links to examples leading to their pages."""
+    text = re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)\.py\)", r"](examples/\1.md)", text)
+    return re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)/?\)", r"](examples/\1.md)", text)
+
+
+def example_pages() -> dict[str, str]:
+    """The programs of examples/ as pages."""
+    pages = {}
+    for path in sorted((ROOT / "examples").iterdir()):
+        if path.suffix == ".py":
+            about = path.read_text(encoding="utf-8").split('"""')[1].strip().split("\n")[0]
+            pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n{about}\n\n{_fence(path.read_text(), 'python')}"
+        elif (path / "README.md").exists():
+            sources = (f"## {p.name}\n\n{_fence(p.read_text(), 'python')}" for p in sorted(path.glob("*.py")))
+            text = (path / "README.md").read_text(encoding="utf-8").replace("](../../docs/", "](../")
+            pages[f"examples/{path.name}.md"] = "\n\n".join((text, *sources))
+    rows = "\n".join(f"* [{Path(name).stem}]({Path(name).name})" for name in pages)
+    return {"examples/index.md": f"# Examples\n\nPrograms of the folder `examples/`.\n\n{rows}", **pages}
+
+
+def python_page() -> str:
+    """What mkdocstrings makes of the public names."""
+    blocks = [
+        "# Python\n\nEverything that the commands do is a function. Models may be paths, bytes or `onnx.ModelProto`; "
+        "every expected error is a `qdqtool.errors.QdqtoolError`, and its text is that of the command line.",
+        "## qdqtool", *_names("qdqtool", qdqtool.__all__),
+        "## qdqtool.testing", *_names("qdqtool.testing", ["assert_int8"]),
+        "## qdqtool.qat", *_names("qdqtool.qat", qat.__all__),
+        "## calibration\n\nUsable alone: it knows nothing of TensorRT and of Q/DQ.",
+        *_names("calibration", calibration.__all__),
+    ]  # fmt: skip
+    return _page(*blocks)
+
+
+def _names(module: str, names: Iterable[str]) -> list[str]:
+    return [f"::: {module}.{name}" for name in names if not name.startswith("_")]
+
+
+# Commands ----------------------------------------------------------------------------------------------------------
+
+
+def command_pages() -> dict[str, str]:
+    """For each command its help and its examples with what they print."""
+    examples = table("examples")
+    pages, rows = {}, []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(yolov8n(SIZE), folder / "yolov8n.onnx")
+        (folder / "images").mkdir()
+        write_images(folder / "images", IMAGES, SIZE)
+        # In the order of the table, in which later examples read what earlier ones wrote.
+        shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
+        for command, about in cli.COMMANDS.items():
+            told = _fence(_run([command, "--help"], folder)[0])
+            pages[f"commands/{command}.md"] = _page(f"# qdqtool {command}", about, *shown[command], "## Options", told)
+            rows.append((f"[{command}]({command}.md)", about))
+    index = _page(
+        "# Commands",
+        'Exit codes of every command: 0 done (and, for `verify`, everything agreed); 1 the answer is "no" (a mismatch, '
+        "a `--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
+        _table(("command", "what it does"), rows),
+        f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, {SIZE} x "
+        f"{SIZE} pixels, {IMAGES} generated images. Long ones are cut.",
+    )
+    return {"commands/index.md": index, **pages}
+
+
+def _example(example: Mapping[str, str], folder: Path) -> str:
+    head = f"## {example['says'][0].upper()}{example['says'][1:]}\n\n{_fence(example['run'])}"
+    needs = example.get("needs")
+    if needs is not None and not is_installed(needs):
+        return head
+    text, code = _run(shlex.split(example["run"])[1:], folder)
+    if code == 2:
+        raise RuntimeError(f"{example['run']}: {text}")
+    lines = text.rstrip().splitlines()
+    if len(lines) > LINES:
+        lines = [*lines[:LINES], f"... and {len(lines) - LINES} lines more"]
+    ended = f"\n\nIt ends with exit code {code}." if code else ""
+    shown = "\n".join(lines)
+    return f"{head}\n\nprints\n\n{_fence(shown)}{ended}" if lines else f"{head}{ended}"
+
+
+def _run(arguments: list[str], folder: Path) -> tuple[str, int]:
+    """What a command prints, and its exit code; its errors where that is 2."""
+    env = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / ".state")}
+    done = subprocess.run([sys.executable, "-m", "qdqtool", *arguments], cwd=folder, env=env, capture_output=True,
+                          text=True, timeout=SECONDS, check=False)
+    text = done.stderr if done.returncode == 2 else done.stdout
+    return text.replace(f"{folder}/", ""), done.returncode
+
+
+# What is known -----------------------------------------------------------------------------------------------------
+
+
+def finding_pages() -> dict[str, str]:
+    """A page for each finding code."""
+    order = ("error", "warning", "info")
+    rows = [
+        (f"[{c.code}]({c.code}.md)", c.severity, _cell(c.title), "yes" if c.automatic else "")
+        for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
+    ]
+    index = _page(
+        "# Findings",
+        "What `qdqtool predict` reports, the serious ones first. *fix* marks those that `qdqtool fix` can change by "
+        "itself.",
+        _table(("code", "severity", "", "fix"), rows),
+    )
+    return {"findings/index.md": index} | {f"findings/{c.code}.md": _finding(c) for c in CODES.values()}
+
+
+def _finding(code: Code) -> str:
+    parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity})"]
+    for title, text in (("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
+                        ("What to change", code.fix)):
+        parts += [f"## {title}", _escaped(text)]
+    if code.automatic:
+        command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
+        parts.append(f"By itself, where no new data is needed:\n\n{command}")
+    rows = [
+        (", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets), h.evidence, h.severity or code.severity,
+         _cell(h.source))
+        for h in code.holds
+    ]
+    told = [known for known in KNOWN if code.code in known.codes]
+    parts += ["## Where it holds", _table(("targets", "evidence", "severity", "source"), rows)]
+    if told:
+        links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in told)
+        parts += ["## TensorRT's own words for it", links]
+    return _page(*parts)
+
+
+def error_pages() -> dict[str, str]:
+    """A page for each text of TensorRT."""
+    index = _page(
+        "# TensorRT's errors and warnings",
+        'What they mean for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also for the form of a text '
+        "that is not here.",
+        _table(("meaning", "severity"), [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN]),
+    )
+    return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN}
+
+
+def _error(known: KnownError) -> str:
+    parts = [f"# {_escaped(known.title)}", f"{known.severity.capitalize()}. Recognized by the regular expression\n\n"
+             f"{_fence(known.pattern)}"]
+    for title, text in (("Cause", known.cause), ("What to do", known.fix), ("Versions", known.versions),
+                        ("Mended by NVIDIA", known.fixed), ("Not known", known.unknown), ("Source", known.source)):
+        parts += [f"## {title}", _escaped(text)] if text else []
+    if known.codes:
+        links = ", ".join(f"[{c}](../findings/{c}.md)" for c in known.codes)
+        parts.append(f"`qdqtool predict` reports it before the build: {links}")
+    return _page(*parts)
+
+
+def target_pages() -> dict[str, str]:
+    """For each target what is seen on it."""
+    index = _page(
+        "# Targets",
+        "How well the rules are proven on each TensorRT. Any version is a target (`--target 10.3`) and is answered by "
+        "the nearest rules, those of the last target that is not newer.",
+        _table(("target", "evidence", ""),
+               [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()]),
+    )
+    return {"targets/index.md": index} | {f"targets/{t.name}.md": _target(t) for t in TARGETS.values()}
+
+
+def _target(target: Target) -> str:
+    builds = [b for b in BUILDS.values() if target.name in _targets_of(b.tensorrt)] if not target.is_rtx else []
+    seen = {name: [b for b in case.build_names() if any(b == known.name for known in builds)]
+            for name, case in cases().items() if case.evidence == Evidence.SEEN}
+    seen = {name: where for name, where in seen.items() if where}
+    parts = [f"# {target.name}", f"{str(target.evidence).capitalize()}: {_escaped(target.proof)}.", "## Builds"]
+    if builds:
+        rows = [(f"`{b.name}`", b.tensorrt, b.gpu or "not told", _cell(b.network), _cell(b.parts)) for b in builds]
+        parts.append(_table(("build", "TensorRT", "GPU", "network", "available"), rows))
+    elif target.is_rtx:
+        parts.append("TensorRT-RTX builds without a GPU, so that its rules come from experiments; random networks are "
+                     "built and compared with it (`make fuzz`).")
+    else:
+        parts.append("None is known by name.")
+    differing = [(_cell(name), _value(here), _value(usual)) for name, here, usual in _differences(target)]
+    parts += ["## How it differs", _table(("property", "here", "elsewhere by default"), differing)] if differing else []
+    if seen:
+        rows = [(f"`{name}`", _cell(cases()[name].says), ", ".join(where)) for name, where in seen.items()]
+        parts += ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), rows)]
+    holding = ((c, c.on(target.name)) for c in CODES.values())
+    rows = [(f"[{c.code}](../findings/{c.code}.md)", h.evidence, _cell(c.title)) for c, h in holding if h is not None]
+    parts += ["## Findings that hold on it", _table(("code", "evidence", ""), rows)]
+    return _page(*parts)
+
+
+def _targets_of(versions: str) -> set[str]:
+    """The targets of the versions that a text names (``8.4 or 8.5``)."""
+    found = set()
+    for version in re.findall(r"\d+(?:\.\d+)*", versions):
+        try:
+            found.add(target_of_version(version).name)
+        except VersionError:
+            continue
+    return found
+
+
+def _differences(target: Target) -> Iterator[tuple[str, Any, Any]]:
+    about = dict(re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S))
+    for field in fields(target):
+        here = getattr(target, field.name)
+        if isinstance(here, bool) and here != field.default and field.name in about:
+            yield " ".join(about[field.name].split()), here, field.default
+
+
+def _value(value: Any) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value))
+
+
+def ways_page() -> str:
+    """How to build, in the words of each builder."""
+    parts = ["# Ways to build", "`--for NAME` with `predict` and `explain` says this for your target."]
+    for way in WAYS.values():
+        rows = (("up to TensorRT 10", way.weak), ("strongly typed", way.typed or way.strong),
+                ("TensorRT 11", way.strong), ("a log for `verify`", way.log), ("to know", way.care),
+                ("source", way.source))
+        parts += [f"## {way.name}", _table(("", ""), [(name, _cell(text)) for name, text in rows])]
+    return _page(*parts)
+
+
+# Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def _page(*parts: str) -> str:
+    return "\n\n".join(parts)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    titles = tuple(heads)
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (titles, ("---",) * len(titles), *rows)]
+    return "\n".join(lines)
+
+
+def _fence(text: str, language: str = "text") -> str:
+    return f"````{language}\n{text.rstrip()}\n````"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return _escaped(" ".join(text.split()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What mkdocs and griffe do besides: roles of docstrings as code, docstrings that a decorator completes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import griffe
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Drops the role in front of a name (``:class:`X```)."""
+    return re.sub(r":(?:mod|class|func|meth|attr|data):(?=<code>)", "", html)
+
+
+class CompletedDocstrings(griffe.Extension):
+    """Options that are stated once stand in a docstring and a signature only when the module runs."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        if func.docstring is not None and "{options}" in func.docstring.value:
+            real = getattr(importlib.import_module(func.module.path), func.name)
+            func.docstring.value = inspect.getdoc(real) or ""
+            func.parameters = griffe.Parameters(*map(_parameter, inspect.signature(real).parameters.values()))
+
+
+def _parameter(given: inspect.Parameter) -> griffe.Parameter:
+    absent = inspect.Parameter.empty
+    return griffe.Parameter(
+        given.name, kind=griffe.ParameterKind(given.kind.description),
+        annotation=None if given.annotation is absent else inspect.formatannotation(given.annotation).strip("'"),
+        default=None if given.default is absent else repr(given.default),
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""What README and documentation name exists: commands, options, targets, files. `make docs` builds the site itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qdqtool import cli
+from qdqtool.trt.targets import target_named
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Made when the site is built (docs/build_site.py).
+MADE = re.compile(r"(commands|findings|errors|targets)/[\w.-]+\.md|(builds|ways|python|changelog)\.md")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The calls of qdqtool in a page's fences, without what a shell does with their output."""
+    lines = "\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)).replace("\\\n", " ")
+    calls = re.findall(r"^(?:\$ |- run: )?(qdqtool .*)", lines, re.M)
+    return [shlex.split(re.split(r"\s(?:>|>>|2>&1|\|) ?", call)[0], comments=True) for call in calls]
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130 and "make demo" in text and "make test" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_and_options_exist(page: Path) -> None:
+    for call in commands(page):
+        command = cli.cli.get_command(None, call[1])  # type: ignore[arg-type]
+        assert command is not None, call
+        known = {s for p in command.params for s in p.opts}
+        given = {word.partition("=")[0] for word in call[2:] if re.match("--?[a-z]", word)}
+        assert given <= known | {"--help"}, call
+        if "--target" in call:
+            target_named(call[call.index("--target") + 1])
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_linked_files_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
+        if not re.match(r"\w+:|OWNER", link) and not MADE.fullmatch(link):
+            assert (page.parent / link).exists(), link
