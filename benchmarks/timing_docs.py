@@ -69,8 +69,8 @@ def page(layers: Rows, networks: Rows, pairs: Rows) -> str:
         "over the "
         f"L2's. {len(c.values)} constants and one factor for each of {len(c.architectures)} architectures were "
         f"fitted to "
-        f"{sum(r['layers'] for r in layers)} timed layers and {len(fitted)} times of whole networks "
-        "(`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
+        f"{sum(r['layers'] for r in layers)} timed layers and {len(fitted)} times of whole networks, "
+        "and to the gains of pairs timed by trtexec (`benchmarks/fit_timing.py`, `qdqtool/timing/constants.json`).",
         "Bytes are those that a kernel has to touch: a 1x1 convolution of stride 2 reads a quarter of its input. A "
         "convolution of fewer than 16 input channels in INT8 writes FP32 where it does not write INT8, also in an FP16 "
         "build: kernels for groups of four channels have no FP16 output (every combination that the logs of three "

@@ -144,9 +144,9 @@ class _Reader:
             self.result.extras[-1].reformat = change
 
     def _is_open(self, layer: EngineLayer) -> bool:
-        """Whether the builder chooses the width of what a layer writes: weakly typed, and FP32 in the file."""
+        """Whether the builder chooses the width of what a layer writes, as on 8.x (of 10 typed builds are known)."""
         kinds_ = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
-        return not self._target.strongly_typed and self.plain == Precision.FP16 and kinds_ <= {TensorProto.FLOAT, 0}
+        return not self._target.has_marks and self.plain == Precision.FP16 and kinds_ <= {TensorProto.FLOAT, 0}
 
     def _goes_to_sum(self, layer: EngineLayer) -> bool:
         """Whether an Add alone reads a layer's result: activation and sum are one kernel."""

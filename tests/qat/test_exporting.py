@@ -415,14 +415,8 @@ def exported(placement: str, opset: int) -> onnx.ModelProto:
 def test_resnet18_is_predicted_as_the_published_engines(placement: str, opset: int) -> None:
     summary = qdqtool.predict(exported(placement, opset), target="trt8.5").summary()
     int8_to_int8, conversions = PUBLISHED[placement]
-    assert summary == {
-        "convolutions": 21,
-        "int8": 21,
-        "int8_to_int8": int8_to_int8,
-        "int8_to_float": 21 - int8_to_int8,
-        "float": 0,
-        "conversions": conversions,
-    }
+    counted = [summary[key] for key in ("convolutions", "int8", "int8_to_int8", "float", "conversions")]
+    assert counted == [21, 21, int8_to_int8, 0, conversions]
 
 
 def test_modelopts_own_export_is_an_input_like_any_other(sample: torch.Tensor) -> None:
