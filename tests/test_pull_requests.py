@@ -216,7 +216,7 @@ def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     names = [str(tmp_path / f"{kind}.onnx") for kind in ("float", "shared")]
     for name, kind in zip(names, ("float", "shared"), strict=True):
         onnx.save(residual(kind), name)
-    assert sarif_faults(json.loads(written(capsys, "sarif", *names))) == []
+    assert sarif_faults(json.loads(written(capsys, "sarif", *names, *names))) == []
     assert run(["predict", *names, "--fail-on", "SKIP-FLOAT"]) == 1
     said = capsys.readouterr()
     assert said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT") and said.err.count("\n") == 1

@@ -68,6 +68,7 @@ def command(
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input.
     """
     load_numpy()
+    model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.explain.ways import trtexec_command, way_named
