@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
 import signal
 import sys
+from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
+from typing import Any
 
 from qdqtool.deferred import defer
 from qdqtool.errors import QdqtoolError
@@ -63,6 +67,7 @@ def prepare() -> None:
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
             signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
     sys.unraisablehook = _lost
+    _hold_while_loading()
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -127,6 +132,28 @@ def _handler(code: int) -> signal._HANDLER:
         raise Stopped(code)
 
     return stop
+
+
+@functools.cache
+def _hold_while_loading() -> None:
+    """Lets signals wait while a compiled module is loaded: an exception in its C++ code would abort the process."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return
+    numbers = {getattr(signal, name) for name in _CODES}
+
+    def held(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(*args: Any) -> Any:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            try:
+                return original(*args)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        return load
+
+    for name in ("create_module", "exec_module"):
+        setattr(ExtensionFileLoader, name, held(getattr(ExtensionFileLoader, name)))
 
 
 def _lost(unraisable: sys.UnraisableHookArgs) -> None:

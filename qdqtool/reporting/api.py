@@ -40,6 +40,9 @@ class Report:
     output: str = ""
     read: Guard | None = None
 
+    def __repr__(self) -> str:
+        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 

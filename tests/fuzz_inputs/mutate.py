@@ -154,7 +154,7 @@ def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> N
 
 def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
     """A scale or zero point of another value, shape or type."""
-    read = {t for n in model.graph.node if n.op_type.endswith("Linear") for t in n.input[1:]}
+    read = {t for n in model.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear") for t in n.input[1:]}
     stored = [t for t in model.graph.initializer if t.name in read]
     if stored:
         value = np.asarray(rng.choice((np.nan, np.inf, 0, -1, 1e-45, 3e38, 127, 200)))

@@ -24,7 +24,7 @@ from qdqtool.graph import Model
 from qdqtool.modelfile import load
 from qdqtool.qdq import is_qdq, read_params
 from qdqtool.reporting import data
-from qdqtool.reporting.api import collect
+from qdqtool.reporting.api import Report, collect
 from qdqtool.reporting.page import embedded
 from qdqtool.reporting.page import render as render_page
 from qdqtool.reporting.sections import tuning_of as read_tuning
@@ -418,3 +418,7 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
     assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
     assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]
     assert len(found.sites) == len(written["sites"]) and found.axis == "estimated milliseconds on Tesla T4"
+
+
+def test_a_report_describes_itself_in_a_line(made: Made) -> None:
+    assert len(repr(Report(collect(made.model), "<html>" * 1000, "page.html"))) < 60
