@@ -91,6 +91,7 @@ class _Layouts:
         self.at: dict[str, Layout] = {}
         self.made: set[tuple[str, Layout, str]] = set()
         self.result: list[Reformat] = []
+        self.alike: dict[str, bool] = {}
         self.readers: dict[str, list[int]] = defaultdict(list)
         self.writers: dict[str, list[int]] = defaultdict(list)
         for i, layer in enumerate(layers):
@@ -141,7 +142,10 @@ class _Layouts:
 
     def _wanted_alike(self, tensor: str) -> bool:
         """Whether all readers want one layout: it is changed once, behind its maker (ResNet-18 in FP32 on an A100)."""
-        return len({self._reads(i) for i in self.readers[tensor]}) == 1
+        found = self.alike.get(tensor)
+        if found is None:
+            found = self.alike[tensor] = len({self._reads(i) for i in self.readers[tensor]}) == 1
+        return found
 
     def _reads(self, i: int) -> tuple[Layout, ...]:
         """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""

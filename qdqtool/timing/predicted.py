@@ -55,6 +55,7 @@ class _Reader:
         self.batch = batch
         self.made: dict[str, float] = {}  # elements of tensors that only the engine has
         self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
+        self.joined: set[int] = set()  # changes of layout that are one kernel with a change of float width
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors that get a reformat to FP16
         self.shapes = Shapes(model)
         self.result = Workload()
@@ -72,6 +73,7 @@ class _Reader:
         self._apart()
         self._rest(covered)
         self._edges()
+        self.result.extras = [e for e in self.result.extras if id(e) not in self.joined]
         return self.result
 
     @functools.cached_property
@@ -94,7 +96,7 @@ class _Reader:
         """Activations that the convolution's kernel does not take in, and changes of layout.
 
         An INT8 convolution that writes a float leaves SiLU to a kernel of its own: YOLOv8n has 93 layers that compute
-        on 8.6.1 and on 10.14.1, of which 49 and 44 write floats and only 25 are convolutions that do; users saw the
+        on 8.6.1 and on 10.14.1, of which 44 and 49 write floats and only 25 are convolutions that do; users saw the
         same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861). Where the builder chooses the width of floats the convolution
         writes FP32, which is linear, so that nothing has to change the layout (12 layers that write FP32 and 25
         reformats that convert nothing on 8.6.1; inferred from these counts).
@@ -144,9 +146,9 @@ class _Reader:
             self.result.extras[-1].reformat = change
 
     def _is_open(self, layer: EngineLayer) -> bool:
-        """Whether the builder chooses the width of what a layer writes, as on 8.x (of 10 typed builds are known)."""
-        kinds_ = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
-        return not self._target.has_marks and self.plain == Precision.FP16 and kinds_ <= {TensorProto.FLOAT, 0}
+        """Whether the builder chooses the width of what a layer writes, as on 8.x (10 is known by typed builds alone)."""
+        stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
+        return not self._target.has_marks and self.plain == Precision.FP16 and stored <= {TensorProto.FLOAT, 0}
 
     def _goes_to_sum(self, layer: EngineLayer) -> bool:
         """Whether an Add alone reads a layer's result: activation and sum are one kernel."""
@@ -429,12 +431,22 @@ class _Reader:
             if count and self.model.elem_type(tensor) == TensorProto.FLOAT and tensor not in self.wide:
                 self._edge(tensor, count, Precision.FP16, Precision.FP32)
 
+    @functools.cached_property
+    def _changes(self) -> dict[str, list[Extra]]:
+        """The changes of layout by tensor, once all are known."""
+        found: dict[str, list[Extra]] = defaultdict(list)
+        for extra in self.result.extras:
+            if extra.reformat is not None:
+                found[extra.reformat.tensor].append(extra)
+        return found
+
     def _edge(self, tensor: str, count: float, read: Precision, written: Precision) -> None:
         """A change of float width; one kernel with the change of layout where there is one (FP16 engine on an A100)."""
         moved = {"read": width(read) * count, "written": width(written) * count}
-        joined = next((e for e in self.result.extras if e.reformat is not None and e.reformat.tensor == tensor), None)
+        changes = self._changes.get(tensor)
         channels = 64.0
-        if joined is not None and joined.reformat is not None:
-            self.result.extras.remove(joined)
-            channels = joined.reformat.channels
+        if changes:
+            joined = changes.pop(0)
+            self.joined.add(id(joined))
+            channels = joined.reformat.channels if joined.reformat is not None else channels
         self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=channels, **moved))
