@@ -146,7 +146,7 @@ class _Reader:
             self.result.extras[-1].reformat = change
 
     def _is_open(self, layer: EngineLayer) -> bool:
-        """Whether the builder chooses the width of what a layer writes, as on 8.x (10 is known by typed builds alone)."""
+        """Whether the builder chooses the width of what a layer writes: on 8.x; 10 is known by typed builds."""
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
         return not self._target.has_marks and self.plain == Precision.FP16 and stored <= {TensorProto.FLOAT, 0}
 
