@@ -66,11 +66,11 @@ def test_two_that_quantize_alike_have_one_key() -> None:
     base = params(0.5, 0.25)
     for other, same in [
         (params(0.5, 0.25), True), (params(0.5, 0.25, zeros=(0, 0, 0)), True), (params(0.25, 0.5), False),
-        (params(0.5, 0.25, axis=0), False), (params(0.5, 0.25, zeros=(0, 1)), False), (params(0.5), False),
+        (params(0.5, 0.25, axis=0), False), (params(0.5, 0.25, zeros=(0, 1)), False),
+        (params(0.5, 0.25, zeros=(0, 1, 2)), False), (params(0.5), False),
     ]:  # fmt: skip
         assert (base.key == other.key) is same
-        if len(other.zero_points.values if other.zero_points else ()) in (1, 2):
-            assert base.same_as(other) is same
+        assert base.same_as(other) is same
     assert params(0.5).key != params(0.5, 0.5).key
     assert params(0.5, axis=0).key == params(0.5, axis=1).key, "one scale has no axis"
     assert params(math.nan).key is None

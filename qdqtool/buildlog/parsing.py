@@ -160,15 +160,14 @@ def _tensors(body: str) -> list[ParsedTensor | None]:
     if not stripped:
         return tensors
     for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000]:
-        if item.startswith(("optional input", "optional output")):
-            tensors.append(None)
-            continue
         name, arrow, rest = item.rpartition(" -> (")
-        if not arrow:
-            tensors.append(ParsedTensor(item, None, ""))
-            continue
         dims, _, dtype = rest.rpartition(")[")
-        tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")))
+        if item.startswith(("optional input", "optional output")) or not item:
+            tensors.append(None)
+        elif not arrow:
+            tensors.append(ParsedTensor(item, None, ""))
+        else:
+            tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")) if name else None)
     return tensors
 
 

@@ -80,9 +80,9 @@ def test_tensors_of_a_node() -> None:
     section = parse("Parsing node: my [node] [Conv]",
                     "my [node] [Conv] inputs: [a -> (1)[FLOAT]], [optional input, not set], [b], "
                     "[c -> d -> ()[INT8]], ",
-                    "my [node] [Conv] outputs: ")  # fmt: skip
+                    "my [node] [Conv] outputs: [ -> (1)[FLOAT]], []")  # fmt: skip
     (node,) = section.nodes
-    assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [])
+    assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [None, None])
     assert node.inputs == [ParsedTensor("a", (1,), "FLOAT"), None, ParsedTensor("b", None, ""),
                            ParsedTensor("c -> d", (), "INT8")]  # fmt: skip
 
