@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -414,7 +414,7 @@ class Model:
         """A copy of an external tensor with its data, None when the file is not there."""
         if not self.base_dir:
             return None
-        location = external_location(proto)
+        location = external.location_of(proto)
         if external.path_of(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
@@ -529,16 +529,6 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
     return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-
-
-def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
-    return external.all_tensors(graph)
-
-
-def external_location(proto: onnx.TensorProto) -> str:
-    """The file, relative to the model's folder, that holds an external tensor."""
-    return external.location_of(proto)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

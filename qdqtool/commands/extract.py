@@ -101,11 +101,10 @@ def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> No
     Raises:
         QdqtoolError: It is, or its folder is not there.
     """
-    from qdqtool.external import all_tensors
+    from qdqtool.external import all_tensors, location_of
     from qdqtool.files import same_file
-    from qdqtool.graph import external_location
 
-    external = {external_location(t) for t in all_tensors(model.proto.graph)} - {""}
+    external = {location_of(t) for t in all_tensors(model.proto.graph)} - {""}
     sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
     for path in written:
         for source in sources:

@@ -17,12 +17,12 @@ import onnx
 from google.protobuf.message import Message
 
 from qdqtool.errors import ModelError
-from qdqtool.external import all_tensors
+from qdqtool.external import all_tensors, location_of
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.shown import Shown
 from qdqtool.extraction.vocabulary import PUBLIC_DOMAINS, is_public, is_word, public_attributes
 from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Model, external_location
+from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Prediction
@@ -159,7 +159,7 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
         ModelError: The prediction would change, or a text would be left.
     """
     what = whole.path or "model"
-    secrets = set(texts(whole.proto)) | {external_location(t) for t in all_tensors(whole.proto.graph)}
+    secrets = set(texts(whole.proto)) | {location_of(t) for t in all_tensors(whole.proto.graph)}
     secrets |= {whole.path, whole.base_dir}
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""

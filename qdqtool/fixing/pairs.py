@@ -13,7 +13,7 @@ from qdqtool.fixing.weights import dequantized
 from qdqtool.graph import Node
 from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import is_sum
+from qdqtool.onnxgraph.flow import adds_computed
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
@@ -98,7 +98,7 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
             floats.setdefault(r.add, r.tensor)
         names.update(r.names())
     for add in view.model.nodes:
-        if add.name not in names or not is_sum(view, add) or len(add.inputs) != 2:
+        if add.name not in names or not adds_computed(view, add) or len(add.inputs) != 2:
             continue
         residual = floats.get(add.name)
         wanted = shared_residuals(view, add, residual)
