@@ -30,7 +30,7 @@ class Case:
     builds: tuple[str, ...] = ()
     source: str = ""
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # told apart by what they are, many times in a simulation
+    __eq__, __hash__ = object.__eq__, object.__hash__  # distinguished by identity, many times in a simulation
 
     def build_names(self) -> tuple[str, ...]:
         """The builds that show it, each once, without line numbers."""

@@ -579,7 +579,7 @@ def _hash_of(proto: onnx.ModelProto) -> str:
     try:
         parts = Parts(proto)
         if parts.size > budgets.MODEL_MESSAGE:
-            return ""  # no file that could be told by it
+            return ""  # no file that it could identify
         found = hashlib.sha256()
         for part in parts:
             found.update(part)

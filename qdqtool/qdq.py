@@ -52,7 +52,7 @@ def precision_of(elem_type: int) -> Precision:
 
 @dataclass(frozen=True)
 class PerChannel:
-    """What is told of one scale for each channel; equal for equal scales. There may be a million, told many times.
+    """A summary of one scale for each channel; equal for equal scales. There may be a million, shown many times.
 
     Attributes:
         count: How many.
@@ -80,7 +80,7 @@ class Numbers:
         return hashlib.sha256(np.ascontiguousarray(values).data).digest()
 
     @functools.cached_property
-    def told(self) -> float | PerChannel:
+    def summary(self) -> float | PerChannel:
         """One number, or one for each channel."""
         values = self.values
         if values.size == 1:

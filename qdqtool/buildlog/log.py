@@ -1,7 +1,7 @@
 """The streaming reader of build logs: lines in, a :class:`~qdqtool.buildlog.types.Build` out.
 
-Most of a verbose log is the autotuner's timing lines. One regular expression on the raw bytes tells them from the rest;
-only the rest is decoded and looked at, by the handlers of ``sections``.
+Most of a verbose log is the autotuner's timing lines. One regular expression on the raw bytes removes them; only
+the rest is decoded and looked at, by the handlers of ``sections``.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ def command(
     if choices and not any(prediction.assumptions for _, prediction, _, _ in answers):
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     if form == "json":
-        told = answers[0][1].as_json()
+        fields = answers[0][1].as_json()
         if building is not None:
-            told["for"] = building.as_json(chosen.name)
-        emit(to_json(told), output)
+            fields["for"] = building.as_json(chosen.name)
+        emit(to_json(fields), output)
     elif form in ("sarif", "markdown"):
         from qdqtool.render import annotations
 

@@ -110,10 +110,10 @@ def command(
         answer = result.as_json()
         emit(to_json({**answer, **{k: all_as_options(answer[k]) for k in ("notes", "warnings")}}), None)
     else:
-        told = [f"wrote {path}"]
+        notes = [f"wrote {path}"]
         if kept is not None:
-            told.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
-        emit(render(result, terminal_width(), everything=everything) + "\n" + "\n".join(told), None)
+            notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
+        emit(render(result, terminal_width(), everything=everything) + "\n" + "\n".join(notes), None)
     return 0 if result.reached else 1
 
 

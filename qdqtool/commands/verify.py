@@ -42,7 +42,7 @@ def command(
     files of the same build; - is standard input. With --builder the model is built on this machine first, with
     --from-log there is no MODEL.
 
-    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build tells only a part.
+    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
     from qdqtool.files import claim
     from qdqtool.render.output import emit, terminal_width, to_json

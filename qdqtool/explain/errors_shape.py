@@ -138,31 +138,31 @@ def parse_error(text: str) -> ErrorLine:
 
 
 def from_shape(text: str) -> KnownError | None:
-    """What the form of an error text tells where its words are not known; None where it is no error of TensorRT."""
+    """What the form of an error text says where its words are not known; None where it is no error of TensorRT."""
     found = parse_error(text)
     if not found.is_error:
         return _marked(text)
-    told: list[str] = []
+    parts: list[str] = []
     if found.status:
-        told.append(f"The parser says {found.status}.")
+        parts.append(f"The parser says {found.status}.")
     if found.condition:
-        told.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
+        parts.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
     if found.code is not None:
-        told.append(f"Error code {found.code} is {CODES.get(found.code, 'none that the documentation names')}.")
+        parts.append(f"Error code {found.code} is {CODES.get(found.code, 'none that the documentation names')}.")
     if found.file:
         inside = f", function {found.function}" if found.function else ""
         owner = f", belongs to {found.part}" if found.part else ""
-        told.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
+        parts.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
     hint = _scales(found)
     if hint:
-        told.append(hint)
+        parts.append(hint)
     first = (
         "Read the lines above: they name the node. "
         if found.part in ("", "the builder") else "The lines above name the node or layer. "
     )
     return KnownError(
         "unknown-error", f"An error of {found.part or 'TensorRT'} that is not in our table", "", ERROR,
-        " ".join(told), first + _steps(found),
+        " ".join(parts), first + _steps(found),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
                 f"'{(found.condition or found.status or found.function or found.file)[:80]}'.",

@@ -150,7 +150,7 @@ def _heading(line: str) -> LineAnswer | None:
     if counted:
         note = HEADINGS.get(counted[1], "A stage of the build has ended; so many layers are left.")
         return LineAnswer(line, None, (), note, int(counted[2]))
-    note = next((told for begins, told in HEADINGS.items() if line.startswith(begins)), "")
+    note = next((meaning for begins, meaning in HEADINGS.items() if line.startswith(begins)), "")
     return LineAnswer(line, None, (), note) if note else None
 
 

@@ -32,7 +32,7 @@ _PREFIXES = {
     "domain": "o", "op": "F", "attribute": "a", "node": "n", "tensor": "t", "size": "d", "text": "s", "graph": "g",
 }  # fmt: skip
 _SEEDS = 8
-_SHORTEST = 3  # letters of a text that can be told from chance
+_SHORTEST = 3  # letters of a text that can be distinguished from chance
 _LONG = 64  # letters; such a text is none of ours
 _TRIES = 20_000  # spellings; that many taken ones are an attack
 _CLEARED = frozenset({
@@ -191,13 +191,13 @@ def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
         ):
             return "a convolution's outcome"
 
-    def told(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
+    def findings_of(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
         return sorted(
             (str(f.code), str(f.severity), name(f.node), sorted(map(name, f.convolutions)))
             for f in prediction.findings
         )
 
-    before, after = told(one, hidden.place), told(two, str)
+    before, after = findings_of(one, hidden.place), findings_of(two, str)
     if before != after:
         apart = [f for f in (*before, *after) if before.count(f) != after.count(f)]
         return f"finding {apart[0][0]}"

@@ -112,8 +112,8 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
                 output = editor.insert(add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes))
                 editor.set_input(add, position, output)
 
-        told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
-        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {told}", apply))
+        read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
+        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {read}", apply))
     return sites
 
 

@@ -152,7 +152,7 @@ class _Writer:
 
 
 def _only(reader: Reader) -> int | None:
-    """What tells DQs of one tensor apart: the reader that has one to itself."""
+    """What distinguishes DQs of one tensor: the reader that has one to itself."""
     return reader.node.index if needs_own_dq(reader.node) else None
 
 

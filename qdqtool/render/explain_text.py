@@ -70,8 +70,8 @@ def error_text(known: KnownError, width: int) -> str:
         if text:
             lines += ["", heading, *wrap(text, 2, width)]
     if known.codes:
-        told = ", ".join(known.codes)
-        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {told} (qdqtool explain {known.codes[0]})",
+        some = ", ".join(known.codes)
+        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {some} (qdqtool explain {known.codes[0]})",
                             2, width, "")]
     return as_text(lines)
 

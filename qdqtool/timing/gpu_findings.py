@@ -20,7 +20,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     """Findings about running a predicted engine on a GPU; ids go on from the prediction's.
 
     A prediction for TensorRT-RTX gets none: its own rules speak of the GPUs that it supports.
-    ``model`` tells which convolutions are depthwise; without it nothing is said of those.
+    ``model`` shows which convolutions are depthwise; without it nothing is said of those.
     """
     if target_named(prediction.target).is_rtx:
         return []

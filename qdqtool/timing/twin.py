@@ -151,7 +151,7 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
         added = graph.input.add()
         added.CopyFrom(value)
         if value.name in chosen:
-            shape = added.type.tensor_type.shape  # written anew: an output of that name may have told another rank
+            shape = added.type.tensor_type.shape  # written anew: an output of that name may have given another rank
             del shape.dim[:]
             shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name])
     for value in model.proto.graph.output:

@@ -16,7 +16,7 @@ class Build:
     Attributes:
         name: As cases name it.
         tensorrt: Version.
-        gpu: What it was built for; empty where that is not told.
+        gpu: What it was built for; empty where that is not stated.
         flags: What the builder was given.
         network: What was built.
         source: Who published it, and where.

@@ -60,7 +60,7 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
         return FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
         scales = data.quant.scales
-        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.told)
+        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.summary)
     for dq in (data, weights):
         zero = dq.quant.zero_point if dq.quant is not None else None
         if zero is not None and np.any(zero):

@@ -3,7 +3,7 @@
 A line is what TensorRT prints behind ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with B``),
 some belong to the pass that the last ``Running: ...`` line named (``Removing A``), some to none (``Merging layers:``).
 
-What cannot be told apart
+What cannot be decided
     A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as well. One side is
     nearly always the layer that the pass is running on, so a :class:`TraceReader`, which has read that line, splits
     exactly. Without it :func:`parse` splits where the brackets of both sides close, at the first such place; a name

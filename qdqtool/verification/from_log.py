@@ -63,7 +63,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
 
 
 def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Refuses a graph with holes where later sections tell of all of it: each hole would count as a mismatch."""
+    """Refuses a graph with holes where later sections describe all of it: each hole would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
     torn = next((m for m in build.missing if m.startswith(PARSE)), "")
