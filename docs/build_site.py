@@ -109,7 +109,7 @@ def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """mkdocs' navigation: every page once.
 
     Raises:
-        ValueError: A page stands nowhere.
+        ValueError: No section has a page.
     """
     left, parts = dict(titles), []
     for part, names in PARTS:

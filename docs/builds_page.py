@@ -24,7 +24,7 @@ def page() -> str:
 
 def _builds() -> Iterator[str]:
     yield "## Builds\n"
-    yield "| build | TensorRT | GPU | flags | network | at hand | source | in the truth run | rules made from it |"
+    yield "| build | TensorRT | GPU | flags | network | parts | source | in the truth run | rules made from it |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for build in BUILDS.values():
         yield _row(build)

@@ -60,7 +60,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts(_Record):
-    """Which build a verification speaks of.
+    """Which build a verification refers to.
 
     Attributes:
         source: Where the facts come from.
@@ -124,7 +124,7 @@ class TraceCounts(_Record):
         predicted: Lines predicted.
         built: Lines logged; None where the build has none.
         agree: Lines in common as a multiset, wherever they stand.
-        in_order: Lines in common that stand in the same order (longest common subsequence).
+        in_order: Lines in common that are in the same order (longest common subsequence).
     """
 
     predicted: int | None = None

@@ -50,5 +50,5 @@ def documented(name: str, says: str, source: str) -> Case:
 
 
 def assumed(name: str, says: str, source: str) -> Case:
-    """A case that no build at hand shows; ``source`` says why it is taken so and what would refute it."""
+    """A case that no available build shows; ``source`` says why it is taken so and what would refute it."""
     return Case(name, Evidence.ASSUMED, says, (), source)

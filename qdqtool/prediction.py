@@ -35,7 +35,7 @@ def predict(
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
         advice: Whether to look for findings as well.
         assume: What to assume where reports differ on a fusion: ``{"silu-add": "fused"}`` or ``"apart"``.
-        way: How the engine is built, which findings then speak of: ``trtexec``, ``python``, ``onnxruntime``,
+        way: How the engine is built, which findings then refer to: ``trtexec``, ``python``, ``onnxruntime``,
             ``torch-tensorrt`` or ``deepstream``.
 
     Returns:

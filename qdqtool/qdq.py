@@ -95,7 +95,7 @@ class QuantParams:
 
     Attributes:
         scales: Flat float64 scales, in units of the tensor per integer step; None when computed at run time or the
-            data is not at hand.
+            data is not available.
         scale_shape: The scale tensor's dimensions; None when unknown.
         scale_type: ONNX element type of the scale; 0 when unknown.
         zero_points: Flat int64 zero points; zeros where the input is missing; None when not known.

@@ -314,7 +314,7 @@ class ConvOutcome:
 
 @dataclass(slots=True)
 class ModelInfo:
-    """Which model a result speaks of."""
+    """Which model a result refers to."""
 
     path: str
     sha256: str

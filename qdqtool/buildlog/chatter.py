@@ -137,7 +137,7 @@ def is_chatter(text: str) -> bool:
 
 
 def is_unmistakable(text: str) -> bool:
-    """Whether a line of chatter could be nobody's but TensorRT's: most beginnings of three words or more are."""
+    """Whether a line of chatter could be TensorRT's only: most beginnings of three words or more are."""
     return text.startswith(_UNMISTAKABLE)
 
 

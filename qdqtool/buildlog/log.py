@@ -201,7 +201,7 @@ class LogReader:
             self.build.lines.marked += 1
 
     def _refused(self, line: bytes) -> None:
-        """Which runner has no tactic for which layer; a line that names no layer speaks of the one being timed."""
+        """Which runner has no tactic for which layer; a line that names no layer refers to the one being timed."""
         refused, reasons = self.build.tactics.refused, self.build.tactics.reasons
         cut = line.find(b" due to ", 0, 400)
         if cut >= 0:

@@ -220,7 +220,7 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        builds: Number of builds found in the file; everything speaks of the last one (a network that is built twice is
+        builds: Number of builds found in the file; everything refers to the last one (a network that is built twice is
             parsed once).
         missing: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.

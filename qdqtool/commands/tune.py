@@ -69,7 +69,7 @@ def command(
     """Find the placement of Q/DQ in the float MODEL that is fastest and still accurate enough.
 
     Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
-    needed. What the result is worth is measured on images that nothing was chosen by.
+    needed. What the result is worth is measured on held-out images.
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """

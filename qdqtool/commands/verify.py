@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
 @click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not say: times are compared.")
-@click.option("--from-log", "from_log", is_flag=True, help="No model at hand: rebuild the graph from the log itself.")
+@click.option("--from-log", "from_log", is_flag=True, help="No model available: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the answer to a file.")

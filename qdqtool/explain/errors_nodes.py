@@ -203,7 +203,7 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
 _PLAIN = (
     "{name} is {kind}, and no kernel of this GPU and version runs it in the precision and format that were left to "
     "choose.",
-    "Where a Q or DQ stands directly in front of or behind it, leave that out: it then runs in float. Else "
+    "Where a Q or DQ is directly in front of or behind it, leave that out: it then runs in float. Else "
     + _WORKSPACE + ", and try a newer TensorRT.",
     "wording of the builder; no report of this kind of node is known",
     "The cause; the text does not say it, the lines above may.",

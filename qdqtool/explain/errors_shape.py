@@ -52,7 +52,7 @@ _PARTS = (
     (("builtin_op_importers", "modelimporter", "onnx2trt", "onnxopimporters", "onnxopcheckers", "shapedweights",
       "weightscontext", "conditionalhelpers", "loophelpers", "rnnhelpers", "importerutils"), "the ONNX parser",
      "The model's file is the place to look: the node that the lines around name."),
-    (("qdqgraphoptimizer",), "the Q/DQ optimizer", "Q/DQ pairs stand where it cannot place or fuse them."),
+    (("qdqgraphoptimizer",), "the Q/DQ optimizer", "Q/DQ pairs are where it cannot place or fuse them."),
     (("graphoptimizer", "shapemachine", "cgraph", "graph.", "layeraspects", "fusion"), "the graph optimizer",
      "A fusion or rewriting of layers failed."),
     (("pointwise",), "the fusion of elementwise layers", "Elementwise nodes around Q/DQ pairs were fused wrongly."),
@@ -193,11 +193,11 @@ def _marked(text: str) -> KnownError | None:
 def _scales(found: ErrorLine) -> str:
     words = f"{found.condition} {found.function}".lower()
     if "scale" in words:
-        return "It speaks of scales: their number, or that there is one at all."
+        return "It is about scales: their number, or that there is one at all."
     if "axis" in words or "dims" in words or "shape" in words:
-        return "It speaks of shapes or axes."
+        return "It is about shapes or axes."
     if "memory" in words or "alloc" in words:
-        return "It speaks of memory."
+        return "It is about memory."
     return ""
 
 

@@ -123,7 +123,7 @@ def explain_line(text: str) -> LineAnswer | None:
     note = ""
     if not rules:
         note = (
-            f"{named} is a pass that no build at hand shows; qdqtool does not simulate it. A log with it is worth "
+            f"{named} is a pass that no available build shows; qdqtool does not simulate it. A log with it is worth "
             "reporting."
         )
     elif len(rules) > 1:

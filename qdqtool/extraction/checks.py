@@ -180,7 +180,7 @@ class CommandCheck:
     Args:
         proto: The whole model.
         command: The command.
-        says: A text that stands in its output, errors included; most programs end with 1 whatever went wrong. An
+        says: A text that is in its output, errors included; most programs end with 1 whatever went wrong. An
             empty one is not looked for.
         timeout: In seconds, for the whole model.
 
@@ -242,7 +242,7 @@ class CommandCheck:
         return Path(self._folder.name) / "output"
 
     def _said(self) -> bool:
-        """Whether the text stands in what the last run printed."""
+        """Whether the text is in what the last run printed."""
         if not self._says:
             return True
         with self._output.open("rb") as output:

@@ -78,7 +78,7 @@ class Private:
         """The new name of something; the same for the same.
 
         Raises:
-            ModelError: Every name that could be given stands in the original.
+            ModelError: Every name that could be given is in the original.
         """
         if not original:
             return ""
@@ -91,7 +91,7 @@ class Private:
         return self.names[original]
 
     def _within(self, text: str, shortest: int) -> str | None:
-        """An original text of at least so many letters that stands in a text."""
+        """An original text of at least so many letters that is in a text."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         ends = range(len(text) + 1)
@@ -105,7 +105,7 @@ class Private:
         return self.names.get(name[:end], name[:end]) + name[end:]
 
     def text(self, text: str) -> str:
-        """A text with names replaced, the longest first; a known name is replaced wherever it stands as a word."""
+        """A text with names replaced, the longest first; a known name is replaced wherever it is a whole word."""
         known = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if known:
             pattern = "|".join(re.escape(n) for n in known)
@@ -227,10 +227,10 @@ def _is_repeated(field: Any) -> bool:
 
 
 def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()) -> None:
-    """Replaces or clears every text of a message; what no rule speaks of is cleared.
+    """Replaces or clears every text of a message; what no rule covers is cleared.
 
     Args:
-        attributes: Names of attributes that are public for the node that it stands in; None for an unknown operator.
+        attributes: Names of attributes that are public for the node that it is in; None for an unknown operator.
     """
     kind = message.DESCRIPTOR.name
     if isinstance(message, onnx.NodeProto):

@@ -149,7 +149,7 @@ def fix(
     shared or a bit is given up.
 
     Args:
-        source: The model; all its weights must be at hand.
+        source: The model; all its weights must be available.
         target: As for ``predict``.
         only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
             is quantized and have to be asked for.

@@ -28,7 +28,7 @@ def _dqs(view: View, q: Node) -> list[Node]:
 
 
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
+    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
     gates = {r.node for r in reported if isinstance(r, InsideActivation) and r.gate}
     for q in nodes_of(view, reported):

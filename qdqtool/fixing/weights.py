@@ -119,7 +119,7 @@ def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
 
 
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """W-NONCONST and WEIGHT-INDIRECT: what stands between the constant and its quantizer, computed now."""
+    """W-NONCONST and WEIGHT-INDIRECT: what is between the constant and its quantizer, computed now."""
     sites: list[Site] = []
     names = named(reported)
     for conv in view.weighted:

@@ -157,7 +157,7 @@ def _only(reader: Reader) -> int | None:
 
 
 def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
-    """Scales of the right shape and type for weights whose values are not at hand."""
+    """Scales of the right shape and type for weights whose values are not available."""
     shape = model.constant_shape(site.tensor)
     assert shape is not None
     if site.axis is None:

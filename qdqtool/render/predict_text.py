@@ -138,7 +138,7 @@ def _way(way: Way, target: str, width: int) -> list[str]:
 
 
 def _outside(prediction: Prediction) -> str:
-    """What has to be known before the numbers: they do not speak of FP8 and INT4."""
+    """What has to be known before the numbers: they do not cover FP8 and INT4."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""

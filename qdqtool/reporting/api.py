@@ -84,7 +84,7 @@ def report(
 
     Args:
         model: The Q/DQ model (a float one is shown as well).
-        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is held against them, for
+        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is compared with them, for
             their version.
         before: Another model to show beside it: the float model, or an earlier one.
         target: Which TensorRT to predict for; the build's own where one is given, else ``trt8.5``.

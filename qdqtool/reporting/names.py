@@ -1,4 +1,4 @@
-"""How names and numbers stand on the page: without hidden characters, and of a length that a page can bear."""
+"""How names and numbers are shown on the page: without hidden characters, and of a length that a page can bear."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plain(name: str, op: str) -> str:
 
 
 class Spoken:
-    """Which nodes the names of TensorRT's log lines speak of."""
+    """Which nodes the names of TensorRT's log lines refer to."""
 
     def __init__(self, names: Iterable[str]) -> None:
         known = set(names)

@@ -1,4 +1,4 @@
-"""Sections of the page that stand beside the prediction: a build, a tuning, calibration statistics, weights."""
+"""Sections of the page that are beside the prediction: a build, a tuning, calibration statistics, weights."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from qdqtool.graph import Model, tensor_bytes
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.targets import Target
 
-_MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not at hand
+_MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
 _KEEP = 4096  # bytes; larger constants keep their dimensions only
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, 0)
 
@@ -73,7 +73,7 @@ def float_twin(model: Model) -> Model:
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
-    """A constant of known shape whose data is not at hand."""
+    """A constant of known shape whose data is not available."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")

@@ -20,7 +20,7 @@ class Build:
         flags: What the builder was given.
         network: What was built.
         source: Who published it, and where.
-        parts: What of it is at hand.
+        parts: What of it is available.
         graph: Whether the ONNX graph behind it could be rebuilt, so that the tests hold the simulator to it.
         made_rules: Whether rules were made while looking at it.
     """

@@ -46,7 +46,7 @@ class Format:
     """The wording of one kind of line.
 
     Attributes:
-        before: What stands before the subject; ``{pass}`` in it is the pass's name.
+        before: What is before the subject; ``{pass}`` in it is the pass's name.
         between: What joins subject and object; an empty string where the line names one thing.
         after: What follows.
         scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last Running line.
@@ -114,7 +114,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
     """The event that a line of the optimizer says, None when it is no such line.
 
     Args:
-        line: What stands behind ``[V] [TRT] ``, without the line end.
+        line: What is behind ``[V] [TRT] ``, without the line end.
         running: The pass that the last ``Running`` line named.
         layer: The layer that it is running on: settles where a line joins two names (see the module's docstring).
     """

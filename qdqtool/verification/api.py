@@ -1,4 +1,4 @@
-"""``qdqtool.verify``: a prediction held against a real build."""
+"""``qdqtool.verify``: a prediction compared with a real build."""
 
 from __future__ import annotations
 

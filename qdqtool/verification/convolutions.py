@@ -1,4 +1,4 @@
-"""Convolution by convolution: the prediction held against the engine listing and the pass lines."""
+"""Convolution by convolution: the prediction compared with the engine listing and the pass lines."""
 
 from __future__ import annotations
 

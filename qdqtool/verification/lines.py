@@ -16,7 +16,7 @@ from qdqtool.types import Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.mapping import Mapper, in_myelin
 from qdqtool.verification.sequences import agreement
 
-#: Passes that speak of Q/DQ and of what they are fused into. Left out: those that only prepare names of constants and
+#: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
 QDQ_PASSES = frozenset(
     {

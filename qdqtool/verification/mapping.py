@@ -110,7 +110,7 @@ def makes_product(layer: BuiltLayer) -> bool:
 
 
 def is_aside(layer: BuiltLayer) -> bool:
-    """A layer that no prediction speaks of: layout reformats, constants, shape and host layers, Myelin blocks."""
+    """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
     if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
         return True
     return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")

@@ -1,4 +1,4 @@
-"""A prediction for TensorRT-RTX held against one of its builds."""
+"""A prediction for TensorRT-RTX compared with one of its builds."""
 
 from __future__ import annotations
 

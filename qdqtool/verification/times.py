@@ -1,4 +1,4 @@
-"""The estimated time held against a build that was profiled or timed."""
+"""The estimated time compared with a build that was profiled or timed."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_line_that_may_be_of_several_passes_says_so() -> None:
 def test_pass_that_is_not_known_says_so() -> None:
     answer = explain_line("Running: SomethingNew on Conv_1")
     assert answer is not None and answer.rules == ()
-    assert "SomethingNew is a pass that no build at hand shows" in answer.note
+    assert "SomethingNew is a pass that no available build shows" in answer.note
 
 
 def test_heading_with_a_count() -> None:
