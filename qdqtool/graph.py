@@ -376,7 +376,7 @@ class Model:
         return node is not None and node.op == "Constant"
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
-        """The value of an initializer or Constant; None when it is neither or its data is not at hand."""
+        """The value of an initializer or Constant; None when it is neither or its data is not available."""
         if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
             return self._constants.constant(tensor)
         if tensor in self._arrays:
@@ -434,7 +434,7 @@ class Model:
         return loaded
 
     def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Dimensions of a constant, known even when its data is not at hand."""
+        """Dimensions of a constant, known even when its data is not available."""
         proto = self.constant_proto(tensor)
         if proto is not None:
             return tuple(proto.dims)
@@ -569,7 +569,7 @@ def _hash_of(proto: onnx.ModelProto) -> str:
     try:
         parts = Parts(proto)
         if parts.size > budgets.MODEL_MESSAGE:
-            return ""  # no file that could be told by it
+            return ""  # no file that it could identify
         found = hashlib.sha256()
         for part in parts:
             found.update(part)

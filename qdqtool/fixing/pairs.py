@@ -28,7 +28,7 @@ def _dqs(view: View, q: Node) -> list[Node]:
 
 
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
+    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
     gates = {r.node for r in reported if isinstance(r, InsideActivation) and r.gate}
     for q in nodes_of(view, reported):
@@ -112,8 +112,8 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
                 output = editor.insert(add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes))
                 editor.set_input(add, position, output)
 
-        told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
-        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {told}", apply))
+        read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
+        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {read}", apply))
     return sites
 
 
