@@ -216,7 +216,7 @@ def simulate(engine: Any, portion: Any, stopped: threading.Event) -> dict[str, A
     """In place of counting: answers at once, as for tiny images."""
     from dataclasses import asdict
 
-    from calibration.looks import Looks
+    from calibration.dataset import Looks
     from calibration.statistics import TensorStatistics
 
     if not hasattr(engine, "answer"):

@@ -25,7 +25,7 @@ def run_model(
 def load_samples(model: str | Path, data: str | Path) -> npt.NDArray[np.float32]:
     """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
     from calibration.images import open_data
-    from calibration.partial import input_specs, metadata_size
+    from calibration.session import input_specs, metadata_size
     from qdqtool.modelfile import load
 
     if Path(data).suffix == ".npy":

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration.arrays import RowsSource, SampleFilesSource, StackedArray, StackedSource, array_file_source
+from calibration.arrays import SampleFilesSource, StackedArray, StackedSource
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
@@ -180,12 +180,6 @@ def npz(path: Path, **arrays: npt.NDArray[Any]) -> Path:
     return path / "c.npz"
 
 
-def stacked(path: Path, inputs: list[InputSpec]) -> StackedSource:
-    source = array_file_source(path, inputs)
-    assert isinstance(source, StackedSource)
-    return source
-
-
 def test_a_scalar_is_one_sample(tmp_path: Path) -> None:
     path = npy(tmp_path, np.float32(3).reshape(()))
     assert len(StackedArray(path)) == 1 and StackedArray(path).row(0) == 3
@@ -196,20 +190,20 @@ def test_a_scalar_is_one_sample(tmp_path: Path) -> None:
 
 
 def test_rows_or_batches(tmp_path: Path) -> None:
-    assert [stacked(npy(tmp_path, a), [ONE]).single_rows for a in (ROWS, ROWS[:, None])] == [True, False]
+    assert [StackedSource(npy(tmp_path, a), [ONE]).single_rows for a in (ROWS, ROWS[:, None])] == [True, False]
     mixed = npz(tmp_path, x=ROWS, y=np.zeros((5, 1, 1), np.float32))
-    assert not stacked(mixed, TWO_INPUTS).single_rows
-    assert stacked(npz(tmp_path, x=ROWS, y=np.zeros((5, 1), np.float32)), TWO_INPUTS).single_rows
+    assert not StackedSource(mixed, TWO_INPUTS).single_rows
+    assert StackedSource(npz(tmp_path, x=ROWS, y=np.zeros((5, 1), np.float32)), TWO_INPUTS).single_rows
 
 
 def test_what_a_file_without_samples_is_told(tmp_path: Path) -> None:
     path = npy(tmp_path, ROWS[:0])
     with pytest.raises(DataError) as caught:
-        array_file_source(path, [ONE])
+        StackedSource(path, [ONE])
     assert str(caught.value) == f"{path}: holds no samples"
     path = npy(tmp_path, np.zeros((3, 0), np.float32))
     with pytest.raises(DataError) as caught:
-        array_file_source(path, [ONE])
+        StackedSource(path, [ONE])
     assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
 
 
@@ -248,14 +242,14 @@ def test_arrays_that_do_not_fit_the_inputs(
             np.save(held, array)
             archive.writestr(f"{name}.npy", held.getvalue())
     with pytest.raises(DataError) as caught:
-        array_file_source(path, inputs)
+        StackedSource(path, inputs)
     assert str(caught.value) == f"{path}: {told}"
 
 
 def test_one_npy_feeds_one_input(tmp_path: Path) -> None:
     path = npy(tmp_path, ROWS)
     with pytest.raises(DataError) as caught:
-        array_file_source(path, TWO_INPUTS)
+        StackedSource(path, TWO_INPUTS)
     assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
     named = npz(tmp_path, x=ROWS, other=ROWS + 1)
     assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
@@ -272,8 +266,8 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
             held = io.BytesIO()
             np.save(held, ROWS[:, :1] if name == "y" else ROWS)
             mixed.writestr(f"{name}.npy", held.getvalue(), kind)
-    source = stacked(tmp_path / "m.npz", TWO_INPUTS)
-    assert not source.random_access and stacked(npz(tmp_path, x=ROWS), [ONE]).random_access
+    source = StackedSource(tmp_path / "m.npz", TWO_INPUTS)
+    assert not source.random_access and StackedSource(npz(tmp_path, x=ROWS), [ONE]).random_access
     with pytest.raises(DataError) as caught:
         source.portion([0])
     assert str(caught.value) == (f"{tmp_path / 'm.npz'}: is compressed, so that workers cannot begin in the middle; "
@@ -283,21 +277,21 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
 def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
     """The digests are those of caches that were written before: they may not change."""
     path = npy(tmp_path, ROWS)
-    source, mark = stacked(path, [ONE]), file_digest(path)
+    source, mark = StackedSource(path, [ONE]), file_digest(path)
     assert source.digest(0) == mark + bytes(8) and source.digest(3) == bytes(7) + b"\x03"
     assert source.identity(3) == bytes(7) + b"\x03" + mark == source.identity(3)
     assert (source.count(), source.name(2)) == (5, "c.npy[2]")
     rows = source.portion([4, 1])
-    assert isinstance(rows, RowsSource) and rows._whole is None, "nothing is opened yet"
+    assert "arrays" not in vars(rows), "nothing is opened yet"
     assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
-    assert rows.whole is rows.whole
+    assert rows.arrays is rows.arrays
     assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
     assert [rows.name(0), rows.digest(1), rows.identity(0)] == ["c.npy[4]", source.digest(1), source.identity(4)]
 
 
 def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
     path = npy(tmp_path, np.ones((5, 4000), np.float32))  # more than is read ahead
-    source = stacked(path, [InputSpec("x", (1, 4000))])
+    source = StackedSource(path, [InputSpec("x", (1, 4000))])
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert source.load(3)["x"].all()

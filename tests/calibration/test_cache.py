@@ -23,10 +23,9 @@ from calibration.cache import (
     save_statistics,
     write_tensorrt_cache,
 )
-from calibration.looks import Looks
+from calibration.dataset import Looks
 from calibration.runner import collect
-from calibration.spots import CHANNELS, POSITIONS
-from calibration.statistics import TensorStatistics
+from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, write_pictures

@@ -10,8 +10,8 @@ import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
 from calibration.cache import Statistics
+from calibration.dataset import FEW_IMAGES, Looks
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
-from calibration.looks import FEW_IMAGES, Looks
 from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_of, settle, squared_error
 from qdqtool.errors import DataError, ModelError
 from tests.calibration.nets import conv_net

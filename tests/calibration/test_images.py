@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from calibration.cache import Statistics, load_statistics, save_statistics
-from calibration.histogram import MIN_TOP
 from calibration.images import Dataset, InputSpec, Preprocess, decode, describe, open_data, prepare
 from calibration.methods import METHODS, _least_divergence, amax_of
-from calibration.statistics import TensorStatistics
+from calibration.statistics import MIN_TOP, TensorStatistics
 from qdqtool.errors import DataError
 from tests.calibration.divergence import divergence
 from tests.calibration.nets import write_pictures

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibration import methods
-from calibration.histogram import MIN_TOP, Histogram
 from calibration.methods import (
     METHODS,
     SEARCH_BITS,
@@ -30,8 +29,7 @@ from calibration.methods import (
     squared_error,
     unbiased,
 )
-from calibration.spots import rounding
-from calibration.statistics import TensorStatistics, merge_all
+from calibration.statistics import MIN_TOP, Histogram, TensorStatistics, merge_all, rounding
 from tests.calibration.divergence import divergence
 
 Floats32 = npt.NDArray[np.float32]

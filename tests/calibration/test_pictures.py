@@ -17,8 +17,7 @@ from calibration import pictures
 from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
-from calibration.picture_files import ImageSource
-from calibration.pictures import Preprocess, _Pixels, decode, describe, prepare
+from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, describe, prepare
 from qdqtool import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import write_pictures
@@ -186,7 +185,7 @@ def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
     code = (
         "import re, sys, threading\n"
         "from calibration.dataset import InputSpec\n"
-        "from calibration.picture_files import ImageSource\n"
+        "from calibration.pictures import ImageSource\n"
         "from calibration.pictures import YOLO_PREPROCESS\n"
         "from pathlib import Path\n"
         "path = Path(sys.argv[1])\n"

@@ -19,8 +19,8 @@ import calibration
 from calibration import Focus, runner
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.images import Preprocess, open_data
-from calibration.partial import input_specs, metadata_size, partial_model
 from calibration.runner import _identity, _model_key, collect
+from calibration.session import input_specs, metadata_size, partial_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.graph import Model

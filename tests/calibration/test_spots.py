@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from calibration import TensorStatistics, amax_of, collect, load_statistics
 from calibration.methods import BIASED_WEIGHT, unbiased
-from calibration.spots import CHANNELS, IMAGES, POSITIONS, chosen, rounding, taken
+from calibration.statistics import CHANNELS, IMAGES, POSITIONS, rounding, spotted_samples, taken
 from tests.calibration.nets import conv_net
 
 RNG = np.random.default_rng(11)
@@ -20,10 +20,10 @@ RNG = np.random.default_rng(11)
 
 @given(st.integers(1, 100_000))
 def test_samples_are_evenly_spread(samples: int) -> None:
-    numbers = sorted(n for n in chosen(samples) if n < samples)
+    numbers = sorted(n for n in spotted_samples(samples) if n < samples)
     assert len(numbers) == min(samples, IMAGES)
     assert all(abs(n - k * samples / len(numbers)) <= 1 for k, n in enumerate(numbers))
-    assert chosen(None) == frozenset(range(IMAGES))
+    assert spotted_samples(None) == frozenset(range(IMAGES))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 130), st.integers(7, 40), st.integers(7, 40))
@@ -125,7 +125,7 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
     cache = tmp_path / "cache.npz"
     found = collect(conv_net(), samples, ["images", "c1"], cache=cache, progress=False)
     assert [len(found[n].spots) for n in found] == [IMAGES, IMAGES]
-    wanted = sorted(bytes(v) for k in chosen(40) if (v := taken(samples[k]["images"], k)) is not None)
+    wanted = sorted(bytes(v) for k in spotted_samples(40) if (v := taken(samples[k]["images"], k)) is not None)
     assert sorted(map(bytes, found["images"].spots)) == wanted
     back = load_statistics(cache)
     assert sorted(map(bytes, back["images"].spots)) == wanted
@@ -139,8 +139,8 @@ PART = 0.6180339887498949
 @pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
 def test_sixteen_samples(samples: int) -> None:
     wanted = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
-    assert chosen(samples) == wanted and len(wanted) == 16
-    assert chosen(None) == set(range(16))
+    assert spotted_samples(samples) == wanted and len(wanted) == 16
+    assert spotted_samples(None) == set(range(16))
 
 
 @pytest.mark.parametrize(("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)])
