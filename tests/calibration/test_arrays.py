@@ -50,27 +50,6 @@ def test_one_array_of_another_name_feeds_the_only_input(tmp_path: Path) -> None:
     assert len(list(open_data(tmp_path / "c.npz", [SPEC]))) == 7
 
 
-def test_a_folder_with_one_npz_for_each_sample(tmp_path: Path) -> None:
-    for index in range(3):
-        np.savez(tmp_path / f"{index}.npz", images=STACK[index], size=SIZES[index : index + 1])
-    samples = list(open_data(tmp_path, TWO))
-    assert [s["images"].shape for s in samples] == [(1, 3, 4, 4)] * 3
-    assert (samples[2]["size"] == SIZES[2:3]).all()
-
-
-def test_stacks_of_batches(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK[:6].reshape(3, 2, 3, 4, 4))
-    samples = list(open_data(tmp_path / "c.npy", [InputSpec("images", (2, 3, 4, 4))]))
-    assert len(samples) == 3 and (samples[1]["images"] == STACK[2:4]).all()
-
-
-def test_rows_are_joined_to_a_fixed_batch(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK)
-    samples = list(open_data(tmp_path / "c.npy", [InputSpec("images", (4, 3, 4, 4))]))
-    assert [len(s["images"]) for s in samples] == [4, 4]
-    assert (samples[1]["images"][:3] == STACK[4:]).all() and (samples[1]["images"][3] == STACK[4]).all()
-
-
 def test_arrays_in_memory() -> None:
     assert len(open_data({"images": STACK}, [SPEC])) == 7
     assert len(list(open_data(STACK, [SPEC], max_images=2))) == 2
@@ -113,10 +92,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:600])
     np.save(tmp_path / "fortran.npy", np.asfortranarray(STACK))
     cases = [
-        (file("names.npz", pictures=STACK, size=SIZES), TWO, "no array for the model's input 'images'"),
         (file("shape.npz", images=STACK[:, :, :2]), [SPEC], r"\[3, 2, 4\]|\[1, 3, 2, 4\]"),
-        (file("lengths.npz", images=STACK, size=SIZES[:3]), TWO, "different numbers of samples"),
-        (file("none.npz", images=STACK[:0]), [SPEC], "no samples"),
         (file("objects.npz", images=objects), [SPEC], "Python objects"),
         (file("floats.npz", images=STACK, size=SIZES + 0.5), TWO, "holds float64"),
         (tmp_path / "objects.npy", [SPEC], "Python objects"),
@@ -124,7 +100,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "text.npz", [SPEC], "not an npz"),
         (tmp_path / "half.npz", [SPEC], "not an npz"),
         (tmp_path / "fortran.npy", [SPEC], "Fortran"),
-        (tmp_path / "whole.npz", TWO, "no array for the model's input 'size'"),
     ]
     for path, specs, expected in cases:
         with pytest.raises(DataError, match=expected) as caught:
@@ -132,10 +107,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and path.name in str(caught.value)
     with pytest.raises(DataError, match="cut off"):
         list(open_data(tmp_path / "short.npy", [SPEC]))
-    with pytest.raises(DataError, match="give a dict"):
-        list(open_data([STACK[0]], [SPEC]))
-    with pytest.raises(DataError, match="3 rows"):
-        list(open_data([{"images": STACK[:3]}], [InputSpec("images", (2, 3, 4, 4))]))
 
 
 def test_a_negative_dimension_is_refused(tmp_path: Path) -> None:

@@ -72,6 +72,12 @@ def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, 
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_the_colour_of_the_padding() -> None:
+    found = prepare(np.full((15, 64, 3), 200, np.uint8), 64, 64, Preprocess(scale=1.0, fill=0))[0, 0]
+    assert (found[24:39] == 200).all() and (found[:24] == 0).all() and (found[39:] == 0).all()
+    assert (prepare(np.full((10, 40, 3), 200, np.uint8), 64, 64, Preprocess("stretch", scale=1.0)) == 200).all()
+
+
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
     picture = noise(12, 20)
     for way in (RAW, Preprocess("stretch", scale=1.0)):

@@ -34,18 +34,6 @@ from tests.calibration.nets import conv_net, run_all
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
 
-def test_workers_follow_cores_and_memory() -> None:
-    assert [worker_count(1 << 20, available) for available in (1, 2, 3, 4, 8, 64)] == [1, 2, 3, 2, 4, 4]
-    assert worker_count(40 << 20, 64) == 3
-    assert worker_count(1 << 40, 64) == 1
-    assert worker_count(0, 2) == 2
-
-
-def test_size_of_what_is_fetched() -> None:
-    assert fetched_bytes(load(conv_net()), ["c1", "r2"]) == 2 * 4 * 4 * 16 * 16
-    assert fetched_bytes(load(conv_net(("n", 3, "h", "w"))), ["c1"]) == 4 * 4
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), ("n", 3, 16, 16), ("n", 3, "h", "w")])
 def test_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -> None:
     model = conv_net(shape)
