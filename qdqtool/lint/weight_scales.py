@@ -148,7 +148,9 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
         return None
     params = view.params(first)
     scale = params.scale
-    if params.precision != Precision.INT8 or scale is None or not scale.size or not np.all(scale > 0):
+    if params.precision != Precision.INT8 or scale is None or not scale.size:
+        return None
+    if not np.all((scale > 0) & np.isfinite(scale)):
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given
@@ -108,6 +111,35 @@ def test_models_of_different_networks_are_refused() -> None:
     other = g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
     with pytest.raises(QdqtoolError, match="no layer in common"):
         compare(network(), other)
+
+
+def test_a_few_names_and_shapes_in_common_make_no_network() -> None:
+    """The stem and its name are those of the other network, and so are some shapes further down."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
+    for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
+        x = g.relu(g.conv(x, f"b{i}.a", channels, k=k, scale=None, weights="float"), f"b{i}.ra")
+    for a, b in ((float_network(), g.model(x)), (g.model(x), float_network()), (network(4), g.model(x))):
+        with pytest.raises(QdqtoolError, match="different networks"):
+            compare(a, b)
+
+
+def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
+    def spoil(change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]) -> onnx.ModelProto:
+        proto = network()
+        for tensor in proto.graph.initializer:
+            values = onnx.numpy_helper.to_array(tensor)
+            if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
+        return proto
+
+    assert not compare(network(), spoil(lambda v: v)).changed
+    for change in (lambda v: v[::-1], lambda v: np.roll(v, 1), *(
+        lambda v, bad=bad: np.where(np.arange(v.size) == 3, np.float32(bad), v) for bad in (0, -0.1, np.nan, np.inf)
+    )):
+        result = compare(network(), spoil(change))
+        assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == ["b1.a"]
+        json.dumps(result.as_json(), allow_nan=False)
 
 
 def test_files_in_every_form(tmp_path: Path) -> None:
