@@ -18,6 +18,7 @@ from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeS
 from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
 from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.explain.report import obstacles
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.onnxgraph.view import View
@@ -27,6 +28,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.verification.api import check_told, choose_target
 
+_ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
@@ -87,11 +89,18 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
     weighted = [n.index for n in first.view.weighted]
     common = any(i in matching.pairs for i in weighted)
     if matching.likeness < ALIKE or (weighted and not common):
+        for asked in (first, second):
+            findings = asked.prediction.findings if asked.prediction is not None else []
+            if any(f.code == "QOPERATOR" for f in findings):
+                raise QdqtoolError(f"{asked.title} has {obstacles(findings)}; there are no layers to compare")
         told = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
         raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {told}")
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
+    if matching.likeness < _ONE_NETWORK:
+        result.notes.append(f"only {matching.likeness:.0%} of the layers have their like in the same surroundings: "
+                            "two versions of a network, or two networks")
     left, right = models.nodes_of(first), models.nodes_of(second)
-    findings = _findings(second.prediction)
+    gravest = _findings(second.prediction)
     taken = set()
     for index, other in matching.pairs.items():
         a, b = left.get(index), right.get(other.index)
@@ -100,7 +109,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             continue
         a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
         b = b or NodeSide(other.name, other.op, data=False)
-        result.nodes.append(_explained(compare_sides(a, b), findings))
+        result.nodes.append(_explained(compare_sides(a, b), gravest))
     for index, side in left.items():
         if index not in matching.pairs:
             result.nodes.append(_alone(side, None, side.precision is not None))

@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqtool import qdq
 from qdqtool.comparing.result import NodeSide, Scales, Side
+from qdqtool.explain.report import obstacles
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
@@ -123,7 +124,7 @@ def side_of(asked: Asked) -> Side:
         side.int8_to_int8, side.conversions = summary["int8_to_int8"], summary["conversions"]
         side.products = summary["matrix_products"]
         side.plain = sum(not c.is_product for c in prediction.convolutions)
-        side.target = prediction.target
+        side.target, side.obstacle = prediction.target, obstacles(prediction.findings)
         if prediction.time is not None:
             side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return side

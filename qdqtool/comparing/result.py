@@ -211,6 +211,7 @@ class Side:
         target: What the prediction is for; empty for a build.
         gpu: Where the time is for; empty without.
         missing: What a build lacks because it is cut off; empty for a whole one.
+        obstacle: In what form a model is quantized that TensorRT does not take; empty for none.
     """
 
     kind: str
@@ -227,6 +228,7 @@ class Side:
     products: int = 0
     plain: int = 0
     missing: list[str] = field(default_factory=list)
+    obstacle: str = ""
 
     def as_json(self) -> Json:
         return {

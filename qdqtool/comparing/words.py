@@ -33,8 +33,10 @@ def answer(comparison: Comparison) -> str:
 
 
 def _partial(comparison: Comparison) -> list[str]:
-    return [f"{label} is incomplete ({', '.join(side.missing)})"
-            for label, side in (("A", comparison.a), ("B", comparison.b)) if side.missing]
+    """What has to be known before anything else: a build that is cut off, a model that TensorRT does not take."""
+    sides = (("A", comparison.a), ("B", comparison.b))
+    cut = [f"{label} is incomplete ({', '.join(side.missing)})" for label, side in sides if side.missing]
+    return cut + [f"{label} has {side.obstacle}" for label, side in sides if side.obstacle]
 
 
 def _realized(comparison: Comparison) -> list[str]:

@@ -21,6 +21,7 @@ from qdqtool.comparing.words import answer
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.view import View
+from qdqtool.render.predict_text import verdict
 from tests.comparing.networks import float_network, network
 from tests.trt.builder import Graph
 
@@ -149,6 +150,39 @@ def test_files_in_every_form(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(data)
     for other in ("b.onnx.gz", "c.bin"):
         assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / other).changed
+
+
+def test_forms_that_tensorrt_does_not_take_are_told_first(tmp_path: Path) -> None:
+    """onnxruntime's own exports: integer operators, dynamic ranges, UINT8, zero points."""
+    ort = pytest.importorskip("onnxruntime.quantization")
+    path = tmp_path / "float.onnx"
+    onnx.save(float_network(), path)
+    class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self.left = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), np.float32)}]
+
+        def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
+            return self.left.pop() if self.left else None
+
+    def static(name: str, kind: str, activations: str) -> None:
+        ort.quantize_static(path, tmp_path / name, Reader(), quant_format=getattr(ort.QuantFormat, kind),
+                            activation_type=getattr(ort.QuantType, activations))
+
+    ort.quantize_dynamic(path, tmp_path / "dynamic.onnx")
+    static("integers.onnx", "QOperator", "QUInt8")
+    static("unsigned.onnx", "QDQ", "QUInt8")
+    static("asymmetric.onnx", "QDQ", "QInt8")
+    for name, told in (("dynamic.onnx", "DynamicQuantizeLinear"), ("integers.onnx", "QLinearConv"),
+                       ("unsigned.onnx", "UINT8"), ("asymmetric.onnx", "zero points")):
+        assert told in verdict(qdqtool.predict(tmp_path / name, T)), name
+        if told in ("DynamicQuantizeLinear", "QLinearConv"):
+            for a, b in ((path, tmp_path / name), (tmp_path / name, path)):
+                with pytest.raises(QdqtoolError, match=told):
+                    qdqtool.compare(a, b)
+        else:
+            result = qdqtool.compare(path, tmp_path / name, target=T)
+            assert told in result.b.obstacle and answer(result).startswith(f"B has {result.b.obstacle}")
+    assert not qdqtool.compare(path, path).a.obstacle and "--gpu" in verdict(qdqtool.predict(path))
 
 
 def test_json_says_what_the_result_says() -> None:
