@@ -88,7 +88,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
     matching = match(first.view, second.view)
     weighted = [n.index for n in first.view.weighted]
     common = any(i in matching.pairs for i in weighted)
-    if matching.likeness < ALIKE or (weighted and not common):
+    if matching.likeness < ALIKE or (not common and (weighted or second.view.weighted)):
         for asked in (first, second):
             findings = asked.prediction.findings if asked.prediction is not None else []
             if any(f.code == "QOPERATOR" for f in findings):
