@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool import qdq
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
 from qdqtool.qat.amax import scale_of
 from qdqtool.qat.modules import watching
@@ -65,10 +65,16 @@ class Check:
 
     def text(self) -> str:
         """One line."""
-        return (
+        said = (
             f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
             f"standard deviation, the network's own noise is {self.noise:.1e}"
         )
+        return said if self.end_to_end_tells else f"{said}, so that end to end tells nothing: the pieces alone protect"
+
+    @property
+    def end_to_end_tells(self) -> bool:
+        """Whether a wrong model would stand out end to end: the noise that is allowed is less than the outputs."""
+        return NOISES * self.noise < 1.0
 
 
 @dataclass
@@ -106,8 +112,16 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         scale = float(scale_of(getattr(module, attribute), before))
         found.calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
 
-    with evaluating(twin), watching(seen):
-        found.outputs = tensors_of(call.on(twin, "cpu"))
+    try:
+        with evaluating(twin), watching(seen):
+            found.outputs = tensors_of(call.on(twin, "cpu"))
+    except QdqtoolError:
+        raise
+    except Exception as error:  # of the network's own code, or of torch
+        given = ", ".join("x".join(map(str, t.shape)) or "a number" for t in call.tensors) or "no tensor"
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({given}): {reason}; give what the "
+                         "network was prepared with") from error
     return found
 
 
