@@ -103,7 +103,7 @@ class Plan:
         """Places that share one amax although they read different tensors (tied by Concat, Split, MaxPool ...)."""
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
-            groups[quantizer.group][quantizer.tensor].append(_told(quantizer.site))
+            groups[quantizer.group][quantizer.tensor].append(_place(quantizer.site))
         return [[n for names in g.values() for n in names] for g in groups.values() if len(g) > 1]
 
     def text(self) -> str:
@@ -115,8 +115,8 @@ class Plan:
             f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
         ]
         lines.extend(f"  merged    {name}: its branches become one convolution" for name in self.merged)
-        lines.extend(f"  residual  {_told(a.site)}" for a in residuals)
-        lines.extend(f"  pool      {_told(a.site)}" for a in pools)
+        lines.extend(f"  residual  {_place(a.site)}" for a in residuals)
+        lines.extend(f"  pool      {_place(a.site)}" for a in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
         lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
         if self.unseen:
@@ -128,7 +128,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def _told(site: Site) -> str:
+def _place(site: Site) -> str:
     name = site.module or "(network)"
     if site.kind == ADD:
         return f"{name} (input {site.position} of Add {site.call})"
