@@ -262,6 +262,8 @@ class Dataset:
         skipped: Broken images met so far, and why.
     """
 
+    _lock = threading.Lock()  # of all datasets: it is held for a few additions
+
     def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
         self.inputs = list(inputs)
@@ -273,7 +275,6 @@ class Dataset:
                             "it with a batch of 1, or a dynamic one")
         known = source.count()
         self.indices = None if known is None else spread(known, max_images)
-        self._lock = threading.Lock()
         self._exhausted = False
         self._fingerprint: str | None = None
         self._digests: list[bytes] | None = None
@@ -334,13 +335,6 @@ class Dataset:
     def name(self, number: int) -> str:
         """What the (first) image of a sample is called."""
         return self.source.name(self.group(number)[0])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import overload
 
 from qdqtool.errors import DataError
 from qdqtool.files import Key, note_files
@@ -26,13 +25,7 @@ class Folder(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> Path: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Path]: ...
-    def __getitem__(self, index: int | slice) -> Path | list[Path]:
-        if isinstance(index, slice):
-            return [self.root / n for n in self.names[index]]
+    def __getitem__(self, index: int) -> Path:  # type: ignore[override]
         return self.root / self.names[index]
 
 
