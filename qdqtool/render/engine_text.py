@@ -48,7 +48,9 @@ def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
     name = row.name if everything else title_of(row)
     first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
     return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
 
 
