@@ -52,7 +52,14 @@ def verdict(prediction: Prediction) -> str:
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
         parts.append(_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
+        if kernels := _kernels(prediction):
+            parts.append(f"{_count(len(kernels), 'Q/DQ kernel')} of Myelin")
     return outside + "; ".join(parts)
+
+
+def _kernels(prediction: Prediction) -> list[str]:
+    """The Q and DQ that are kernels of their own in Myelin: no conversions of the engine, but as much to do."""
+    return [name for region in prediction.regions for name in region.kernels]
 
 
 def _weighted_products(prediction: Prediction) -> int:
@@ -227,6 +234,9 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
         lines += ["", *wrap(title, 2, width, "")]
         for same in shown:
             lines += _note(same, width)
+    if kernels := _kernels(prediction):
+        text = f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}"
+        lines += ["", *wrap(text, 2, width, "")]
     return lines
 
 
