@@ -1,6 +1,6 @@
 """npy and npz files of plain numbers: read without unpickling, and never more of them than they may take.
 
-numpy's own reader believes a header's lengths and types; here they are held against the file first.
+numpy's own reader believes a header's lengths and types; here they are compared with the file first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Header:
         if dtype.hasobject:
             raise DataError(f"{what}: holds Python objects, which are never loaded; save plain numbers")
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
-            raise DataError(f"{what}: holds {dtype}, which is no plain number")
+            raise DataError(f"{what}: holds {dtype}, which is not a plain number")
         if any(d < 0 for d in shape):
             raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
         self.shape, self.fortran, self.dtype = shape, fortran, dtype

@@ -21,7 +21,7 @@ def _marker() -> Path:
     return Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
 
 
-def tell_once() -> bool:
+def print_once() -> bool:
     """Prints the notice on stderr unless this user has seen it; whether it was printed.
 
     Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.

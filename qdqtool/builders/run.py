@@ -194,7 +194,7 @@ def _load_reader() -> None:
 
 
 def first_words(errors: Sequence[str]) -> str:
-    """The telling line of a refusal: what the parser or the builder asserts, without the lines around it."""
+    """The line that matters of a refusal: what the parser or the builder asserts, without the lines around it."""
     lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()]
     for line in lines:
         # TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.

@@ -140,7 +140,7 @@ def run(command: list[str], log: Path, timeout: float) -> Run:
 
 
 def version_of(log: bytes) -> str:
-    """The version that the first line of a trtexec log tells (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
+    """The version that the first line of a trtexec log states (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
     if match is None:
         return ""

@@ -20,7 +20,7 @@ from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import is_qdq
 
 _ROUNDS = 24
-_TELLING = 4  # rounds from which on a class of several nodes is paired in order
+_DISTINCTIVE = 4  # rounds from which on a class of several nodes is paired in order
 _NEIGHBOURS = 32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
 _TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
 _COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
@@ -116,15 +116,15 @@ def match(first: View, second: View) -> Matching:
     one, two = skeleton_of(first), skeleton_of(second)
     rounds = _rounds(one, two)
     pairs: dict[int, int] = {}
-    telling = rounds[:_TELLING - 1 : -1]
-    for colors in telling:
+    distinctive = rounds[:_DISTINCTIVE - 1 : -1]
+    for colors in distinctive:
         _pair_classes(one, two, *colors, pairs, alone=True)
     named = _names_agree(one, two, pairs)
-    for colors in telling:
+    for colors in distinctive:
         _pair_classes(one, two, *colors, pairs, named=named)
     if named:
         _pair_names(one, two, pairs)
-    for colors in rounds[:_TELLING][::-1]:
+    for colors in rounds[:_DISTINCTIVE][::-1]:
         _pair_classes(one, two, *colors, pairs, alone=True)
     _pair_in_order(one, two, pairs)
     nodes = {n.index: n for n in second.model.nodes}

@@ -1,6 +1,6 @@
 """Attributes and constant values of ONNX nodes, from what a log prints of them or, failing that, from their shapes.
 
-What was printed is exact; what follows from shapes alone is told as such, and need not be what the model had: a 3x3
+What was printed is exact; what follows from shapes alone is marked as such, and need not be what the model had: a 3x3
 kernel with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.
 """
 

@@ -46,10 +46,13 @@ def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if everything else title_of(row)
-    first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
+    numbers = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}"
+    first = [f"{numbers}  {name}"] if len(numbers) + 2 + len(name) <= width else [numbers, f"        {name}"]
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
-    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
+    return [*first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
 
 
 def _slow(report: EngineReport, width: int) -> list[str]:
@@ -63,8 +66,8 @@ def _slow(report: EngineReport, width: int) -> list[str]:
     for row in slow[:_SLOW_LISTED]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
-        told = f"  [{short(str(tactic), 60)}]" if tactic else ""
-        lines += wrap(f"{title_of(row)}{told}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
+        used = f"  [{short(str(tactic), 60)}]" if tactic else ""
+        lines += wrap(f"{title_of(row)}{used}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
                                                           f"#{row.index} ")
     return lines
 

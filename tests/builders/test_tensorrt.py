@@ -15,7 +15,7 @@ from qdqtool import builders
 from qdqtool.builders import child as child_module
 from qdqtool.builders import trtexec
 from qdqtool.builders.child import Child, is_installed
-from qdqtool.builders.licence import tell_once
+from qdqtool.builders.licence import print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
@@ -357,9 +357,9 @@ def test_said_once_for_each_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert tell_once()
+    assert print_once()
     assert "NVIDIA's licence" in capsys.readouterr().err
-    assert not tell_once()
+    assert not print_once()
     assert capsys.readouterr().err == ""
 
 
@@ -367,8 +367,8 @@ def test_said_each_time_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: p
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
-    assert tell_once()
-    assert tell_once()
+    assert print_once()
+    assert print_once()
 
 
 def test_a_home_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,4 +379,4 @@ def test_a_home_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("os.stat", refused)
     monkeypatch.setattr("pathlib.Path.mkdir", refused)
-    assert tell_once()
+    assert print_once()
