@@ -112,7 +112,7 @@ def tune(
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     limit = budgets.seconds(check_timeout, "check_timeout")
