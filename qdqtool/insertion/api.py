@@ -82,7 +82,7 @@ def insert(
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     chosen = target_named(target)
