@@ -294,11 +294,12 @@ def float_model(
     if weights == "int8" and not target.int8_weights:
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    identity = loaded.sha256
+    identity, before = loaded.sha256, loaded.opset
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
-    work.sha256 = None if notes else identity  # by which a calibration cache knows it again
+    # A calibration cache knows the model again by it; another opset alone changes no tensor.
+    work.sha256 = identity if len(notes) == (work.opset != before) else None
     return work, notes, warnings
 
 
