@@ -70,7 +70,7 @@ def read_json(data: bytes, name: str) -> Build:
                                            for x in content):
         _layers(build, content, name)
     else:
-        raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
+        raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
         cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
@@ -178,7 +178,7 @@ def _float(text: str | None) -> float | None:
 
 def _layers(build: Build, listed: Any, name: str) -> None:
     if not isinstance(listed, list):
-        raise BuildLogError(f"{name}: 'Layers' is no list; not a listing of TensorRT")
+        raise BuildLogError(f"{name}: 'Layers' is not a list; not a listing of TensorRT")
     for item in listed[:_MAX_LAYERS]:
         if isinstance(item, str):
             build.layers.append(BuiltLayer(name=item))

@@ -89,7 +89,7 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     for block in rest:
         size += len(block)
         if size > sources.MAX_JSON:
-            raise BuildLogError(f"{name}: a JSON of over {sources.MAX_JSON >> 20} MiB is no layer listing or profile")
+            raise BuildLogError(f"{name}: a JSON of over {sources.MAX_JSON >> 20} MiB cannot be a listing or a profile")
         pieces.append(block)
     return b"".join(pieces)
 

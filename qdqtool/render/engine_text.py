@@ -46,10 +46,13 @@ def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if everything else title_of(row)
-    first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
+    numbers = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}"
+    first = [f"{numbers}  {name}"] if len(numbers) + 2 + len(name) <= width else [numbers, f"        {name}"]
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
-    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
+    return [*first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
 
 
 def _slow(report: EngineReport, width: int) -> list[str]:

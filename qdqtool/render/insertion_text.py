@@ -113,7 +113,7 @@ def _agreement(insertion: Insertion, width: int) -> list[str]:
     found = insertion.agreement
     if found is None:
         return []
-    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are no numbers"
+    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are not numbers"
     samples = f"{found.samples} sample" + "s" * (found.samples != 1)
     return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} ({samples})", 2,
                       width, "")]

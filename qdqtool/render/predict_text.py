@@ -24,7 +24,7 @@ _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
 
 _NOTHING = {
-    "NO-QDQ": "for the model has no Q/DQ; 'qdqtool insert' adds them",
+    "NO-QDQ": "because the model has no Q/DQ; 'qdqtool insert' adds them",
     "QOPERATOR": "for it has integer operators instead of Q/DQ, which TensorRT does not take",
 }
 

@@ -61,7 +61,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     device = f" on {build.device}" if build.device else ""
     lines += wrap(f"Build: {version}{device} ({build.source}); predicted for {target}.", 2, width, first="")
     if result.prediction is not None:
-        lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")
+        lines += wrap(f"Evidence: {result.prediction.target_evidence}.", 2, width, first="")
     if not result.complete or build.missing:
         missing = ", ".join(build.missing or ["not stated"])
         word = "Incomplete build" if not result.complete else "Not in the files given"

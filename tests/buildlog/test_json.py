@@ -51,10 +51,11 @@ def test_a_table_of_our_own_says_who_built(fields: dict[str, Any], version: str 
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is no list"), ({"Layers": [LAYER, {"x": 1}]},
+    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is not a list"), ({"Layers": [LAYER, {"x": 1}]},
         "layer 1 of"),
-    ([1, 2], "no layer listing and no profile"), ([], "no layer listing and no profile"), (5, "no layer listing"),
-    ([{"count": 3, "x": 1}], "no layer listing and no profile"), ('"text', "not a JSON of TensorRT, or damaged"),
+    ([1, 2], "neither a layer listing nor a profile"), ([], "neither a layer listing nor a profile"),
+    (5, "a layer listing"),
+    ([{"count": 3, "x": 1}], "neither a layer listing nor a profile"), ('"text', "not a JSON of TensorRT, or damaged"),
     ("[" * 100_000, "nested too deeply"),
 ])  # fmt: skip
 def test_what_is_neither(content: Any, words: str) -> None:

@@ -340,7 +340,7 @@ def test_files_of_two_builds_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "words"), [
     (b"", "is empty"), (b"  \n\n", "is empty"), (b"hello\nworld\n", "no line of TensorRT"),
     (b"\x00\x01\x02binary\x00", "binary"), (b"\x1f\x8bnot gzip at all", "damaged"), (b'{"a": 1}', "without 'Layers'"),
-    (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "no list"), (b'{"Layers": [5]}', "layer 0"),
+    (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "not a list"), (b'{"Layers": [5]}', "layer 0"),
 ])
 def test_what_is_no_build_is_refused_in_one_line(content: bytes, words: str) -> None:
     with pytest.raises(BuildLogError, match=words) as caught:
