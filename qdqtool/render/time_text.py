@@ -98,10 +98,10 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
     if time.is_float and time.best is not None:
         lines += wrap(f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
                       "convolutions", 2, width)  # fmt: skip
-    moved = [f"conversions take {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moved = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
     moved += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
     if moved:
-        lines += wrap(f"{', '.join(moved)} of it", 2, width)
+        lines += wrap(f"of which {', '.join(moved)}", 2, width)
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:
