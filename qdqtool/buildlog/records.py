@@ -175,6 +175,11 @@ class ProfileRow:
     median_ms: float | None
     percent: float
 
+    @property
+    def ms(self) -> float:
+        """The median, which one slow execution does not move; the average where there is none."""
+        return self.median_ms or self.average_ms
+
 
 @dataclass(slots=True)
 class Memory:

@@ -67,7 +67,7 @@ def measured_ms(build: Build, report: EngineReport | None = None) -> float | Non
         return whole
     if report is not None and report.timed:
         return report.total_ms
-    return sum(row.average_ms for row in build.profile_rows) or None
+    return sum(row.ms for row in build.profile_rows) or None
 
 
 def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:

@@ -188,8 +188,8 @@ def analyze(build: Build) -> EngineReport:
     report = EngineReport(build)
     times: dict[str, list[float]] = {}
     for row in build.profile_rows:
-        times.setdefault(row.name, []).append(row.average_ms)
-    total = sum(row.average_ms for row in build.profile_rows)
+        times.setdefault(row.name, []).append(row.ms)
+    total = sum(row.ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
         cost = LayerCost(layer, index, input_bytes=_bytes(layer.inputs), output_bytes=_bytes(layer.outputs))
         parsed = [nodes[part] for part in layer.fused(known).bases if part in nodes] if nodes else []

@@ -5,14 +5,13 @@ from __future__ import annotations
 from qdqtool.engine.graph import short
 from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text
-from qdqtool.timing.estimate import TimeEstimate
+from qdqtool.timing.estimate import PAYS, TimeEstimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.types import Finding, Prediction
 
 _SLOWEST = 10
 _FIXES = 6
 _MATTERS = 1.3  # gain below which what conversions and layouts cost is said first
-PAYS = 1.02  # gain below which INT8 is not worth building
 _WORTH = 0.002  # share of the total below which a fix is not listed
 
 
@@ -28,7 +27,7 @@ def decision(time: TimeEstimate) -> list[str]:
     best, gain = time.best, time.best_range if time.is_float else time.gain_range
     parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
     parts.append(f"{base.precision}: {ms(base.total_ms)}")
-    parts += [] if base.fp32_ms is None else [f"FP32, as it is built: {ms(base.fp32_ms)}"]
+    parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
     parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
     sentences = [f"{'; '.join(parts)} (estimated)."]
     if not time.gpu.has_int8:
@@ -39,7 +38,7 @@ def decision(time: TimeEstimate) -> list[str]:
     if abs(gain.value - 1) < PAYS - 1:
         verdict = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
     elif gain.value > 1:
-        verdict = f"INT8 is {gain.value:.2f} times as fast as {gain.precision}"
+        verdict = f"INT8 {'would be' if time.is_float else 'is'} {gain.value:.2f} times as fast as {gain.precision}"
     else:
         verdict = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
     verdict += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
@@ -52,7 +51,7 @@ def moving(time: TimeEstimate) -> str:
     """What the conversions and changes of layout cost together; empty where there are none."""
     costs = [_counted(time.conversions, "conversion")] if time.conversions else []
     costs += [_counted(time.layouts, "layout change")] if time.layouts else []
-    return f"{' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}" if costs else ""
+    return f"{ms(time.conversions_ms + time.layouts_ms)} in {' and '.join(costs)}" if costs else ""
 
 
 def decision_lines(time: TimeEstimate, width: int) -> list[str]:

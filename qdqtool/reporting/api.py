@@ -131,7 +131,7 @@ def collect(
         raise QdqtoolError("`clock` needs `gpu`")
     build = build_of(builds) if builds else None
     chosen = gpu_for(build, gpu, clock)
-    subject = look_at(model, target, chosen, build, dict(assume or {}))
+    subject = look_at(model, target, chosen, build, dict(assume or {}), named=gpu, clock=clock)
     collector = Collector(subject, "after" if before is not None else "model")
     page = data.Page(TOOL_VERSION, collector.run())
     page.model.time = times.time_of(subject)

@@ -344,10 +344,8 @@ class Time:
     low: float
     high: float
     conversions: float
-    float_precision: str
-    float_total: float | None
-    gain: float | None
     notes: list[str]
+    decision: list[str]
 
 
 @dataclass(slots=True)

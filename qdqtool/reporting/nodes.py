@@ -202,7 +202,7 @@ class Collector:
                 at=self._main(mine) if mine else (self.nodes_of(layer.nodes) or [-1])[0],
                 macs=round(work.macs) if known and work is not None else None,
                 bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
-                measured=round(row.average_ms, 5) if row is not None else None,
+                measured=round(row.ms, 5) if row is not None else None,
             ))  # fmt: skip
 
         several = Counter(layer.title for layer in self.model.layers)

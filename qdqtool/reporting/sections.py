@@ -24,7 +24,7 @@ from qdqtool.reporting import data
 from qdqtool.reporting.names import message, shown
 from qdqtool.reporting.nodes import Collector
 from qdqtool.verification.api import exit_code
-from qdqtool.verification.times import gpu_time
+from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
     from calibration.cache import Statistics
@@ -68,12 +68,8 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         found.measured_ms = result.times["built_ms"]
         found.measured_from = result.times["built_from"]
         found.predicted_ms = result.times["predicted_ms"]
-    elif collector.subject.build is not None:  # the build does not say on which GPU it was timed
-        measured = gpu_time(collector.subject.build)
-        timed = [row.average_ms for row in collector.subject.build.profile_rows]
-        found.measured_ms = sum(timed) if measured is None and timed else measured
-        found.measured_from = "sum of the profile" if measured is None else "GPU compute time"
-        found.predicted_ms = collector.subject.time.total_ms if collector.subject.time is not None else None
+    elif (timed := collector.subject.build) is not None and is_timed(timed):  # on which GPU is not known
+        found.measured_ms, found.measured_from = measured_time(timed)
     return found
 
 

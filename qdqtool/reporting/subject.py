@@ -51,8 +51,13 @@ def look_at(
     gpu: Gpu | None,
     build: Build | None = None,
     assume: dict[str, str] | None = None,
+    *,
+    named: str | None = None,
+    clock: float | None = None,
 ) -> Subject:
     """Predicts for a model, verifies it where a build is given, and estimates the time where a GPU is.
+
+    ``named`` and ``clock`` are the user's words for the GPU.
 
     Raises:
         ModelError: The model cannot be read.
@@ -63,7 +68,7 @@ def look_at(
     if build is not None:
         from qdqtool.verification.api import verify
 
-        verification = verify(model, build, target=target)
+        verification = verify(model, build, target=target, gpu=named, clock=clock)
         assert verification.prediction is not None
         prediction = verification.prediction
     else:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.qdq import is_qdq
 from qdqtool.render.output import as_options
+from qdqtool.render.time_text import decision
 from qdqtool.reporting import data
 from qdqtool.reporting.names import shown
 from qdqtool.reporting.nodes import Collector, kind_of
@@ -31,11 +32,9 @@ def time_of(subject: Subject) -> data.Time | None:
     time = subject.time
     if time is None:
         return None
-    base = time.float_time
     return data.Time(
         time.gpu.name, time.gpu.clock, time.total_ms, time.low_ms, time.high_ms, time.conversions_ms,
-        str(base.precision) if base else "", base.total_ms if base else None, time.gain,
-        [as_options(note) for note in time.notes],
+        [as_options(note) for note in time.notes], decision(time),
     )
 
 
@@ -68,8 +67,8 @@ def unlisted_of(subject: Subject) -> list[data.Row]:
     """The rows of a profile that belong to no predicted layer, the slowest first."""
     rows = subject.build.profile_rows if subject.build is not None else []
     matched = {id(row) for row in in_profile(subject.prediction.layers, rows) if row is not None}
-    rest = sorted((r for r in rows if id(r) not in matched and r.average_ms > 0), key=lambda r: -r.average_ms)
-    return [data.Row(shown(row.name), round(row.average_ms, 5)) for row in rest[:MOST_ROWS]]
+    rest = sorted((r for r in rows if id(r) not in matched and r.ms > 0), key=lambda r: -r.ms)
+    return [data.Row(shown(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
 
 
 def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
@@ -82,12 +81,12 @@ def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
     matched = in_profile(layers, rows)
     for layer, row in zip(layers, matched, strict=True):
         if row is not None:
-            sums[kind_of(layer)].append(row.average_ms)
+            sums[kind_of(layer)].append(row.ms)
     known = {id(row) for row in matched if row is not None}
     for row in rows:
         if id(row) not in known:
             sums["layout" if row.name.startswith("Reformatting CopyNode") else
-                 "region" if "ForeignNode" in row.name else "edge"].append(row.average_ms)
+                 "region" if "ForeignNode" in row.name else "edge"].append(row.ms)
     return {kind: (sum(values), len(values)) for kind, values in sums.items()}
 
 

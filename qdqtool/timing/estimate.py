@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+PAYS = 1.02  # gain below which INT8 is not worth building
 UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 _OPEN = "trt10"  # the newest target whose builder chooses what floats are, and whose simulation names layers
@@ -340,7 +341,7 @@ def _calibration(
             f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
         )
     measured, estimated = matched(prediction, build.profile_rows, ms)
-    timed = sum(1 for row in build.profile_rows if row.average_ms > 0)
+    timed = sum(1 for row in build.profile_rows if row.ms > 0)
     if measured and 2 * len(measured) < min(timed, len(prediction.layers)):
         raise QdqtoolError(
             f"{given}: only {len(measured)} of its {timed} layers are in the prediction ({len(prediction.layers)} "
@@ -353,7 +354,7 @@ def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tu
     """Milliseconds of the layers that a profile and a prediction share by name: measured, estimated."""
     measured, estimated = [], []
     for row, value in zip(in_profile(prediction.layers, rows), ms.tolist(), strict=False):
-        found = (row.median_ms or row.average_ms) if row is not None else 0.0
+        found = row.ms if row is not None else 0.0
         if found > 0 and value > 0:
             measured.append(found)
             estimated.append(value)
@@ -417,25 +418,32 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
 
     ``given`` is the model as the user has it, ``model`` the one whose shapes are settled.
     """
-    result.float_time = _without(result, model if result.is_float else twin.float_twin(model), target)
+    plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
+    result.float_time = _without(result, model if result.is_float else twin.float_twin(model), plain, target)
     if not result.gpu.has_int8:
         if not any("no INT8" in note for note in result.notes):
             result.notes.append("this GPU has no INT8: nothing to gain")
         return
-    plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
     if plain is not None:
         result.best = _best(result, plain, target)
 
 
-def _without(result: TimeEstimate, model: Model, target: Target) -> FloatTime:
-    """The time of a float network: in FP16 where the GPU is fast in it, which is what INT8 has to be faster than."""
+def _without(result: TimeEstimate, model: Model, plain: Model | None, target: Target) -> FloatTime:
+    """The time of a float network: in FP16 where the GPU is fast in it, which is what INT8 has to be faster than.
+
+    ``plain`` is the same network with weights, from which the FP16 file of a strongly typed network is made; None, or
+    one that cannot be converted, is taken for a network whose floats the builder chooses.
+    """
     typed = target.strongly_typed
     stored = _stored(model) if typed else result.plain
     own = result.total_ms if result.is_float else _total(result, model, target)[1]
     if stored == result.gpu.plain or result.gpu.plain == Precision.FP32:
         return FloatTime(stored, own)
-    half = _total(replace(result, plain=Precision.FP16), model, TARGETS[_OPEN] if typed else target)[1]
-    return FloatTime(Precision.FP16, half, own)
+    if typed:
+        made = None if plain is None else twin.half_twin(plain, target)
+        target = TARGETS[_OPEN] if made is None else target
+        model = model if made is None else twin.resolved(made, result.asked or 1)[0]
+    return FloatTime(Precision.FP16, _total(replace(result, plain=Precision.FP16), model, target)[1], own)
 
 
 def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.external import has_data
 from qdqtool.graph import Model, tensor_bytes
 from qdqtool.qdq import is_dq, is_qdq
@@ -118,6 +118,18 @@ def best_placement(model: Model, target: Target) -> Model:
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
         to_half(placed)
     return placed
+
+
+def half_twin(model: Model, target: Target) -> Model | None:
+    """A float network as a file in FP16, as ``insert`` would write it; None where it cannot be converted."""
+    from qdqtool.insertion.api import prepared
+    from qdqtool.insertion.halfprecision import to_half
+
+    try:
+        work, half, _, _ = prepared(model, model, target, "float", None)
+        return work if half and to_half(work) else None
+    except QdqtoolError:
+        return None
 
 
 def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:

@@ -27,6 +27,7 @@ from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
 from qdqtool.parameters import typed
 from qdqtool.timing import gpus
+from qdqtool.timing.estimate import PAYS
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.images import CHOSEN_ON, JUDGED_ON, Sets, open_sets
@@ -175,7 +176,7 @@ def tune(
             _effort(search, bench, began, cpu),
             described,
             chosen.name, None if machine is None else machine.name,
-            [*notes, *search.notes, *_float_is_better(search, point)],
+            [*notes, *search.notes, *_against_float(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
             builder=lambda configuration: planner.build(planner.plan(configuration), placing.weights)[0].proto,
             float_type="fp16" if half else "fp32", float32=dict(planner.wide),
@@ -343,15 +344,21 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     return found
 
 
-def _float_is_better(search: Search, point: Point) -> list[str]:
-    """What to say where the float model needs no more time than what was asked for or found."""
-    alone = search.float_cost()
-    if alone.ms is None or point.cost.ms is None:
+def _against_float(search: Search, point: Point) -> list[str]:
+    """What to say where the float model needs no more time than what was asked for, or hardly more than what was found.
+    """
+    alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
+    if alone is None or own is None:
         return []
-    if search.goal.budget is not None and alone.ms <= search.goal.budget:
-        return [f"the float model itself is predicted to take {alone.ms:.4g} ms, which fits: no INT8 is needed"]
-    if alone.ms <= point.cost.ms:
-        return [f"the float model itself is predicted to take {alone.ms:.4g} ms, no more than this: deploy that"]
+    written = " and is what was written" if not point.cost.int8 else ""
+    if search.goal.budget is not None and alone <= search.goal.budget:
+        return [f"the float model itself is predicted to take {alone:.4g} ms, which fits{written}: no INT8 is needed"]
+    if written:
+        return [f"the float model is predicted to take {alone:.4g} ms{written}: no placement that is accurate enough "
+                "is faster"]
+    if alone < PAYS * own:
+        return [f"not expected to be at least {PAYS:g} times as fast as the float model, which is predicted to take "
+                f"{alone:.4g} ms: {alone / own:.2f} times"]
     return []
 
 

@@ -259,7 +259,7 @@ class Planner:
 
     def build(self, plan: Plan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
         """The finished Q/DQ model, and what got a pair; ``weights`` as in :meth:`Recipe.build`."""
-        made, quantized = plan.recipe.build(self.model, weights)
+        made, quantized = plan.recipe.build(self.model, weights) if plan.recipe.pairs else (self.model.copy(), [])
         if self.half:
             halfprecision.to_half(made, self.wide)
         return made, quantized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from qdqtool.insertion import losses
 from qdqtool.operators import WEIGHTED
 from qdqtool.timing.products import product_of
 from qdqtool.timing.shapes import Shapes
-from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner, Recipe, first_change
+from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import (
@@ -100,11 +101,20 @@ class Search:
         self.sites = find_sites(self.planner)
         self.start, self.judged = judge(candidates(self.sites), self.planner.cost)
 
-    def float_cost(self) -> Cost:
-        """What the float network costs."""
+    @functools.cached_property
+    def everything_float(self) -> Configuration:
+        """The float network, which is a placement like others."""
         placement = self.planner.placement(self.start)
         nodes = {r.node.name for readers in placement.readers.values() for r in readers}
-        return self.planner.cost(Configuration(floats=frozenset(nodes) | self.start.floats))
+        return Configuration(floats=frozenset(nodes) | self.start.floats)
+
+    def _float_model(self) -> None:
+        """Puts the float network beside the others where its time is known: it may be the fastest."""
+        cost = self.planner.cost(self.everything_float)
+        if self.pool and cost.ms is not None and not cost.int8:
+            self.pool.setdefault(self.recipe(self.everything_float).key, Point(
+                "the float model", self.everything_float, [], {}, cost, self.float_value(self.bench.sets.chosen_on),
+            ))  # fmt: skip
 
     def swept(self) -> list[Judged]:
         """The candidates that a sweep measures."""
@@ -119,6 +129,7 @@ class Search:
         """Fills the pool; a time limit ends it early."""
         try:
             self._everything_int8()
+            self._float_model()
             if self._is_enough(self.start) and not self.whole_front:
                 self.enough = True
                 return
@@ -501,7 +512,7 @@ class Search:
 
     def bought(self, point: Point) -> list[Bought]:
         """What each choice of a placement bought: measured again without it."""
-        parts = self.parts(point.configuration)[:_REMOVED]
+        parts = self.parts(point.configuration)[:_REMOVED] if point.cost.int8 else []
         less = [self.without(point.configuration, s) for s in parts]
         self.bench.whole([self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought")
         found = []

@@ -9,7 +9,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.timing import calibration
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import gpu_of, unknown_gpu
+from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
@@ -32,17 +32,13 @@ def compare_times(
         QdqtoolError: ``gpu`` is no GPU that is known.
     """
     chosen = gpu_of(build, gpu, clock)
-    measured = gpu_time(build)
-    if chosen is None or (measured is None and not build.profile_rows):
+    if chosen is None or not is_timed(build):
         return None
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,
                     graph=runs_as_graph(build))  # fmt: skip
-    how = "GPU compute time"
     pairs = _pairs(prediction, build, time)
-    if measured is None:
-        overhead = _overhead_us(chosen.name, pairs)
-        measured = sum(max(row.average_ms - overhead * 1e-3, 0.0) for row in build.profile_rows)
-        how = f"sum of the profile less {overhead:.1f} us a layer"
+    overhead = 0.0 if gpu_time(build) is not None else _overhead_us(chosen.name, pairs)
+    measured, how = measured_time(build, overhead)
     off = [abs(t / m - 1) for _, t, m in pairs]
     slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
     return {
@@ -54,10 +50,24 @@ def compare_times(
         "built_ms": measured,
         "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [note for note in time.notes if note],
+        "notes": [note for note in (contradicted(build, chosen), *time.notes) if note],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
+
+
+def is_timed(build: Build) -> bool:
+    """Whether a build gives any time."""
+    return gpu_time(build) is not None or bool(build.profile_rows)
+
+
+def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
+    """Milliseconds of a timed build, and where they are from: the log, else the sum of its profile."""
+    stated = gpu_time(build)
+    if stated is not None:
+        return stated, "GPU compute time"
+    less = f" less {overhead_us:.1f} us a layer" if overhead_us else ", with what profiling added"
+    return sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows), f"sum of the profile{less}"
 
 
 def gpu_time(build: Build) -> float | None:
@@ -68,10 +78,12 @@ def gpu_time(build: Build) -> float | None:
 
 def not_compared(build: Build) -> list[str]:
     """Why a build that was timed is compared with no estimate: its GPU is not known."""
-    if not build.performance.get("GPU Compute Time") and not build.profile_rows:
+    if not is_timed(build):
         return []
-    why = unknown_gpu(build)
-    return [f"times are not compared: {why}"] if why else []
+    why = "the build does not say on which GPU it ran; name it with `gpu`" if build.device is None else (
+        unknown_gpu(build))
+    measured, how = measured_time(build)
+    return [f"{measured:.3f} ms measured ({how}), compared with no estimate: {why}"] if why else []
 
 
 def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
@@ -99,7 +111,7 @@ def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tup
     """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
     rows = in_profile(prediction.layers, build.profile_rows)
     return [
-        (layer.name, value, row.average_ms)
+        (layer.name, value, row.ms)
         for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
-        if row is not None and row.average_ms > 0 and value > 0
+        if row is not None and row.ms > 0 and value > 0
     ]

@@ -41,7 +41,25 @@ def test_without_a_gpu_nothing_changes(model, capsys):
 
 def test_a_float_model_is_told_what_int8_could_gain(tmp_path, capsys):
     assert run(["predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100"]) == 0
-    assert "at best" in capsys.readouterr().out
+    first = capsys.readouterr().out.splitlines()
+    assert first[0].startswith("FP16: ") and "INT8 would be" in first[1]
+
+
+def test_markdown_begins_with_the_decision(model, capsys):
+    assert run(["predict", model, "--gpu", "T4", "--format", "markdown"]) == 0
+    assert "INT8 as placed: " in capsys.readouterr().out.splitlines()[2]
+
+
+@pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])
+def test_the_build_line_is_of_the_build_that_was_estimated(model, capsys, options, flag):
+    assert run(["predict", model, "--target", "trt8.6", *options]) == 0
+    assert ("--fp16" in next(x for x in capsys.readouterr().out.splitlines() if x.startswith("build: "))) is flag
+
+
+def test_layers_have_their_times(model, capsys):
+    assert run(["predict", model, "--target", "trt8.6", "--gpu", "T4", "--layers"]) == 0
+    layers = capsys.readouterr().out.partition("Engine layers")[2].partition("\n\n")[0].splitlines()[1:]
+    assert layers and all(line.endswith(" ms") for line in layers)
 
 
 def test_calibration_is_kept_in_a_file(model, tmp_path, capsys):
@@ -56,6 +74,7 @@ def test_calibration_is_kept_in_a_file(model, tmp_path, capsys):
     (["--gpu", "rtx 9999"], "not in the table"), (["--clock", "1000"], "need --gpu"),
     (["--gpu", "T4", "--clock", "5"], "--clock"), (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
     (["--gpu", "T4", "--save-calibration", "x.json"], "give both"), (["--sm", "banana"], "not in the table"),
+    (["--gpu", "T4", "--require-gain", "nan"], "--require-gain"),
     (["--gpu", "T4", "--sm", "8.6"], "give one of the two"), (["--gpu", "T4", "--power", "x"], "watts"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_2(model, capsys, arguments, words):

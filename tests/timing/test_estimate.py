@@ -22,6 +22,7 @@ from qdqtool.timing.gpus import chosen, find, gpus
 from qdqtool.timing.physics import constants
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.shapes import Shapes
+from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision
 from tests.growth import convolutions
 from tests.timing.models import TARGET, chain, saved, timed
@@ -86,6 +87,48 @@ def test_a_float_model_says_what_int8_could_gain():
     assert time.best.gain == pytest.approx(time.total_ms / time.best.total_ms)
     quantized = timed(chain(batch=32))[1]
     assert time.best.total_ms == pytest.approx(quantized.total_ms, rel=0.05)
+
+
+TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
+                 if not typed or TARGETS[name].strongly_typed or TARGETS[name].version >= (10, 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
+@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 4090", "RTX 5090", "A100", "Jetson Nano", "GTX 1080 Ti"])
+def test_every_target_and_gpu(name, typed, gpu):
+    """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
+    target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
+    for quantized in (True, False):
+        found = [predict_on(load(chain(size=14, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single))
+                 for single in (False, True)]  # fmt: skip
+        half, single = (time for _, time in found)
+        assert half.total_ms <= single.total_ms and half.float_time.total_ms <= single.float_time.total_ms
+        assert not target.strongly_typed or half.as_json() == single.as_json()
+        fast = half.gpu.plain
+        assert half.float_time.precision == fast
+        assert (half.float_time.fp32_ms is not None) is (target.strongly_typed and fast == Precision.FP16)
+        if half.gain_range is not None:
+            assert half.gain_range.precision == fast
+        assert (half.best is None) is not half.gpu.has_int8
+
+
+@pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
+def test_equal_networks_have_equal_times(name, typed):
+    """What is said of the placement by ``insert`` is what is said of the file that it writes."""
+    from qdqtool.insertion.api import insert
+
+    target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
+    network = chain(size=28, quantized=False)
+    made = insert(load(network), [{"x": np.ones((1, 64, 28, 28), "float32")}], target=target).model
+    before, after = (predict_on(load(m), target, Request(gpu="RTX 2060"))[1] for m in (network, made))
+    assert before.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
+    assert after.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
+    assert before.best.gain == pytest.approx(after.gain, rel=0.02)
+
+
+def test_small_networks_are_told_what_their_kernels_take():
+    small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
+    assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
 
 
 def test_no_gain_without_int8():

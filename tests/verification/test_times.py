@@ -22,7 +22,7 @@ from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
-from qdqtool.verification.times import compare_times, not_compared, plain_in
+from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
 from qdqtool.verified import Verification
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
@@ -105,7 +105,7 @@ def test_layer_by_layer() -> None:
     found = compared(Build(device=GPU, profile_rows=rows))
     errors = [abs(1 / f - 1) for f in factors]
     assert found["layers"] == {"compared": 4, "median_error": pytest.approx(statistics.median(errors))}
-    unmeasured = [replace(rows[0], average_ms=0.0), *rows[1:]]
+    unmeasured = [replace(rows[0], average_ms=0.0, median_ms=None), *rows[1:]]
     assert compared(Build(device=GPU, profile_rows=unmeasured))["layers"] == {
         "compared": 3, "median_error": pytest.approx(statistics.median(errors[1:]))}  # fmt: skip
 
@@ -150,6 +150,25 @@ def test_a_build_of_a_shared_name_says_why_no_time_is_compared() -> None:
     assert "is the name of 8 GPUs" in not_compared(timed)[0]
     assert not_compared(replace(timed, gpu={"SMs": "16", "Compute Capability": "8.7"})) == []
     assert not_compared(Build(device="Orin")) == []
+    assert "0.250 ms measured" in not_compared(Build(profile_rows=[row("a", 0.25)]))[0]
+
+
+def test_a_median_is_what_a_layer_took() -> None:
+    """One slow execution moves the average of a row alone."""
+    rows = [replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)]
+    assert [r.ms for r in rows] == [r.average_ms for r in profile(1.0, 1.0)]
+    assert compared(Build(device=GPU, profile_rows=rows)) == compared(Build(device=GPU, profile_rows=profile(1.0, 1.0)))
+    assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
+
+
+@pytest.mark.parametrize(("facts", "contradicts"), [
+    ({"Compute Capability": "8.7", "SMs": "16"}, True), ({"Compute Capability": "8.6", "SMs": "28"}, False),
+    ({"Compute Capability": "8.6", "SMs": "84"}, True), ({}, False),
+])  # fmt: skip
+def test_a_log_of_another_device_is_said(facts: dict[str, str], contradicts: bool) -> None:
+    timed = Build(device="Orin", gpu=facts, performance={"GPU Compute Time": {"median": 1.0}})
+    found = compare_times(MODEL, PREDICTED, timed, TARGET, "RTX 3060")
+    assert found is not None and any("contradicts RTX 3060" in n for n in found["notes"]) is contradicts
 
 
 OTHER_TARGET = TARGETS["trt8.5"]
