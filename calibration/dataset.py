@@ -133,6 +133,8 @@ class Source(ABC):
     random_access = True
     #: Whether a sample is one row of the batch, to be joined with others; else it is all that the model takes at once.
     single_rows = False
+    #: What a user should know of them, in one line each.
+    remarks: Sequence[str] = ()
 
     @abstractmethod
     def count(self) -> int | None:
@@ -437,7 +439,7 @@ class Dataset:
     def warnings(self) -> list[str]:
         """What looks wrong with the samples loaded so far, in one line each, with numbers."""
         with self._lock:
-            return list(self.looks.warnings())
+            return [*self.source.remarks, *self.looks.warnings()]
 
     def forget(self) -> None:
         """Starts counting skipped images and warnings again, for data that is used once more."""

@@ -226,6 +226,7 @@ def describe(preprocess: Preprocess) -> str:
 # Pictures in files ---------------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".tga")
 
 
 class ImageSource(Source):

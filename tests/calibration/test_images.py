@@ -37,6 +37,17 @@ def test_a_folder_is_searched_through_in_the_order_of_paths(tmp_path: Path) -> N
     assert data.skipped == []
 
 
+def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+    for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"II*\0")
+    with pytest.raises(DataError, match=r"not read \(2 tiff, 1 heic\): convert"):
+        open_data(tmp_path, [SPEC])
+    write_pictures(tmp_path, 1)
+    assert len(open_data(tmp_path, [SPEC])) == 1
+    assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
+
+
 def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     strange = os.fsencode(tmp_path) + b"/\xff\xfe.png"
