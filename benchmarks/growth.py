@@ -85,12 +85,13 @@ def main() -> None:
             if run.returncode or words[:1] == ["refused:"]:
                 shown.append((run.stdout or run.stderr or f"ended with {run.returncode}").strip().splitlines()[-1][:60])
                 break
-            known.append((size, float(words[0])))
+            known.append([size, *map(float, words)])
             shown.append(f"{float(words[0]):.2f} s {float(words[1]):.0f} MB")
         exponent = ""
         if len(known) > 1:
-            (n, a), (m, b) = known[-2:]
-            exponent = f"n^{math.log(max(b, 1e-3) / max(a, 1e-3)) / math.log(m / n):.2f}"
+            (n, *small), (m, *large) = known[-2:]
+            exponent = ", memory ".join(f"n^{math.log(max(b, 1e-3) / max(a, 1e-3)) / math.log(m / n):.2f}"
+                                        for a, b in zip(small, large, strict=True))
         print(f"{family:22}", *shown, exponent, sep="  ", flush=True)
 
 
