@@ -9,16 +9,14 @@ import os
 import struct
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
-from calibration.looks import Looks
-from calibration.spots import CHANNELS, POSITIONS
-from calibration.statistics import TensorStatistics
+from calibration.dataset import Looks
+from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
@@ -112,6 +110,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         return load_statistics(path)
 
 
+@dataclass
 class Progress:
     """How far a calibration has come.
 
@@ -123,14 +122,11 @@ class Progress:
         looks: What was noticed about the samples done.
     """
 
-    def __init__(
-        self, model: str, statistics: Statistics, done: Iterable[int], total: int | None, looks: Looks | None = None
-    ) -> None:
-        self.model = model
-        self.statistics = statistics
-        self.done = set(done)
-        self.total = total
-        self.looks = looks or Looks()
+    model: str
+    statistics: Statistics
+    done: set[int]
+    total: int | None
+    looks: Looks = field(default_factory=Looks)
 
     @property
     def complete(self) -> bool:
@@ -304,7 +300,7 @@ def _looks(values: dict[str, Any]) -> Looks:
 
 
 def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """Gives each tensor what was kept of it: see :mod:`calibration.spots`."""
+    """Gives each tensor what was kept of it: see :mod:`calibration.statistics`."""
     if shapes.dtype != np.int64 or shapes.shape[1:] != (3,) or values.dtype != np.float32 or values.ndim != 1:
         raise ValueError("its arrays do not fit together")
     if not np.isfinite(values).all():
@@ -329,7 +325,7 @@ def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArra
 
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Writes statistics as npz, atomically."""
-    save_progress(Progress("", statistics, (), None), path)
+    save_progress(Progress("", statistics, set(), None), path)
 
 
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:

@@ -12,13 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.arrays import ARRAY_SUFFIXES, SampleFilesSource, array_file_source
+from calibration.arrays import ARRAY_SUFFIXES, MemorySource, SampleFilesSource, StackedSource, rows_of
 from calibration.dataset import Dataset, InputSpec, Source
 from calibration.listing import files_under
-from calibration.memory import MemorySource, rows_of
-from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
-from calibration.pictures import YOLO_PREPROCESS, Preprocess, decode, describe, prepare
-from calibration.urls import is_url, local_path, url_source
+from calibration.pictures import (
+    IMAGE_SUFFIXES,
+    OTHER_PICTURES,
+    YOLO_PREPROCESS,
+    ImageSource,
+    Preprocess,
+    decode,
+    describe,
+    is_url,
+    local_path,
+    prepare,
+    url_source,
+)
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
@@ -75,18 +84,23 @@ def _path_source(
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
-        pictures = files_under(path, IMAGE_SUFFIXES)
+        passed = dict.fromkeys(OTHER_PICTURES, 0)
+        pictures = files_under(path, IMAGE_SUFFIXES, passed)
+        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
+        others = ", ".join(f"{number} {suffix[1:]}" for suffix, number in passed.items() if number)
+        unread = f"pictures of other formats are not read ({others}): convert them to one of {kinds}" if others else ""
         if len(pictures):
-            return ImageSource(pictures, path, inputs, preprocess, size)
+            source = ImageSource(pictures, path, inputs, preprocess, size)
+            source.remarks = [unread] if unread else []
+            return source
         arrays = files_under(path, ARRAY_SUFFIXES)
         if len(arrays):
             return SampleFilesSource(arrays, path, inputs)
-        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        raise DataError(f"{path}: no images ({kinds}) and no npz or npy files in this folder")
+        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix in ARRAY_SUFFIXES:
-        return array_file_source(path, inputs)
+        return StackedSource(path, inputs)
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in (".txt", ".lst", ".list"):

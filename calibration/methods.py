@@ -12,9 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from calibration.histogram import MIN_TOP, Floats, Histogram
-from calibration.spots import rounding
-from calibration.statistics import TensorStatistics
+from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 DEFAULT_PERCENTILE = 99.99
@@ -183,9 +181,9 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     """A range near the one with the least error, with little biased error where an image is flat.
 
     Noise is averaged out by the layers behind, an error that is the same all over an image is not, and in drawings on
-    white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.spots`. A range of
-    0.7 times the length, with four times the squared error where the network looks, more than halved the error of the
-    class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
+    white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.statistics`. A range
+    of 0.7 times the length, with four times the squared error where the network looks, more than halved the error of
+    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
 
     Args:
         parts: The tensor, or tensors that share the range; those without ``spots`` have no say.
@@ -302,16 +300,12 @@ def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
     best = _best_falling(parts, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
-    return _best_of(parts, np.minimum(best * np.exp2(-around), absmax), power)
-
-
-def _best_of(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
-    """The range of least error; of equals the first, which is the largest."""
-    return float(ranges[int(np.argmin(_total(parts, ranges, power)))])
+    ranges = np.minimum(best * np.exp2(-around), absmax)
+    return float(ranges[int(np.argmin(_total(parts, ranges, power)))])  # of equals the first, which is the largest
 
 
 def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
-    """The same for ranges that fall, an octave at a time.
+    """The range of least error among ranges that fall, an octave at a time; of equals the first.
 
     What a range clips, every shorter one clips more: they need not be tried once that alone costs more than the best.
     """

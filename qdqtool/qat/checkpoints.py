@@ -57,11 +57,11 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
         return plan_of(model)
     plan = plan_from(saved["plan"])
     if is_prepared(model):
-        mine = plan_data(plan_of(model))
-        different = [k for k in ("activations", "weights") if mine[k] != saved["plan"][k]]
+        mine, theirs = plan_data(plan_of(model)), plan_data(plan)
+        different = [k for k in ("activations", "weights") if mine[k] != theirs[k]]
         if different:
             raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({different[0]}: {len(saved['plan'][different[0]])}, "
+                f"the checkpoint's plan has other quantizers ({different[0]}: {len(theirs[different[0]])}, "
                 f"here {len(mine[different[0]])}); restore it into the float network"
             )
     else:
@@ -119,7 +119,7 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
         known["activations"] = [
             ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"]) for a in data["activations"]
         ]
-        known["weights"] = [WeightQuantizer(w["module"], w["axis"]) for w in data["weights"]]
+        known["weights"] = [WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]]
         known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
         known["calls"] = {(m, k): n for m, k, n in data["calls"]}
         known["keywords"] = tuple(data["keywords"])

@@ -262,7 +262,7 @@ def _refuse_uncalibrated(twin: nn.Module) -> None:
 def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
     names = {id(m): n for n, m in twin.named_modules()}
-    axes = {w.module: w.axis for w in plan.weights}
+    axes = {w.module: w.axis for w in plan.weights if w.call is None}
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
     for module, attribute, weight in found:
@@ -271,6 +271,10 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
             made = ExportQuantizer(scale_of(quantizer, torch.empty(0)), None)
             made.mark = marked
             module._modules[attribute] = made
+            continue
+        if attribute != getattr(module, "qdq_weight", None):  # an attention's, of weights that are a part of others
+            axis, amax = quantizer.qdq_axis, amax_of(quantizer)
+            module._modules[attribute] = ExportQuantizer(None if amax is None else scale_of(quantizer, amax), axis)
             continue
         axis = axes[names[id(module)]]
         value = module._parameters["weight"]

@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.qat.amax import Int8, amax_of, collecting, fake_quantized
 from qdqtool.qat.folding import along_outputs, factor_of
 from qdqtool.qat.guards import protect
-from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
+from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
@@ -128,7 +130,8 @@ class Quantizing:
             for position in range(min(2, len(values))):
                 attribute = self.qdq_calls.get((kind, call, position))
                 if attribute is not None:
-                    changed[position] = _quantized(self, attribute, values[position])
+                    weight = holds_weights(kind, position)
+                    changed[position] = _quantized(self, attribute, values[position], weight=weight)
                     found = True
             return tuple(changed) if found else None
 
@@ -215,14 +218,19 @@ def make_quantizing(module: nn.Module) -> Quantizing:
     return module
 
 
+def holds_weights(kind: str, position: int) -> bool:
+    """Whether an input of a call is weights: those of an attention's projections."""
+    return kind == LINEAR and position == 1
+
+
 def quantizers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, bool]]:
     """Every module that quantizes, the attribute of each of its quantizers, and whether that is for weights."""
     for module in model.modules():
         if isinstance(module, Quantizing):
             if module.qdq_input is not None:
                 yield module, module.qdq_input, False
-            for attribute in module.qdq_calls.values():
-                yield module, attribute, False
+            for (kind, _, position), attribute in module.qdq_calls.items():
+                yield module, attribute, holds_weights(kind, position)
             if module.qdq_weight is not None:
                 yield module, module.qdq_weight, True
 
@@ -231,14 +239,15 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     """Fake quantization that torch exports as a Q/DQ pair.
 
     Args:
-        scale: Scalar, or [channels], in units of the tensor per integer step.
+        scale: Scalar, or [channels], in units of the tensor per integer step; None for that of the largest magnitudes
+            of the (constant) values.
         axis: The channel axis; None for a scalar scale.
 
     Attributes:
         mark: Called with the values first; what it returns is quantized.
     """
 
-    def __init__(self, scale: Tensor, axis: int | None) -> None:
+    def __init__(self, scale: Tensor | None, axis: int | None) -> None:
         super().__init__()
         self.axis = axis
         self.mark: Callable[[Tensor], Tensor] | None = None
@@ -246,4 +255,6 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         scale: Any = self.scale
+        if scale is None:
+            scale = torch.from_numpy(np.array(weight_scale(x.detach().cpu().numpy(), self.axis))).to(x.device)
         return fake_quantized(x if self.mark is None else self.mark(x), scale, self.axis)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibration import TensorStatistics
-from calibration.histogram import OCTAVES, top_of
+from calibration.statistics import OCTAVES, top_of
 
 # Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
 # altogether; the smallest and largest are always exact.
@@ -96,7 +96,7 @@ class DeviceStatistics:
         stats.count += sampled.numel()
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
-        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.histogram
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
         bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
         counts = torch.bincount(bins, minlength=lowest + 1)  # bins of all float32; below the window they are one
         counts[lowest] = counts[: lowest + 1].sum()

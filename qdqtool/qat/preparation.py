@@ -13,6 +13,7 @@ from qdqtool.qat.guards import protect
 from qdqtool.qat.modules import Quantizing, make_quantizing
 from qdqtool.qat.networks import merge_branches, refuse_wrapped, unwrapped
 from qdqtool.qat.planning import Plan, plan, sample_for
+from qdqtool.qat.sites import LINEAR
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
@@ -122,10 +123,18 @@ def insert(model: nn.Module, decided: Plan) -> None:
     norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
+        if weight.call is not None:
+            attribute = _attach(module, WEIGHT, backend.make(weight.axis))
+            module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
+            continue
         module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
         if weight.axis is None and weight.module in norm_behind:
             parent, _, name = norm_behind[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
+    for layer in modules.values():
+        # In evaluation these would run as one function of torch's, past every quantizer inside.
+        if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
+            layer.activation_relu_or_gelu = 0
     protect()
     setattr(model, PLAN, decided)
 

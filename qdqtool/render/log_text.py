@@ -117,10 +117,13 @@ def _edges(title: str, rows: list[Json], limit: int, width: int) -> list[str]:
     for row in rows[:limit]:
         types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
         shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
-        name = row["name"] if row["qdq"] or limit > _MANY else short(row["name"], 90)
-        cells.append(("" if types == "UNKNOWN" else types, shape, name))
+        cells.append(("" if types == "UNKNOWN" else types, shape, row))
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
-    lines += [f"  {types:<{first}}  {shape:<{second}}  {name}" for types, shape, name in cells]
+    for types, shape, row in cells:
+        whole = row["qdq"] or limit > _MANY
+        name = row["name"] if whole else short(row["name"], width - 6)
+        start = f"  {types:<{first}}  {shape:<{second}}  "
+        lines += [start + name] if len(start + name) <= width else [start.rstrip(), f"      {name}"]
     return lines + _more(len(rows), limit)
 
 

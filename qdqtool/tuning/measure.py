@@ -14,20 +14,72 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import helper
 
 from calibration import Focus
 from calibration.dataset import Dataset
-from calibration.partial import partial_model
-from qdqtool import budgets, runtime
-from qdqtool.errors import ModelError
+from calibration.session import Fetcher, open_packed, partial_model
+from qdqtool import budgets
 from qdqtool.graph import Model
 from qdqtool.insertion.losses import Compared
-from qdqtool.tuning.cuts import Cuts
+from qdqtool.onnxgraph.live import bytes_of
+from qdqtool.tuning.configuration import Recipe, first_change
 from qdqtool.tuning.metrics import Evidence, Metric
-from qdqtool.tuning.recipe import Recipe, first_change
+
+
+class Cuts:
+    """Cuts through a network in front of each of its nodes, in topological order.
+
+    Args:
+        model: The float network.
+        wanted: Tensors that are read at the end.
+    """
+
+    def __init__(self, model: Model, wanted: Sequence[str]) -> None:
+        self.model = model
+        end = len(model.ordered)
+        self._made: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        for position, node in enumerate(model.ordered):
+            for tensor in node.outputs:
+                if tensor and not model.is_constant(tensor):
+                    self._made[tensor] = position
+            for tensor in (*node.inputs, *node.captured):
+                if tensor:
+                    self._last[tensor] = position
+        self._made.update(dict.fromkeys(model.inputs, -1))
+        self._last.update(dict.fromkeys(wanted, end))
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - one object for a whole tuning
+    def crossing(self, position: int) -> tuple[str, ...]:
+        """Tensors made in front of a node (graph inputs included) that it or what follows still reads."""
+        return tuple(t for t, made in self._made.items() if made < position <= self._last.get(t, -1))
+
+    def usable(self, position: int) -> int:
+        """The last cut at or in front of a node whose tensors all have a known type; 0 is the network's inputs."""
+        while position and any(not self.model.elem_type(t) for t in self.crossing(position)):
+            position -= 1
+        return position
+
+    def bytes_at(self, position: int) -> int:
+        """Size of what crosses, open dimensions counted as 1."""
+        return sum(bytes_of(self.model, tensor) for tensor in self.crossing(position))
+
+    def given(self, position: int) -> list[onnx.ValueInfoProto]:
+        """What has to be fed at a cut."""
+        return [
+            helper.make_tensor_value_info(t, self.model.elem_type(t), None)
+            for t in self.crossing(position) if t not in self.model.inputs
+        ]
+
+    def behind(self, quantized: Model, position: int, outputs: Sequence[str]) -> onnx.ModelProto:
+        """The part of a Q/DQ model of this network behind a cut that computes the given tensors."""
+        return partial_model(quantized, outputs, self.given(position))
+
+
+# Jobs and tasks ------------------------------------------------------------------------------------------------------
 
 _Arrays = dict[str, npt.NDArray[Any]]
 
@@ -225,7 +277,7 @@ class Network:
         for number, sample in samples.items():
             if number in found:
                 continue
-            outputs = _run(session, sample)
+            outputs = session.run(sample)
             compared = Compared({t: outputs[t] for t in job.compared}, self.focus.find(outputs) if self.focus else None)
             found[number] = Reference(compared, job.metric.kept({t: outputs[t] for t in job.metric.tensors}))
             job.references.add(number, found[number])
@@ -239,7 +291,7 @@ class Network:
             session = self._session(recipe, 0, self._everything)
             rows: dict[int, Row | None] = {}
             for number, sample in samples.items():
-                outputs = _run(session, sample)
+                outputs = session.run(sample)
                 before = reference[number]
                 seen = self.job.metric.look(
                     before.kept, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
@@ -268,7 +320,7 @@ class Network:
             for number, tensors in state.items():
                 outputs = {t: tensors[t] for t in self.job.compared if t in tensors}
                 if session is not None:
-                    outputs.update(_run(session, tensors))
+                    outputs.update(session.run(tensors))
                 rows[number] = Row(reference[number].compared.error(outputs))
             yield recipe.key, rows
 
@@ -278,10 +330,10 @@ class Network:
         missing = [t for t in wanted if t not in self.cuts.crossing(here)]
         session = self._session(self.job.base, here, missing) if missing else None
         for number, tensors in state.items():
-            made = _run(session, tensors) if session is not None else {}
+            made = session.run(tensors) if session is not None else {}
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
 
-    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Any:
+    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Fetcher:
         quantized, _ = recipe.build(self.model)
         return _open(self.cuts.behind(quantized, position, outputs))
 
@@ -293,17 +345,5 @@ class Network:
         return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
 
 
-def _open(proto: onnx.ModelProto) -> Any:
-    try:
-        return runtime.open_session(proto.SerializeToString(), 1, optimize="extended", fold_qdq=False)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"onnxruntime cannot run the network: {' '.join(str(error).split())[:300]}") from error
-
-
-def _run(session: Any, feeds: Mapping[str, npt.NDArray[Any]]) -> _Arrays:
-    names = [o.name for o in session.get_outputs()]
-    try:
-        values = session.run(names, {i.name: np.ascontiguousarray(feeds[i.name]) for i in session.get_inputs()})
-    except Exception as error:
-        raise ModelError(f"onnxruntime failed on a sample: {' '.join(str(error).split())[:300]}") from error
-    return dict(zip(names, values, strict=True))
+def _open(proto: onnx.ModelProto) -> Fetcher:
+    return Fetcher(open_packed(proto.SerializeToString(), 1, "the network", optimize="extended", fold_qdq=False))

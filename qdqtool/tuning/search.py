@@ -11,14 +11,29 @@ import numpy as np
 
 from calibration.dataset import spread
 from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.insertion import losses
-from qdqtool.tuning.candidates import Judged, judge
-from qdqtool.tuning.chain import Gain, chain, neighbours
-from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
+from qdqtool.operators import WEIGHTED
+from qdqtool.timing.products import product_of
+from qdqtool.timing.shapes import Shapes
+from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner, Recipe, first_change
 from qdqtool.tuning.measurements import Measurements, OutOfTime
-from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import Bought, Point
-from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Site, candidates, find_sites, other_scales
+from qdqtool.tuning.sites import (
+    CONVOLUTION,
+    HEAD,
+    INT8,
+    Candidate,
+    Gain,
+    Judged,
+    Site,
+    candidates,
+    chain,
+    find_sites,
+    judge,
+    neighbours,
+    other_scales,
+)
 
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
@@ -140,13 +155,13 @@ class Search:
         """
         start, images = self.recipe(self.start), self.bench.sets.swept_on
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        recipes = [self.recipe(self._with(j.candidate)) for j in self.swept()]
+        recipes = [self.recipe(self.with_choice(j.candidate)) for j in self.swept()]
         if len(images) > FIRST_SAMPLES:
             first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
             if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
                 return False
             better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
-            recipes = [self.recipe(self._with(j.candidate)) for j, _ in better]
+            recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
         return self.bench.sweep([start, *recipes], "Sensitivity", until)
 
     def leave_time(self, each: float) -> None:
@@ -168,7 +183,7 @@ class Search:
         self.last_judged = self.ends - 1.5 * one
         bench.deadline -= min(_JUDGED * one + _WRITING * self.limit, left / 2)
 
-    def _with(self, candidate: Candidate) -> Configuration:
+    def with_choice(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
 
     def loss(self, configuration: Configuration) -> float | None:
@@ -189,13 +204,13 @@ class Search:
                  if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
         self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
-        self.scales = [c for c in self.scales
-                       if not c.configuration.apart or self.planner.cost(self._with(c)).value <= price]  # fmt: skip
-        if not self.bench.sweep([self.recipe(self._with(c)) for c in self.scales], "Other ranges"):
+        self.scales = [c for c in self.scales if not c.configuration.apart
+                       or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
+        if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in self.scales], "Other ranges"):
             raise OutOfTime
         better: list[tuple[float, Candidate]] = []
         for candidate in self.scales:
-            gain = before**2 - self.bench.errors(self.recipe(self._with(candidate))) ** 2
+            gain = before**2 - self.bench.errors(self.recipe(self.with_choice(candidate))) ** 2
             gain = gain[~np.isnan(gain)]
             if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
                 better.append((float(gain.mean()), candidate))
@@ -281,7 +296,7 @@ class Search:
         """By how much each choice made the squared error smaller, on the samples that it was measured on."""
         before = self.bench.errors(self.recipe(self.start)) ** 2
         for judged in self.swept():
-            after = self.bench.errors(self.recipe(self._with(judged.candidate))) ** 2
+            after = self.bench.errors(self.recipe(self.with_choice(judged.candidate))) ** 2
             both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
             if both.any():
                 yield judged, float(before[both].mean() - after[both].mean())
@@ -497,3 +512,60 @@ class Search:
             found.append(Bought(site.name, FLOAT, point.chosen_on - value, point.cost.int8 - cost.int8,
                                 point.cost.conversions - cost.conversions, ms))  # fmt: skip
         return sorted(found, key=lambda b: -(b.metric or 0.0))
+
+
+# How long it will take -----------------------------------------------------------------------------------------------
+
+_WHOLE = 30  # combinations that a search usually measures
+_FEW = 2
+
+
+def expected(search: Search) -> tuple[str, float]:
+    """What is to come, in a sentence, and seconds for one run on one sample, all workers at work.
+
+    Runs the float model and everything INT8 on a few samples, and multiplies; the seconds are 0 where an earlier run
+    has measured so much that nothing could be timed.
+    """
+    bench, base, model = search.bench, search.recipe(search.start), search.planner.model
+    known, began = bench.runs, time.monotonic()
+    bench.whole([FLOAT_RECIPE, base], bench.sets.chosen_on[:_FEW], "How long a run takes")
+    ran = bench.runs - known
+    each = (time.monotonic() - began) / ran if ran else 0.0
+    behind = share_behind(model)
+    sweep = sum(behind[first_change(model, base, search.recipe(search.with_choice(j.candidate)))]
+                for j in search.swept())  # fmt: skip
+    images = len(bench.sets.swept_on)
+    swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
+    whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
+    choices = len(search.swept())
+    total = each * (sweep * swept + whole) if ran else None
+    return sentence(choices, len(search.judged) - choices, images, total, bench.workers), each
+
+
+def sentence(choices: int, never: int, images: int, seconds: float | None, workers: int) -> str:
+    """What is to come: choices that are swept and that are not, on so many images, and how long it takes at worst."""
+    unmeasured = f" ({never} more cannot pay and are not measured)" if never else ""
+    many = "1 worker" if workers == 1 else f"{workers} workers"
+    if seconds is None:
+        long = "what an earlier run measured is taken"
+    elif seconds < 90:
+        long = f"at most about a minute with {many}"
+    else:
+        long = f"at most about {seconds / 60:.0f} minutes with {many}"
+    on = "1 image" if images == 1 else f"{images} images"
+    return f"{choices} choices to measure on {on}{unmeasured}, then combinations: {long}"
+
+
+def share_behind(model: Model) -> list[float]:
+    """For each cut the part of all multiplications that lies behind it, from 1 at the inputs to 0 at the end."""
+    shapes = Shapes(model)
+    work = []
+    for node in model.ordered:
+        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
+        work.append(1.0 if product is None else product.rows * product.columns * product.depth * product.groups)
+    total = sum(work) or 1.0
+    behind, left = [], total
+    for amount in work:
+        behind.append(left / total)
+        left -= amount
+    return [*behind, 0.0]

@@ -7,12 +7,25 @@ import onnx
 import pytest
 
 from qdqtool.graph import Model
-from qdqtool.tuning.candidates import BETWEEN, FREE, NO_GAIN, judge
-from qdqtool.tuning.chain import Gain, chain, estimated, neighbours
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
-from qdqtool.tuning.cuts import Cuts
-from qdqtool.tuning.estimate import Estimate
-from qdqtool.tuning.sites import CONVOLUTION, INT8, Candidate, Site, candidates, find_sites
+from qdqtool.tuning.measure import Cuts
+from qdqtool.tuning.search import sentence
+from qdqtool.tuning.sites import (
+    BETWEEN,
+    CONVOLUTION,
+    FREE,
+    INT8,
+    NO_GAIN,
+    Candidate,
+    Gain,
+    Site,
+    candidates,
+    chain,
+    estimated,
+    find_sites,
+    judge,
+    neighbours,
+)
 from tests.insertion.nets import images, run
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
@@ -195,6 +208,6 @@ def test_an_output_that_is_made_early_is_carried_on() -> None:
     ],
 )
 def test_sentence(seconds: float | None, workers: int, end: str) -> None:
-    text = Estimate(choices=70, never=20, images=8, seconds=seconds, workers=workers).sentence
+    text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
     assert text == begin + end

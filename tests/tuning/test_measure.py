@@ -19,12 +19,11 @@ from calibration.dataset import Dataset
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.graph import Model
-from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.images import Sets, open_sets
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task, run_task
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
-from qdqtool.tuning.recipe import Recipe
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
 
@@ -304,14 +303,6 @@ def test_a_function_that_fails_is_named_with_the_image(module: str, function: st
 def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message):
         metric_for(Model(branchy()), name)
-
-
-def test_a_function_does_not_end_the_process() -> None:
-    def leaves(reference: object, outputs: object, image: str) -> float:
-        raise SystemExit(0)
-
-    with pytest.raises(QdqtoolError, match="raised SystemExit"):
-        UserMetric("m:f", ("o",), leaves).look({"o": np.ones(2)}, {"o": np.zeros(2)}, "a.jpg")
 
 
 def model(batch: int = 1) -> Model:
