@@ -82,7 +82,7 @@ def insert(
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     chosen = target_named(target)
@@ -166,6 +166,9 @@ def insert(
         notes.extend(change_inputs(work, output.input_type, _scaling(images.preprocess)))
         if half:
             halfprecision.to_half(work, wide)
+    if half:
+        tied, raised = halfprecision.scales_of_file(work, quantized, tied)
+        notes.extend(raised)
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
