@@ -75,7 +75,7 @@ def command(
     from qdqtool.explain.ways import trtexec_command, way_named
     from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
-    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.output import as_options, emit, terminal_width, to_json
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
@@ -116,7 +116,7 @@ def command(
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
-            damaged[path] = str(error)
+            damaged[path] = as_options(str(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
