@@ -222,7 +222,7 @@ def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float
 @pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
 @pytest.mark.parametrize("input_type", ["float", "int8"])
 def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(factor: float, input_type: str) -> None:
-    """A pair is FP32 where values are too large for FP16; scales below its least number are raised, and that is said."""
+    """A pair is FP32 where values are too large for FP16; scales below its least are raised, and that is said."""
     net = Net()
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
     net.output(net.conv("b", net.op("Concat", "cat", scaled, scaled, axis=1), 32), net.conv("c", "x"))
