@@ -23,6 +23,7 @@ from qdqtool.errors import DataError
 from qdqtool.files import read_input
 from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write, write_text
+from qdqtool.parameters import typed
 
 FORMAT = "qdqtool/calibration/4"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done
@@ -323,11 +324,13 @@ def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArra
     return counter
 
 
+@typed
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Writes statistics as npz, atomically."""
     save_progress(Progress("", statistics, set(), None), path)
 
 
+@typed
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     """Reads statistics, from a cache as well.
 

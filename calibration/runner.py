@@ -32,6 +32,7 @@ from qdqtool.external import location_of
 from qdqtool.files import check_output
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.parameters import typed
 from qdqtool.progress import track
 from qdqtool.runtime import cores
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 5.0
 
+@typed
 def collect(
     model: ModelSource | Model,
     data: object,
