@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -79,6 +80,8 @@ def command(
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
+    if require_gain is not None and not math.isfinite(require_gain):
+        raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:
         raise click.UsageError("--require-gain needs --gpu")
     if len(model) > 1 and (form == "json" or save_calibration is not None):
@@ -130,7 +133,7 @@ def command(
         from qdqtool.render import annotations
 
         checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
-        checked |= {path: annotations.Checked(path, chosen.name, one, unmet) for path, one, _, unmet in answers}
+        checked |= {path: annotations.Checked(path, chosen.name, one, unmet, time) for path, one, time, unmet in answers}
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:
@@ -141,7 +144,7 @@ def command(
         for path, prediction, time, _ in answers:
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
             if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
-                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path)}"
+                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path, half=not no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), output)

@@ -168,7 +168,7 @@ def render(
     if time is not None:
         from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
-        decision = decision_lines(time, prediction, width)
+        decision = decision_lines(time, width)
         lines = [*decision, *([""] if decision else []), *lines, *summary_lines(time, width)]
     lines += [line for text in _assumptions(prediction) for line in wrap(text, 2, width)]
     lines += _header(prediction, width)
@@ -334,8 +334,9 @@ def _layers(layers: Iterable[EngineLayer]) -> list[str]:
         inputs = ", ".join(str(t.precision) for t in layer.inputs) or "-"
         outputs = ", ".join(str(t.precision) for t in layer.outputs) or "-"
         for change in layer.layouts:
-            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}")
-        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}")
+            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}  {change['ms']:.4f} ms")
+        took = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
+        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}{took}")
     return lines
 
 
