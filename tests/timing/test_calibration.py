@@ -10,7 +10,6 @@ from qdqtool.prediction import predict
 from qdqtool.timing import calibration
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
-from qdqtool.timing.predicted import workload_of
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 
