@@ -133,8 +133,8 @@ def command(
         from qdqtool.render import annotations
 
         checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
-        checked |= {path: annotations.Checked(path, chosen.name, found, unmet, time)
-                    for path, found, time, unmet in answers}
+        for path, one, time, unmet in answers:
+            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:

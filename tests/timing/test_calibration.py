@@ -32,7 +32,6 @@ def test_one_measured_time_corrects_the_rest(tmp_path):
 def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
     """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
     names = [layer.name for layer in predict(load(chain(12, batch=8)), TARGET).layers]
-    model = load(chain(12, batch=8))
     raw = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
     rows = [
         {"count": 1},
