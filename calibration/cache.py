@@ -39,7 +39,7 @@ class Statistics(Mapping[str, TensorStatistics]):
     Attributes:
         tensors: The statistics.
         images: Samples (images) that went in.
-        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
+        fingerprint: Which data and preprocessing they come from; empty when that is not known.
         warnings: What looks wrong with the data, with numbers.
         skipped: Files that could not be used, and why.
         notes: What was done with the cache.
