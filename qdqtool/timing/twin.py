@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -101,15 +100,14 @@ def best_placement(model: Model, target: Target) -> Model:
         ModelError: Nothing can be quantized.
     """
     from qdqtool.insertion.groups import scale_groups
-    from qdqtool.insertion.placement import Rules, place
+    from qdqtool.insertion.placement import place
     from qdqtool.insertion.prepare import MIN_OPSET, prepare
-    from qdqtool.insertion.residuals import after_activation, sketch
+    from qdqtool.insertion.residuals import rules_for, sketch
+    from qdqtool.options import Placing
 
     work = model.copy()
     prepare(work, opset=MIN_OPSET)
-    rules = Rules(transposed=not target.is_rtx, transposed_per_channel=target.transposed_per_channel)
-    rules = replace(rules, residual_after_activation=after_activation(work, rules, target, unify=True))
-    placement = place(work, rules)
+    placement = place(work, rules_for(work, Placing(), target))
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
     return sketch(work, placement, scale_groups(work, placement.readers))
