@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import os
@@ -225,6 +226,7 @@ def describe(preprocess: Preprocess) -> str:
 # Pictures in files ---------------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".tga")
 
 
 class ImageSource(Source):
@@ -421,14 +423,14 @@ class UrlSource(ImageSource):
         """
         self.describe(url, inputs, preprocess, size)
         self.url, self.folder, self.names = url, folder, names
-        self._read = threading.local()
+
+    @functools.cached_property
+    def _read(self) -> threading.local:
+        """The picture that a thread has read and not loaded yet."""
+        return threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_read"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._read = threading.local()
 
     def count(self) -> int:
         return len(self.names)

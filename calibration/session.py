@@ -179,13 +179,6 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
     Raises:
         ModelError: onnxruntime does not take the model.
     """
-    try:
-        return _open(model, names, threads)
-    finally:
-        return_freed_memory()
-
-
-def _open(model: Model, names: Sequence[str], threads: int) -> Any:
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
     try:
@@ -200,6 +193,8 @@ def _open(model: Model, names: Sequence[str], threads: int) -> Any:
             return open_proto(partial, threads)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(model.path, error) from error
+    finally:
+        return_freed_memory()
 
 
 def packed_model(model: Model, names: Sequence[str]) -> bytes:
@@ -219,14 +214,16 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
                          "one machine") from None
 
 
-def open_packed(source: bytes, threads: int, name: str) -> Any:
+def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
     """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
+
+    ``options`` are those of :func:`qdqtool.runtime.open_session`.
 
     Raises:
         ModelError: onnxruntime does not take it.
     """
     try:
-        return runtime.open_session(source, threads)
+        return runtime.open_session(source, threads, **options)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error
 
@@ -273,5 +270,5 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
+            raise ModelError(f"onnxruntime failed on a sample: {_reason(error)}") from error
         return dict(zip(self.outputs, values, strict=True))

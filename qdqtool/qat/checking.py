@@ -244,7 +244,7 @@ def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> li
         name, scale, _, _ = wanted.calls[found[0]]
         for node in (q, *model.readers(q.output)):
             if node.op not in (qdq.Q, qdq.DQ):
-                raise ModelError(f"'{q.name}' is read by '{node.name}', which is no DequantizeLinear")
+                raise ModelError(f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear")
             params = qdq.read_params(model, node)
             found_scale = float("nan") if params.scale is None or params.scale.size != 1 else float(params.scale[0])
             if not np.isclose(found_scale, scale, rtol=1e-5, atol=0):

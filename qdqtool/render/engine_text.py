@@ -46,10 +46,13 @@ def _row(row: LayerCost, width: int, everything: bool) -> list[str]:
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if everything else title_of(row)
-    first = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}  {name}"
+    numbers = f"{row.index:>4} {ms} {share} {_millions(row.macs)} {_kilo(row.total_bytes)} {intensity}"
+    first = [f"{numbers}  {name}"] if len(numbers) + 2 + len(name) <= width else [numbers, f"        {name}"]
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
-    return [first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
+    return [*first, *wrap(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, width)]
 
 
 def _slow(report: EngineReport, width: int) -> list[str]:
@@ -105,6 +108,10 @@ def render_engines(comparison: Comparison, *, everything: bool = False) -> list[
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
         lines.append(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
     pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
+    if not (timed or everything):
+        pairs = [pair for pair in pairs if _types(pair.first) != _types(pair.second)]
+        if not pairs:
+            return lines
     shown = pairs if everything else pairs[:_LISTED]
     order = "the largest changes first" if timed else "in the order of A"
     lines += ["", f"By layer, {order} (aligned by {comparison.by}); ms in A, in B, change"]
@@ -113,6 +120,13 @@ def render_engines(comparison: Comparison, *, everything: bool = False) -> list[
     if len(pairs) > len(shown):
         lines.append(f"... and {len(pairs) - len(shown)} more (--all)")
     return lines
+
+
+def _types(cost: LayerCost | None) -> str | None:
+    """Data types of a layer's inputs and output; None without a layer."""
+    if cost is None or not cost.layer.type:
+        return None if cost is None else ""
+    return f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
 
 
 def _pair(pair: Pair, everything: bool, timed: bool) -> list[str]:
@@ -124,8 +138,7 @@ def _pair(pair: Pair, everything: bool, timed: bool) -> list[str]:
     for label, cost in (("A", pair.first), ("B", pair.second)):
         if cost is None:
             continue
-        types = f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
-        types = types if cost.layer.type else ""
+        types = _types(cost) or ""
         numbers = f"{ms(pair.first)} {ms(pair.second)} {change}" if not lines else " " * 29
         name = cost.name if everything else title_of(cost)
         lines.append(f"{numbers}  {label} {types:<20} {name}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.render.output import as_options, wrap
@@ -11,7 +14,7 @@ from qdqtool.text import as_text
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
-    from qdqtool.insertion.losses import Losses
+    from qdqtool.insertion.losses import TensorLoss
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
@@ -19,6 +22,9 @@ _NAMED = 3  # node names listed for one reason, unless everything is asked for
 _GROUPS = 3
 _REPORTED = 1.5  # bits lost from which a group is listed
 _CONVERSIONS = 8
+_WORTH = 0.1  # of the error, from which on an activation is worth leaving float
+# Agreement of detections (docs/accuracy.md) where the error is below so much.
+_JUDGED = ((0.05, "little"), (0.2, "some"), (math.inf, "much"))
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
@@ -26,7 +32,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     lines = _quantized(insertion, width)
     lines += _skipped(insertion.skipped, width, everything)
     lines += _groups(insertion.groups, width, everything)
-    lines += _losses(insertion.losses, width)
+    lines += _losses(insertion, width)
     lines += _agreement(insertion, width)
     for note in (*insertion.notes, *insertion.calibration.get("notes", ())):
         lines += wrap(f"note: {as_options(note)}", 2, width, "")
@@ -87,33 +93,49 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     return lines
 
 
-def _losses(losses: Losses | None, width: int) -> list[str]:
-    """The activations that cost most, and what each would bring and cost as float."""
+def _losses(insertion: Insertion, width: int) -> list[str]:
+    """How far INT8 moves the outputs and whether that is much, and the activations that it loses most on."""
+    losses = insertion.losses
     if losses is None or not losses.tensors:
         return []
+    judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     samples = f"{losses.samples} sample" + "s" * (losses.samples != 1)
     lines = ["", *wrap(
-        f"What limits accuracy: INT8 activations move the head's outputs by {losses.error:.1%} of their spread "
-        f"({samples}). How much less it would be with one of them float ({losses.tried} tried, those with the largest "
-        "error of their own)",
+        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their standard "
+        f"deviation ({samples}): {judged}. What one of them in float takes off that ({losses.tried} tried), and costs",
         2, width, "",
     )]  # fmt: skip
     for loss in losses.tensors:
-        less = f"{loss.gain:.1%} less"
         price = ""
         if loss.convolutions is not None:
             more = loss.conversions
             conversions = "" if more is None else f", {more:+d} conversion{'s' * (abs(more) != 1)}"
-            price = f"; {loss.convolutions} fewer in INT8{conversions}"
-        lines += wrap(f"{loss.tensor}: {less}{price}", 4, width, "  - ")
-    return lines
+            price = f"; costs {_layers(loss.convolutions)}{conversions}"
+        lines += wrap(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, width, "  - ")
+    return lines + _exclusion(insertion, losses.tensors, width)
+
+
+def _layers(number: int) -> str:
+    return f"{number} INT8 layer{'s' * (number != 1)}"
+
+
+def _exclusion(insertion: Insertion, tensors: list[TensorLoss], width: int) -> list[str]:
+    """The option that leaves the worst activation float, where that is worth it; as one line, to be pasted."""
+    if tensors[0].gain < _WORTH:
+        return wrap(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, width)
+    return [f"    the first one float: --exclude {shlex.quote(_pattern(tensors[0].readers))}"]
+
+
+def _pattern(nodes: Sequence[str]) -> str:
+    names = [re.escape(name).replace(r"\-", "-") for name in nodes]
+    return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
 
 
 def _agreement(insertion: Insertion, width: int) -> list[str]:
     found = insertion.agreement
     if found is None:
         return []
-    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are no numbers"
+    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are not numbers"
     samples = f"{found.samples} sample" + "s" * (found.samples != 1)
     return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} ({samples})", 2,
                       width, "")]

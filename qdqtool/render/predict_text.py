@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.explain.report import title_of
+from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import wrap
 from qdqtool.text import as_text, layers_counted
 from qdqtool.trt.refusals import OutsideRules
@@ -23,12 +23,6 @@ _MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "n
 _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
 
-_NOTHING = {
-    "NO-QDQ": "for the model has no Q/DQ; 'qdqtool insert' adds them",
-    "QOPERATOR": "for it has integer operators instead of Q/DQ, which TensorRT does not take",
-}
-
-
 def verdict(prediction: Prediction) -> str:
     """One line: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``.
 
@@ -37,11 +31,14 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
+    told = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
-        return f"{outside}{count}: nothing to run in INT8"
-    why = next((text for code, text in _NOTHING.items() if any(f.code == code for f in prediction.findings)), "")
-    if why and not s["int8"]:
-        return f"{outside}{count}: none in INT8, {why}"
+        return f"{outside}{f'nothing in INT8: the model has {told}' if told else f'{count}: nothing to run in INT8'}"
+    if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
+        gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
+        return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
+    if told and not s["int8"]:
+        return f"{outside}{count}: none in INT8, because the model has {told}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
         parts.append(f"{_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
@@ -52,7 +49,14 @@ def verdict(prediction: Prediction) -> str:
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
         parts.append(_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
-    return outside + "; ".join(parts)
+        if kernels := _kernels(prediction):
+            parts.append(f"{_count(len(kernels), 'Q/DQ kernel')} of Myelin")
+    return outside + "; ".join([*parts, *([f"the model has {told}"] if told else [])])
+
+
+def _kernels(prediction: Prediction) -> list[str]:
+    """The Q and DQ that are kernels of their own in Myelin: no conversions of the engine, but as much to do."""
+    return [name for region in prediction.regions for name in region.kernels]
 
 
 def _weighted_products(prediction: Prediction) -> int:
@@ -219,7 +223,7 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     if ledger:
         lines += ["", *_conversions(ledger, width, everything)]
     if notes:
-        nothing = any(same[0].code in _NOTHING for same in _grouped(prediction.findings))
+        nothing = any(same[0].code in ("NO-QDQ", "QOPERATOR") for same in _grouped(prediction.findings))
         shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
         hidden = [same[0].code for same in notes if same not in shown]
         more = f"; {', '.join(hidden)} only there" if hidden else ""
@@ -227,6 +231,9 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
         lines += ["", *wrap(title, 2, width, "")]
         for same in shown:
             lines += _note(same, width)
+    if kernels := _kernels(prediction):
+        text = f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}"
+        lines += ["", *wrap(text, 2, width, "")]
     return lines
 
 

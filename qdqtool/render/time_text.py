@@ -88,10 +88,10 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
             2,
             width,
         )
-    moving = [f"conversions take {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
     moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
     if moving:
-        lines += wrap(f"{', '.join(moving)} of it", 2, width)
+        lines += wrap(f"of which {', '.join(moving)}", 2, width)
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:

@@ -61,7 +61,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     device = f" on {build.device}" if build.device else ""
     lines += wrap(f"Build: {version}{device} ({build.source}); predicted for {target}.", 2, width, first="")
     if result.prediction is not None:
-        lines += wrap(f"Proof: {result.prediction.target_evidence}.", 2, width, first="")
+        lines += wrap(f"Evidence: {result.prediction.target_evidence}.", 2, width, first="")
     if not result.complete or build.missing:
         missing = ", ".join(build.missing or ["not stated"])
         word = "Incomplete build" if not result.complete else "Not in the files given"
@@ -74,7 +74,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
         lines += wrap(text, 2, width, first="") if text else []
     lines += _times(result, width)
     for note in result.notes:
-        lines += wrap(f"Note: {note}.", 2, width, first="")
+        lines += wrap(f"Note: {as_options(note)}.", 2, width, first="")
     for kind, title in _KINDS.items():
         found = [m for m in result.mismatches if m.kind == kind]
         if found:
@@ -90,8 +90,8 @@ def render_verification(result: Verification, width: int = 80) -> str:
         if len(unknown) > _SHOWN:
             lines.append(f"  ... and {len(unknown) - _SHOWN} more")
     for text in _outside(result):
-        lines += ["", *wrap(f"Time: {text} ms: not what this machine should take, or not the machine taken.", 2, width,
-                            first="")]  # fmt: skip
+        lines += ["", *wrap(f"Time: {text} ms, the range of four in five measured times; far outside means another "
+                            "GPU, clock or load.", 2, width, first="")]  # fmt: skip
     return as_text(lines)
 
 
@@ -100,7 +100,7 @@ def _times(result: Verification, width: int) -> list[str]:
     times = result.times
     if times is None:
         return []
-    held = "within the range" if times["within"] else "outside the range"
+    held = "within the range" if times["within"] else "outside the range, as one in five measured times is"
     lines = wrap(
         f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
         f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured "

@@ -36,7 +36,7 @@ from qdqtool.tuning.measure import Job, Mapper
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Store
 from qdqtool.tuning.metrics import Outputs, compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Estimate, Goal, Search
+from qdqtool.tuning.search import Goal, Search, expected
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
@@ -111,9 +111,9 @@ def tune(
         DataError: The data or the state cannot be used.
         QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
     """
-    began, cpu = time.monotonic(), _cpu_seconds()
+    began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     limit = budgets.seconds(check_timeout, "check_timeout")
@@ -195,9 +195,9 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         search.prepare()
         bench.job = bench.job.based_on(search.recipe(search.start))
         if say is not None or bench.deadline is not None:
-            expected = Estimate.of(search, bench)
-            search.say(expected.sentence)
-            search.leave_time(expected.each or 0.0)
+            what, each = expected(search)
+            search.say(what)
+            search.leave_time(each)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(
@@ -378,9 +378,5 @@ def _effort(search: Search, bench: Measurements, began: float, cpu: float) -> Js
     return {
         "candidates": len(judged) + len(search.scales), "never_measured": sum(bool(j.why_not) for j in judged),
         "runs": bench.runs, "combinations": len(search.pool), "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(_cpu_seconds() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
+        "cpu_seconds": round(time.process_time() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
     }  # fmt: skip
-
-
-def _cpu_seconds() -> float:
-    return time.process_time()
