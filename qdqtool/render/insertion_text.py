@@ -23,8 +23,12 @@ _GROUPS = 3
 _REPORTED = 1.5  # bits lost from which a group is listed
 _CONVERSIONS = 8
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
-# Agreement of detections (docs/accuracy.md) where the error is below so much.
-_JUDGED = ((0.05, "little"), (0.2, "some"), (math.inf, "much"))
+# What an error below so much means for detections; measured, see docs/accuracy.md.
+_JUDGED = (
+    (0.1, "little"),
+    (0.2, "more than usual, so compare detections (qdqtool tune does)"),
+    (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
+)
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
@@ -78,7 +82,7 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     lines = [""]
     lines += wrap(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
-        "bits of precision that each loses by sharing it (below zero: it is clipped sooner)", 2, width, "",
+        "bits of precision lost by sharing it (below zero: clipped sooner)", 2, width, "",
     )  # fmt: skip
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
     shown = ranked if everything else [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
@@ -88,8 +92,8 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
     rest = ranked[len(shown):]
     if rest:
         worst = max((m.bits_lost for g in rest for m in g.members), default=0.0)
-        more = f"and {len(rest)} more, in which no" if shown else "in them no"
-        lines += wrap(f"{more} tensor loses over {worst:.1f} bits (--all)", 4, width)
+        more = f"and {len(rest)} more, where no" if shown else "no"
+        lines += wrap(f"{more} tensor loses more than {worst:.1f} bits (--all)", 4, width)
     return lines
 
 
@@ -135,9 +139,11 @@ def _agreement(insertion: Insertion, width: int) -> list[str]:
     found = insertion.agreement
     if found is None:
         return []
-    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are not numbers"
+    far = "to values that are not numbers"
+    if math.isfinite(found.error):
+        far = f"by {found.error:.1%} of their standard deviation"
     samples = f"{found.samples} sample" + "s" * (found.samples != 1)
-    return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} ({samples})", 2,
+    return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together change the outputs {far} ({samples})", 2,
                       width, "")]
 
 

@@ -31,14 +31,14 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
-    told = obstacles(prediction.findings)
+    forms = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
-        return f"{outside}{f'nothing in INT8: the model has {told}' if told else f'{count}: nothing to run in INT8'}"
+        return f"{outside}{f'nothing in INT8: the model has {forms}' if forms else f'{count}: nothing to run in INT8'}"
     if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
         gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
         return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
-    if told and not s["int8"]:
-        return f"{outside}{count}: none in INT8, because the model has {told}"
+    if forms and not s["int8"]:
+        return f"{outside}{count}: none in INT8, because the model has {forms}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
         parts.append(f"{_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
@@ -51,7 +51,7 @@ def verdict(prediction: Prediction) -> str:
         parts.append(_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
         if kernels := _kernels(prediction):
             parts.append(f"{_count(len(kernels), 'Q/DQ kernel')} of Myelin")
-    return outside + "; ".join([*parts, *([f"the model has {told}"] if told else [])])
+    return outside + "; ".join([*parts, *([f"the model has {forms}"] if forms else [])])
 
 
 def _kernels(prediction: Prediction) -> list[str]:
@@ -168,7 +168,7 @@ def render(
     if time is not None:
         from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
 
-        decision = decision_lines(time, prediction, width)
+        decision = decision_lines(time, width)
         lines = [*decision, *([""] if decision else []), *lines, *summary_lines(time, width)]
     lines += [line for text in _assumptions(prediction) for line in wrap(text, 2, width)]
     lines += _header(prediction, width)
@@ -334,8 +334,9 @@ def _layers(layers: Iterable[EngineLayer]) -> list[str]:
         inputs = ", ".join(str(t.precision) for t in layer.inputs) or "-"
         outputs = ", ".join(str(t.precision) for t in layer.outputs) or "-"
         for change in layer.layouts:
-            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}")
-        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}")
+            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}  {change['ms']:.4f} ms")
+        took = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
+        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}{took}")
     return lines
 
 

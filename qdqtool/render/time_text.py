@@ -20,78 +20,88 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def decision_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
-    """Whether INT8 pays: the network as placed, in float and as ``insert`` would place it, and how sure that is."""
-    gain, base = time.gain_range, time.float_time
-    if gain is None or base is None:
+def decision(time: TimeEstimate) -> list[str]:
+    """Whether INT8 pays, in sentences: the times of the placements, then the gain, its range, and what costs."""
+    base = time.float_time
+    if base is None:
         return []
-    parts = [f"INT8 as placed: {ms(time.total_ms)}", f"{base.precision}: {ms(base.total_ms)}"]
-    parts += [f"placed by qdqtool: {ms(time.best.total_ms)}"] if time.best is not None else []
-    lines = wrap(f"{'; '.join(parts)} (estimated).", 2, width, first="")
-    if gain.value >= 1:
-        verdict = f"INT8 is {gain.value:.2f} times as fast as {base.precision}"
+    best, gain = time.best, time.best_range if time.is_float else time.gain_range
+    parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
+    parts.append(f"{base.precision}: {ms(base.total_ms)}")
+    parts += [] if base.fp32_ms is None else [f"FP32, as it is built: {ms(base.fp32_ms)}"]
+    parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
+    sentences = [f"{'; '.join(parts)} (estimated)."]
+    if not time.gpu.has_int8:
+        return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
+    if gain is None:
+        return [*sentences, "What INT8 could gain is not known."]
+    what = "INT8 placed by qdqtool" if time.is_float else "this model"
+    if abs(gain.value - 1) < PAYS - 1:
+        verdict = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
+    elif gain.value > 1:
+        verdict = f"INT8 is {gain.value:.2f} times as fast as {gain.precision}"
     else:
-        verdict = f"{base.precision} is faster than this model, which is {gain.value:.2f} times as fast"
-    sure = "" if gain.is_sure else ", so that either may be faster"
-    verdict += f" ({gain.low:.2f} to {gain.high:.2f}{sure})"
-    count = prediction.conversions or 0
-    costs = [_counted(count, "conversion")] if count and time.conversions_ms else []
+        verdict = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
+    verdict += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
+    if not time.is_float and gain.value < _MATTERS and (costs := moving(time)):
+        verdict += f": {costs}"
+    return [*sentences, f"{verdict}."]
+
+
+def moving(time: TimeEstimate) -> str:
+    """What the conversions and changes of layout cost together; empty where there are none."""
+    costs = [_counted(time.conversions, "conversion")] if time.conversions else []
     costs += [_counted(time.layouts, "layout change")] if time.layouts else []
-    if costs and gain.value < _MATTERS:
-        verdict += f": {' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}"
-    lines += wrap(f"{verdict}.", 2, width, first="")
-    if gain.pairs:
-        lines += wrap(
-            f"The faster of the two was named rightly for {gain.right} of {gain.pairs} measured pairs whose network "
-            "and GPU the model had not seen.", 2, width, first="",
-        )  # fmt: skip
-    return lines
+    return f"{' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}" if costs else ""
+
+
+def decision_lines(time: TimeEstimate, width: int) -> list[str]:
+    """:func:`decision`, wrapped."""
+    return [line for sentence in decision(time) for line in wrap(sentence, 2, width, first="")]
 
 
 def paying_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
-    gain = time.gain_range
-    lines = decision_lines(time, prediction, width)
+    lines, gain = decision_lines(time, width), time.gain_range
+    if not time.gpu.has_int8:
+        return [*lines, *wrap(f"warning: {time.gpu.name} builds no network with Q/DQ: deploy the float model there", 2,
+                              width, first="")]  # fmt: skip
     if gain is None:
-        return lines or ["no gain to say: the time without Q/DQ is not known"]
+        return lines or ["no gain to say: the shapes of most layers are not known; export the model with fixed shapes"]
     if gain.value < PAYS:
-        slow = sorted(
-            ((layer.ms or 0.0, layer.name) for layer in prediction.layers if layer.type == "Conversion"), reverse=True
-        )
-        lines += wrap(
-            f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on {time.gpu.name}: "
-            f"{ms(time.conversions_ms)} in {_counted(len(slow), 'conversion')}, {ms(time.layouts_ms)} in "
-            f"{_counted(time.layouts, 'layout change')}"
-            + (f"; the slowest is {short(slow[0][1], width)}" if slow else ""),
-            2, width, first="",
-        )  # fmt: skip
+        lines += wrap(f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
+                      f"{time.gpu.name}: {_slow(time, prediction, width)}", 2, width, first="")  # fmt: skip
     return lines
+
+
+def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
+    """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
+    if 2 * time.waiting_ms > time.total_ms:
+        return (f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+                "whatever their type; a larger batch or image would gain")  # fmt: skip
+    slowest = max((layer for layer in prediction.layers if layer.type == "Conversion"), key=lambda x: x.ms or 0.0,
+                  default=None)  # fmt: skip
+    why = moving(time) or "no kernel gains enough by INT8"
+    return f"{why}; the slowest is {short(slowest.name, width)}" if slowest is not None and time.conversions else why
+
+
+def summary(time: TimeEstimate) -> str:
+    """The time, where it is, and its range."""
+    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
+    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), estimated; 80 % of measured "
+            f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}")
 
 
 def summary_lines(time: TimeEstimate, width: int) -> list[str]:
     """The time end to end, against the float network; what to know about the figures."""
-    clock = f"{time.gpu.clock:.0f} MHz"
-    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
-    lines = wrap(
-        f"{ms(time.total_ms)} on {time.gpu.name} ({clock}{batch}), estimated; 80 % of measured engines lie within "
-        f"{ms(time.low_ms, unit=False)} to {ms(time.high_ms)}",
-        2,
-        width,
-    )
-    if time.is_float and time.best is not None and time.float_time is not None:
-        best = time.best
-        verdict = f"{best.gain:.2f} times as fast" if best.gain >= 1 else f"slower ({best.gain:.2f} times as fast)"
-        lines += wrap(
-            f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it "
-            f"({best.int8} of "
-            f"{best.convolutions} convolutions): {ms(best.total_ms)}, {verdict} at best",
-            2,
-            width,
-        )
-    moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
-    moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
-    if moving:
-        lines += wrap(f"of which {', '.join(moving)}", 2, width)
+    lines = wrap(summary(time), 2, width)
+    if time.is_float and time.best is not None:
+        lines += wrap(f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
+                      "convolutions", 2, width)  # fmt: skip
+    moved = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moved += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+    if moved:
+        lines += wrap(f"of which {', '.join(moved)}", 2, width)
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:

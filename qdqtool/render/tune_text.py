@@ -98,8 +98,8 @@ def _sites(tuning: Tuning, width: int, everything: bool) -> list[str]:
         return wrap("Everything INT8 is enough, so that no single site was measured (--front does)", 2, width, "")
     ranked = sorted(measured, key=lambda s: -(s.loss or 0.0))
     shown = ranked if everything else ranked[:_WHY]
-    lines = wrap("Where INT8 costs most: part of the outputs' spread that goes when this alone is float, and what "
-                 "that costs", 2, width, "")
+    lines = wrap("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
+                 "float, and what that costs", 2, width, "")
     for site in shown:
         lines += wrap(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {_price(site, tuning)}; {site.choice}", 4, width,
                       "  - ")

@@ -19,7 +19,7 @@ from qdqtool.parameters import typed
 from qdqtool.reporting import data
 from qdqtool.reporting.subject import Subject, gpu_for, look_at
 from qdqtool.trt.targets import Target
-from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.types import TOOL_VERSION, Json, Severity
 
 REPORT_SCHEMA = "qdqtool/report/1"
 
@@ -43,6 +43,13 @@ class Report:
     def __repr__(self) -> str:
         return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
 
+    @property
+    def ok(self) -> bool:
+        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
+        return quiet and (self.page.agreement is None or self.page.agreement.ok)
+
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 
