@@ -59,7 +59,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Targets", ("targets/index.md", "builds.md")),
     ("Guides", ("insert.md", "ways.md", "times.md", "compare.md", "fix.md", "tune.md", "report.md", "extract.md",
                 "ci.md", "qat.md", "cluster.md")),
-    ("Figures", ("accuracy.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
+    ("Figures", ("accuracy.md", "attention.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
     ("Python", ("python.md", "examples/index.md")),
     ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog.md")),
 )

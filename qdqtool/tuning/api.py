@@ -19,9 +19,10 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.insertion import fidelity
-from qdqtool.insertion.api import prepared, rules_for, said_of_half, too_large
+from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
+from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
