@@ -15,7 +15,7 @@ from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
 from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
-from qdqtool.reconstruct.to_onnx import graph_from_log
+from qdqtool.reconstruct import graph_from_log
 from qdqtool.render import drawing, engine_text, log_text
 
 SECONDS = 10.0
