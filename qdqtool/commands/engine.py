@@ -60,10 +60,9 @@ def command(
 
     report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:
-        from qdqtool.engine.graph import drawing_of
-        from qdqtool.render import drawing
+        from qdqtool.engine import drawing
 
-        drawn = drawing_of(report)
+        drawn = drawing.drawing_of(report)
         if dot:
             write_visible(dot, drawing.dot(drawn))
         if svg:

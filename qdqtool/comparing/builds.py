@@ -7,8 +7,7 @@ from dataclasses import replace
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.engine.compare import Comparison as EngineComparison
-from qdqtool.engine.costs import EngineReport, LayerCost
-from qdqtool.engine.graph import node_of
+from qdqtool.engine.costs import EngineReport, LayerCost, node_of
 from qdqtool.graph import Model
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.convolutions import built_convolution, pass_lines

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from qdqtool.buildlog.records import Shape
 from qdqtool.buildlog.types import BuiltTensor, LayerKind
-from qdqtool.engine.costs import EngineReport, LayerCost, Totals
-from qdqtool.engine.graph import node_of
+from qdqtool.engine.costs import EngineReport, LayerCost, Totals, node_of
 from qdqtool.types import Json
 
 _MAX_CELLS = 4_000_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.engine.compare import Comparison, Pair
-from qdqtool.engine.costs import EngineReport, LayerCost, Totals
-from qdqtool.engine.graph import describe, title_of
+from qdqtool.engine.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.render.log_text import count, short
 from qdqtool.render.output import wrap
 from qdqtool.text import as_text

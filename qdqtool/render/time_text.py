@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.engine.graph import short
 from qdqtool.render.output import as_options, wrap
-from qdqtool.text import as_text
+from qdqtool.text import as_text, ending
 from qdqtool.timing.estimate import TimeEstimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.types import Finding, Prediction
@@ -62,7 +61,7 @@ def paying_lines(time: TimeEstimate, prediction: Prediction, width: int) -> list
             f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on {time.gpu.name}: "
             f"{ms(time.conversions_ms)} in {_counted(len(slow), 'conversion')}, {ms(time.layouts_ms)} in "
             f"{_counted(time.layouts, 'layout change')}"
-            + (f"; the slowest is {short(slow[0][1], width)}" if slow else ""),
+            + (f"; the slowest is {ending(slow[0][1], width)}" if slow else ""),
             2, width, first="",
         )  # fmt: skip
     return lines
@@ -128,7 +127,7 @@ def detail_lines(time: TimeEstimate, prediction: Prediction, width: int, *, ever
     if shown_kernels:
         lines += ["", *wrap("Slowest layers, as in a profile (profiling adds a few us per layer)", 2, width, "")]
         for kernel in shown_kernels:
-            name = kernel.name if everything else short(kernel.title, width - 27)
+            name = kernel.name if everything else ending(kernel.title, width - 27)
             lines += wrap(f"{kernel.kind:<11} {name}", 26, width, f"  {ms(kernel.ms):>10}  ")
     return lines
 

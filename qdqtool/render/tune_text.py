@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from qdqtool.engine.graph import short
 from qdqtool.render.insertion_text import predicted
 from qdqtool.render.output import as_options, wrap
-from qdqtool.text import as_text
+from qdqtool.text import as_text, ending
 from qdqtool.tuning.result import Point, SiteResult, Tuning
 
 _WHY = 8  # sites told with their loss, unless everything is asked for
@@ -72,7 +71,7 @@ def _bought(tuning: Tuning, width: int) -> list[str]:
         row = f"{metric:>8} {one.int8:>+5d} {one.conversions:>+6d}"
         if timed:
             row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
-        lines.append(f"  {short(one.site, room):<{room}} {row}")
+        lines.append(f"  {ending(one.site, room):<{room}} {row}")
     for tensor, choice in tuning.chosen.changed.items():
         lines += wrap(f"{tensor}: {choice}", 4, width, "  ")
     return lines
@@ -88,7 +87,7 @@ def _front(tuning: Tuning, width: int) -> list[str]:
         what = point.name if len(point.sites) > 1 or not point.sites else point.sites[0]
         row = f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} {point.chosen_on:>7.3f}  "
         row += f"{_interval(point):<23} "
-        lines.append(row + short(what, max(12, width - len(row))))
+        lines.append(row + ending(what, max(12, width - len(row))))
     return lines
 
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool import budgets, qdq
-from qdqtool.engine import layout
+from qdqtool.engine import drawing
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
 from qdqtool.reporting import data
@@ -51,7 +51,7 @@ def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
     for box in boxes:
         box.w, box.h = BOX_WIDTH, _height(box)
-    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
+    width, height, why = drawing.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
     if why:
         return data.Drawing(why=f"{why}. {_TABLES}")
     return data.Drawing(boxes, edges, width, height)

@@ -22,7 +22,7 @@ import zlib
 from importlib import resources
 from typing import Any
 
-from qdqtool.engine import layout
+from qdqtool.engine import drawing
 from qdqtool.errors import QdqtoolError
 from qdqtool.jsontext import json_text
 from qdqtool.reporting import data
@@ -36,7 +36,7 @@ SCRIPTS = ("dom.js", "tables.js", "scene.js", "graph.js", "search.js", "details.
 def lacking() -> str:
     """What the report needs that is not installed, as a sentence; an empty string where all is there."""
     missing = [n for n, there in (("jinja2", importlib.util.find_spec("jinja2") is not None),
-                                  ("fast-sugiyama", layout.installed())) if not there]
+                                  ("fast-sugiyama", drawing.installed())) if not there]
     return f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'" if missing else ""
 
 

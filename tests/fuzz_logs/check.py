@@ -11,12 +11,12 @@ from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
+from qdqtool.engine import drawing
 from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
-from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.reconstruct import graph_from_log
-from qdqtool.render import drawing, engine_text, log_text
+from qdqtool.render import engine_text, log_text
 
 SECONDS = 10.0
 
@@ -69,7 +69,7 @@ def use(build: Build) -> None:
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
     engine_text.render(report, "ms", 80, everything=True)
-    drawing.dot(drawing_of(report))
+    drawing.dot(drawing.drawing_of(report))
     if len(report.rows) < 300:
         engine_text.render_engines(compare(report, report))
     with contextlib.suppress(QdqtoolError):
