@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.graph import Model, Node
-from qdqtool.qat.amax import scale_of
-from qdqtool.qat.modules import watching
+from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
 
 # Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6), and by single

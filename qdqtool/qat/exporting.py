@@ -21,12 +21,11 @@ from qdqtool.insertion.scales import weight_scale
 from qdqtool.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
-from qdqtool.qat.amax import LEVELS, amax_of, scale_of
 from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
-from qdqtool.qat.folding import fold_norms
-from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
+from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, unwrapped
+from qdqtool.qat.norms import fold_norms
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
@@ -252,37 +251,31 @@ def _names(
 
 
 def _refuse_uncalibrated(twin: nn.Module) -> None:
-    names = {id(m): n for n, m in twin.named_modules()}
-    for module, attribute, weight in quantizers_of(twin):
-        if not weight and amax_of(getattr(module, attribute)) is None:
-            where = f"{names[id(module)]}.{attribute}".lstrip(".")
-            raise QdqtoolError(f"quantizer '{where}' has no range; call qdqtool.qat.calibrate before the export")
+    for name in uncalibrated(twin):
+        raise QdqtoolError(f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export")
 
 
 def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
-    names = {id(m): n for n, m in twin.named_modules()}
     axes = {w.module: w.axis for w in plan.weights}
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
-    for module, attribute, weight in found:
-        quantizer = getattr(module, attribute)
-        if not weight:
-            made = ExportQuantizer(scale_of(quantizer, torch.empty(0)), None)
+    for q in found:
+        if not q.weight:
+            made = ExportQuantizer(scale_of(q.itself, torch.empty(0)), None)
             made.mark = marked
-            module._modules[attribute] = made
+            q.module._modules[q.attribute] = made
             continue
-        axis = axes[names[id(module)]]
-        value = module._parameters["weight"]
-        assert value is not None
-        later = folded_later(module)
+        axis = axes[q.owner]
+        value: Tensor = q.module._parameters["weight"]
+        later = folded_later(q.module)
         value = value.detach() if later is None else value.detach() * later.to(value)
         scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
-        amax = amax_of(quantizer)
+        amax = amax_of(q.itself)
         if amax is not None:  # the range of training, times what folding multiplied the channels by
             trained = amax.double().reshape(scale.shape) / LEVELS
-            factor = None if axis is None else factors.get(names[id(module)])
+            factor = None if axis is None else factors.get(q.owner)
             trained = trained if factor is None else trained * factor.double().abs()
             scale = torch.where(trained > _TINY, trained.float(), scale)
-        module._modules[attribute] = ExportQuantizer(scale, axis)
+        q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
     twin.__dict__.pop(PLAN, None)
