@@ -385,7 +385,7 @@ def write_tensorrt_cache(
         version: First line; TensorRT takes the table only when this matches its own version and calibrator.
 
     Raises:
-        DataError: A scale is not positive and finite, or a name cannot stand in the table.
+        DataError: A scale is not positive and finite, or a name cannot be in the table.
         QdqtoolError: The file cannot be written.
     """
     out = io.StringIO()

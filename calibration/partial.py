@@ -12,7 +12,8 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec
 from qdqtool import external, runtime
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, all_tensors, external_location, without_data
+from qdqtool.external import all_tensors, location_of
+from qdqtool.graph import Model, without_data
 from qdqtool.jsontext import parse_json
 
 Size = tuple[int, int]
@@ -130,7 +131,7 @@ def external_folder(model: Model) -> str:
     for tensor in all_tensors(model.proto.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
-        location = external_location(tensor)
+        location = location_of(tensor)
         if not model.base_dir:
             raise ModelError(f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path")
         if external.path_of(tensor, model.base_dir, model.path) is None:

@@ -23,8 +23,9 @@ from calibration.session import fetched_bytes, open_session, worker_count
 from calibration.spots import chosen
 from calibration.statistics import DEFAULT_BINS
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.external import location_of
 from qdqtool.files import check_output
-from qdqtool.graph import Model, external_location
+from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.progress import track
 from qdqtool.runtime import cores
@@ -288,6 +289,6 @@ def _model_key(model: Model, focus: Focus | None) -> str:
         return model.sha256 + looked
     from onnx import external_data_helper
 
-    files = sorted({external_location(t) for t in model.proto.graph.initializer
+    files = sorted({location_of(t) for t in model.proto.graph.initializer
                     if external_data_helper.uses_external_data(t)})
     return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files) + looked

@@ -109,7 +109,7 @@ def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """mkdocs' navigation: every page once.
 
     Raises:
-        ValueError: A page stands nowhere.
+        ValueError: No section has a page.
     """
     left, parts = dict(titles), []
     for part, names in PARTS:
@@ -190,8 +190,8 @@ def command_pages() -> dict[str, str]:
         # In the order of the table, in which later examples read what earlier ones wrote.
         shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
         for command, about in cli.COMMANDS.items():
-            told = _fence(_run([command, "--help"], folder)[0])
-            pages[f"commands/{command}.md"] = _page(f"# qdqtool {command}", about, *shown[command], "## Options", told)
+            usage = _fence(_run([command, "--help"], folder)[0])
+            pages[f"commands/{command}.md"] = _page(f"# qdqtool {command}", about, *shown[command], "## Options", usage)
             rows.append((f"[{command}]({command}.md)", about))
     index = _page(
         "# Commands",
@@ -261,10 +261,10 @@ def _finding(code: Code) -> str:
          _cell(h.source))
         for h in code.holds
     ]
-    told = [known for known in KNOWN if code.code in known.codes]
+    entries = [known for known in KNOWN if code.code in known.codes]
     parts += ["## Where it holds", _table(("targets", "evidence", "severity", "source"), rows)]
-    if told:
-        links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in told)
+    if entries:
+        links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in entries)
         parts += ["## TensorRT's own words for it", links]
     return _page(*parts)
 
@@ -311,7 +311,7 @@ def _target(target: Target) -> str:
     seen = {name: where for name, where in seen.items() if where}
     parts = [f"# {target.name}", f"{str(target.evidence).capitalize()}: {_escaped(target.proof)}.", "## Builds"]
     if builds:
-        rows = [(f"`{b.name}`", b.tensorrt, b.gpu or "not told", _cell(b.network), _cell(b.parts)) for b in builds]
+        rows = [(f"`{b.name}`", b.tensorrt, b.gpu or "not stated", _cell(b.network), _cell(b.parts)) for b in builds]
         parts.append(_table(("build", "TensorRT", "GPU", "network", "available"), rows))
     elif target.is_rtx:
         parts.append("TensorRT-RTX builds without a GPU, so that its rules come from experiments; random networks are "

@@ -24,7 +24,7 @@ def page() -> str:
 
 def _builds() -> Iterator[str]:
     yield "## Builds\n"
-    yield "| build | TensorRT | GPU | flags | network | at hand | source | in the truth run | rules made from it |"
+    yield "| build | TensorRT | GPU | flags | network | parts | source | in the truth run | rules made from it |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for build in BUILDS.values():
         yield _row(build)
@@ -32,11 +32,11 @@ def _builds() -> Iterator[str]:
 
 
 def _row(build: Build) -> str:
-    told = (
-        f"`{build.name}`", build.tensorrt, build.gpu or "not told", build.flags, build.network, build.parts,
+    cells = (
+        f"`{build.name}`", build.tensorrt, build.gpu or "not stated", build.flags, build.network, build.parts,
         build.source, "yes" if build.graph else "no", "yes" if build.made_rules else "no",
     )
-    return f"| {' | '.join(told)} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def _seen() -> Iterator[str]:

@@ -16,7 +16,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 class CompletedDocstrings(griffe.Extension):
-    """Options that are stated once stand in a docstring and a signature only when the module runs."""
+    """Options that are stated once are in a docstring and a signature only when the module runs."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         if func.docstring is not None and "{options}" in func.docstring.value:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-Told: TypeAlias = dict[str, JsonValue]
+Described: TypeAlias = dict[str, JsonValue]
 """What one side says of a mismatch: published fields with small values."""
 
 
@@ -60,13 +60,13 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts(_Record):
-    """Which build a verification speaks of.
+    """Which build a verification refers to.
 
     Attributes:
         source: Where the facts come from.
         files: Names of the files read.
-        tensorrt: Version, None where not told.
-        device: GPU, None where not told.
+        tensorrt: Version, None where not stated.
+        device: GPU, None where not stated.
         complete: Whether the engine listing is there and whole.
         missing: What is absent or cut off.
         status: What a builder that was run here made of the model (``built``, ``refused``, ``crashed``); None for a
@@ -93,7 +93,7 @@ class BuildFacts(_Record):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCounts(_Record):
-    """Convolutions predicted, those that the build confirms, and those of which it does not tell enough."""
+    """Convolutions predicted, those that the build confirms, and those of which it does not say enough."""
 
     total: int = 0
     agree: int = 0
@@ -124,7 +124,7 @@ class TraceCounts(_Record):
         predicted: Lines predicted.
         built: Lines logged; None where the build has none.
         agree: Lines in common as a multiset, wherever they stand.
-        in_order: Lines in common that stand in the same order (longest common subsequence).
+        in_order: Lines in common that are in the same order (longest common subsequence).
     """
 
     predicted: int | None = None
@@ -162,8 +162,8 @@ class Mismatch:
 
     kind: MismatchKind
     name: str
-    predicted: Told
-    built: Told
+    predicted: Described
+    built: Described
     why: str
     line: int | None = None
 

@@ -1,6 +1,6 @@
 """npy and npz files of plain numbers: read without unpickling, and never more of them than they may take.
 
-numpy's own reader believes a header's lengths and types; here they are held against the file first.
+numpy's own reader believes a header's lengths and types; here they are compared with the file first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much of the machine one input may take: every limit that a hostile or damaged file can meet, in one place.
 
-Each is well above what real networks, logs and photographs need, and is told in the message where it is met. Bytes
+Each is well above what real networks, logs and photographs need, and is named in the message where it is met. Bytes
 unless a name says otherwise.
 """
 
@@ -115,7 +115,7 @@ def require(size: float, limit: float, what: str, kind: type[QdqtoolError] = Qdq
         kind: Class of the error.
 
     Raises:
-        QdqtoolError: ``size`` is above ``limit``; the message tells both.
+        QdqtoolError: ``size`` is above ``limit``; the message names both.
     """
     if size > limit:
         raise kind(f"{what} {amount(size)}; the limit is {amount(limit)}")

@@ -82,7 +82,7 @@ def _fail(message: str, code: int) -> int:
 def _filtered() -> Iterator[None]:
     """Puts the filter of :mod:`qdqtool.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
-    error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code tells
+    error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code says it
     with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):
         yield
 
@@ -90,7 +90,7 @@ def _filtered() -> Iterator[None]:
 def run(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
     with _filtered(), warnings.catch_warnings():
-        if not sys.warnoptions:  # numpy's remarks on damaged numbers tell users nothing; who wants them asks Python
+        if not sys.warnoptions:  # numpy's remarks on damaged numbers do not help users; who wants them asks Python
             warnings.simplefilter("ignore")
         return _run(args)
 
@@ -165,7 +165,7 @@ def _prepared() -> int:
         return run()
     except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
         return process.INTERRUPTED
-    except MemoryError:  # while an error was being told
+    except MemoryError:  # while an error was being reported
         return _fail(_OUT_OF_MEMORY, 2)
 
 

@@ -30,7 +30,7 @@ class Case:
     builds: tuple[str, ...] = ()
     source: str = ""
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # told apart by what they are, many times in a simulation
+    __eq__, __hash__ = object.__eq__, object.__hash__  # distinguished by identity, many times in a simulation
 
     def build_names(self) -> tuple[str, ...]:
         """The builds that show it, each once, without line numbers."""
@@ -50,5 +50,5 @@ def documented(name: str, says: str, source: str) -> Case:
 
 
 def assumed(name: str, says: str, source: str) -> Case:
-    """A case that no build at hand shows; ``source`` says why it is taken so and what would refute it."""
+    """A case that no available build shows; ``source`` says why it is taken so and what would refute it."""
     return Case(name, Evidence.ASSUMED, says, (), source)

@@ -1,10 +1,10 @@
-"""Files that are no ONNX model, told by their first bytes or their ending, and the next step with each."""
+"""Files that are no ONNX model, recognised by their first bytes or their ending, and the next step with each."""
 
 from __future__ import annotations
 
 from qdqtool.records import record
 
-HEAD = 64  # first bytes that tell
+HEAD = 64  # first bytes that decide
 
 
 @record
@@ -16,7 +16,7 @@ class FileType:
         step: How to get an ONNX model, or what to do with it instead.
         endings: Endings of its names.
         magics: Bytes that it has at an offset.
-        of_build: Whether it may tell of a build.
+        of_build: Whether it may describe a build.
     """
 
     name: str

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -376,7 +376,7 @@ class Model:
         return node is not None and node.op == "Constant"
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
-        """The value of an initializer or Constant; None when it is neither or its data is not at hand."""
+        """The value of an initializer or Constant; None when it is neither or its data is not available."""
         if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
             return self._constants.constant(tensor)
         if tensor in self._arrays:
@@ -414,7 +414,7 @@ class Model:
         """A copy of an external tensor with its data, None when the file is not there."""
         if not self.base_dir:
             return None
-        location = external_location(proto)
+        location = external.location_of(proto)
         if external.path_of(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
@@ -434,7 +434,7 @@ class Model:
         return loaded
 
     def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Dimensions of a constant, known even when its data is not at hand."""
+        """Dimensions of a constant, known even when its data is not available."""
         proto = self.constant_proto(tensor)
         if proto is not None:
             return tuple(proto.dims)
@@ -531,16 +531,6 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
     return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
 
 
-def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
-    return external.all_tensors(graph)
-
-
-def external_location(proto: onnx.TensorProto) -> str:
-    """The file, relative to the model's folder, that holds an external tensor."""
-    return external.location_of(proto)
-
-
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Size of a tensor's message; 2 GB for one that protobuf cannot measure because it is larger."""
     try:
@@ -579,7 +569,7 @@ def _hash_of(proto: onnx.ModelProto) -> str:
     try:
         parts = Parts(proto)
         if parts.size > budgets.MODEL_MESSAGE:
-            return ""  # no file that could be told by it
+            return ""  # no file that it could identify
         found = hashlib.sha256()
         for part in parts:
             found.update(part)

@@ -83,7 +83,7 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes] | None:
 
 
 def _head(number: int, length: int) -> bytes:
-    """What stands in front of a field of so many bytes: its number and wire type, and the length."""
+    """What is in front of a field of so many bytes: its number and wire type, and the length."""
     made = bytearray([number << 3 | _BYTES_FOLLOW])
     while length > 0x7F:
         made.append(length & 0x7F | 0x80)

@@ -15,7 +15,7 @@ from qdqtool import budgets, external, filetypes, packed
 from qdqtool.errors import ModelError
 from qdqtool.files import open_input, read_all, same_file
 from qdqtool.functions import check_functions
-from qdqtool.graph import Model, all_tensors, external_location, tensor_bytes, without_large_weights
+from qdqtool.graph import Model, tensor_bytes, without_large_weights
 from qdqtool.message import Parts
 from qdqtool.modelform import check_form
 from qdqtool.modelnames import check_names
@@ -115,7 +115,7 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
     """
     model = load(source)
-    outside = [t for t in all_tensors(model.proto.graph) if external.is_outside(t)]
+    outside = [t for t in external.all_tensors(model.proto.graph) if external.is_outside(t)]
     for tensor in outside:
         loaded = model.external_tensor(tensor)
         if loaded is None:
@@ -132,9 +132,9 @@ def require_weights(model: Model) -> None:
         ModelError: One is missing.
     """
     there: dict[str, bool] = {}
-    for tensor in all_tensors(model.proto.graph):
+    for tensor in external.all_tensors(model.proto.graph):
         if external.is_outside(tensor):
-            location = external_location(tensor)
+            location = external.location_of(tensor)
             if location not in there:
                 there[location] = external.path_of(tensor, model.base_dir, model.path) is not None
             if not there[location]:
@@ -142,7 +142,7 @@ def require_weights(model: Model) -> None:
 
 
 def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
-    location = external_location(tensor)
+    location = external.location_of(tensor)
     return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
 
 

@@ -26,7 +26,7 @@ _WIDTH = 112  # of a parameter's text in a docstring
 
 def option(
     default: Any, doc: str, brief: str = "", *, choices: Sequence[str] = (), flag: str = "", metavar: str = "",
-    least: int | None = None, path: bool = False,
+    least: int | None = None, path: bool = False, alone: float | None = None,
 ) -> Any:
     """A field that is an option.
 
@@ -39,10 +39,11 @@ def option(
         metavar: What stands for the value in ``--help``.
         least: The least value of an integer.
         path: Whether it is a file's name.
+        alone: The value of the option given without one.
     """
     return field(default=default, metadata={
         "doc": doc, "brief": brief, "choices": tuple(choices), "flag": flag, "metavar": metavar, "least": least,
-        "path": path,
+        "path": path, "alone": alone,
     })  # fmt: skip
 
 
@@ -164,6 +165,12 @@ class Output(Remainder):
         ":mod:`qdqtool.insertion.inputs`.",
         "Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.",
         choices=("float", "int8", "uint8"))
+    smooth: float | None = option(
+        None, "SmoothQuant before the calibration, for networks with outlier channels (ACT-OUTLIER): moves scales of "
+        "what Linears read into their weights, and their inverse into the LayerNormalization, Linear or Mul that makes "
+        "it, the same in float; 0 to 1, how much of it, mostly .5. None does nothing.",
+        "SmoothQuant: move outlier channels of what Linears read into their weights; 0.5 where no ALPHA is given.",
+        metavar="ALPHA", alone=0.5)
 
 
 def choices_of(group: type, name: str) -> tuple[str, ...]:

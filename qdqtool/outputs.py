@@ -124,7 +124,7 @@ def together() -> Iterator[None]:
 
 
 def commit() -> None:
-    """Gives the files written so far their names, before the user is told that they are there.
+    """Gives the files written so far their names, before the user reads that they are there.
 
     Raises:
         QdqtoolError: One cannot be written; none is.

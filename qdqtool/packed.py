@@ -14,7 +14,7 @@ from qdqtool.errors import QdqtoolError
 BLOCK = 1 << 20
 _XZ_MEMORY = 256 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-HEAD = 6  # bytes that tell what a file is
+HEAD = 6  # bytes that show what a file is
 
 
 class _Unpacker(Protocol):

@@ -34,8 +34,8 @@ def predict(
         model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
         target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
         advice: Whether to look for findings as well.
-        assume: What to assume where reports tell a fusion differently: ``{"silu-add": "fused"}`` or ``"apart"``.
-        way: How the engine is built, which findings then speak of: ``trtexec``, ``python``, ``onnxruntime``,
+        assume: What to assume where reports differ on a fusion: ``{"silu-add": "fused"}`` or ``"apart"``.
+        way: How the engine is built, which findings then refer to: ``trtexec``, ``python``, ``onnxruntime``,
             ``torch-tensorrt`` or ``deepstream``.
 
     Returns:
@@ -118,7 +118,7 @@ def outcome(model: Model, target: Target) -> Prediction:
 def advise(
     model: Model, prediction: Prediction, target: Target | None = None, way: str | None = None
 ) -> list[Finding]:
-    """Everything worth telling about a prediction: build failures first, then the widest cost first.
+    """Everything worth reporting about a prediction: build failures first, then the widest cost first.
 
     Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
 

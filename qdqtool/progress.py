@@ -12,7 +12,7 @@ LINE_SECONDS = 60.0
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yields ``items`` and tells how far they are.
+    """Yields ``items`` and prints how far they are.
 
     Args:
         items: What to go through.
@@ -33,11 +33,11 @@ def _in_lines(items: Iterable[T], description: str, total: int | None) -> Iterat
     """Short work says nothing."""
     if total is None and isinstance(items, Sized):
         total = len(items)
-    begun = told = time.monotonic()
+    begun = printed = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now - told >= LINE_SECONDS and sys.stderr is not None:
-            told = now
+        if now - printed >= LINE_SECONDS and sys.stderr is not None:
+            printed = now
             of = f" of {total} ({done / total:.0%})" if total else ""
             print(f"qdqtool: {description}: {done}{of} after {now - begun:.0f} s", file=sys.stderr, flush=True)
         yield item

@@ -52,7 +52,7 @@ def precision_of(elem_type: int) -> Precision:
 
 @dataclass(frozen=True)
 class PerChannel:
-    """What is told of one scale for each channel; equal for equal scales. There may be a million, told many times.
+    """A summary of one scale for each channel; equal for equal scales. There may be a million, shown many times.
 
     Attributes:
         count: How many.
@@ -80,7 +80,7 @@ class Numbers:
         return hashlib.sha256(np.ascontiguousarray(values).data).digest()
 
     @functools.cached_property
-    def told(self) -> float | PerChannel:
+    def summary(self) -> float | PerChannel:
         """One number, or one for each channel."""
         values = self.values
         if values.size == 1:
@@ -95,7 +95,7 @@ class QuantParams:
 
     Attributes:
         scales: Flat float64 scales, in units of the tensor per integer step; None when computed at run time or the
-            data is not at hand.
+            data is not available.
         scale_shape: The scale tensor's dimensions; None when unknown.
         scale_type: ONNX element type of the scale; 0 when unknown.
         zero_points: Flat int64 zero points; zeros where the input is missing; None when not known.

@@ -60,10 +60,10 @@ def _opened(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
     try:
         return runtime.open_session(path, threads, **options)
     except Exception as error:
-        told = f"Load model from {path} failed:"  # nobody knows this file
-        if told not in str(error):
+        prefix = f"Load model from {path} failed:"  # nobody knows this file
+        if prefix not in str(error):
             raise
-        raise type(error)(str(error).replace(told, "")) from None
+        raise type(error)(str(error).replace(prefix, "")) from None
 
 
 def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:

@@ -18,7 +18,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
-_SHOWN = 8  # failures told in full; more would hide the first
+_SHOWN = 8  # failures shown in full; more would hide the first
 
 
 def assert_int8(
@@ -56,12 +56,12 @@ def assert_int8(
     allowed = _matching(convolutions, allow_float, "allow_float")
     if required is None:
         required = [c for c in convolutions if c not in allowed]
-    failures = [_float_told(prediction, c) for c in required if not c.is_int8]
+    failures = [_float_message(prediction, c) for c in required if not c.is_int8]
     if max_conversions is not None:
         if prediction.conversions is None:
             raise QdqtoolError(f"max_conversions: {prediction.target} has no layers of its own to count; leave it out")
         if prediction.conversions > max_conversions:
-            failures.append(_conversions_told(prediction, max_conversions))
+            failures.append(_conversions_message(prediction, max_conversions))
     if not convolutions:
         failures.append("the model has no Conv, ConvTranspose, Gemm or MatMul")
     if failures:
@@ -91,21 +91,21 @@ def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
     ]
     lines.extend(failures[:_SHOWN])
     if len(failures) > _SHOWN:
-        lines.append(f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' tells them")
+        lines.append(f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' lists them")
     return "\n".join(lines)
 
 
-def _float_told(prediction: Prediction, conv: ConvOutcome) -> str:
+def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
     wanted = set(conv.findings)
     causes = [f for f in prediction.findings if f.id in wanted and f.severity != Severity.INFO]
     causes = causes or [f for f in prediction.findings if f.id in wanted]
     text = f"* {conv.name} ({conv.op}) is {conv.precision}, not INT8"
     if not causes:
         return f"{text}\n    cause: its data input or its weights have no Q/DQ pair\n    fix: quantize both"
-    return text + "".join(_finding_told(f) for f in causes[:2])
+    return text + "".join(_finding_message(f) for f in causes[:2])
 
 
-def _conversions_told(prediction: Prediction, limit: int) -> str:
+def _conversions_message(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
     text = f"* {prediction.conversions} conversions stay, {limit} allowed: {', '.join(nodes[:3])}"
     if len(nodes) > 3:
@@ -116,9 +116,9 @@ def _conversions_told(prediction: Prediction, limit: int) -> str:
     unique = {f.code: f for f in reversed(causes)}
     for finding in list(unique.values())[::-1][:3]:
         alike = sum(f.code == finding.code for f in causes)
-        text += _finding_told(finding, f" (and {alike - 1} like it)" if alike > 1 else "")
+        text += _finding_message(finding, f" (and {alike - 1} like it)" if alike > 1 else "")
     return text
 
 
-def _finding_told(finding: Finding, more: str = "") -> str:
+def _finding_message(finding: Finding, more: str = "") -> str:
     return f"\n    cause: {finding.code} at {finding.node}{more}: {finding.message}\n    fix: {finding.fix}"

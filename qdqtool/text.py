@@ -31,7 +31,7 @@ def as_line(text: str) -> str:
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Lines as one text: whatever names stand in them, each is one line."""
+    """Lines as one text: whatever names are in them, each is one line."""
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 

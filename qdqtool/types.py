@@ -251,11 +251,11 @@ class EngineLayer:
     layouts: list[Json] = field(default_factory=list)
 
     def as_json(self) -> Json:
-        told: Json = {
+        fields: Json = {
             "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
             "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
         }
-        return told | {"layouts": [dict(x) for x in self.layouts]} if self.layouts else told
+        return fields | {"layouts": [dict(x) for x in self.layouts]} if self.layouts else fields
 
 
 @dataclass(slots=True)
@@ -314,7 +314,7 @@ class ConvOutcome:
 
 @dataclass(slots=True)
 class ModelInfo:
-    """Which model a result speaks of."""
+    """Which model a result refers to."""
 
     path: str
     sha256: str

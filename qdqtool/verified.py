@@ -1,4 +1,4 @@
-"""A prediction held against a build: the result of ``verify``."""
+"""A prediction compared with a build: the result of ``verify``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Json, Prediction
 
 @dataclass(slots=True, repr=False)
 class Verification:
-    """A prediction held against a build.
+    """A prediction compared with a build.
 
     Attributes:
         build: Which build.
@@ -20,7 +20,7 @@ class Verification:
         conversions: Q and DQ that stay in the engine.
         copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
         mismatches: Everything that differs.
-        prediction: What was held against the build.
+        prediction: What was compared with the build.
         notes: What else the user should know.
         times: Estimated against measured time, where the build was timed and its GPU is known.
     """

@@ -96,6 +96,7 @@ def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_p
     ({"models": "built.onnx"}, "HEAD", 0, ["built.onnx"]),  # made by an earlier step, in no commit
     ({"models": "none.onnx"}, "HEAD", 2, []),
     ({"models": "damaged.onnx"}, "HEAD", 2, []),
+    ({"models": "damaged.onnx\nold.onnx"}, "HEAD", 2, ["old.onnx"]),
     ({"models": "-odd.onnx"}, "HEAD", 0, ["-odd.onnx"]),
     ({"models": "old.onnx", "require": "c1\nc2"}, "HEAD", 0, ["old.onnx"]),
     ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
@@ -112,6 +113,7 @@ def test_inputs_of_the_action(
     assert found[0] == code, found
     assert re.findall("^### (.*) on trt", found[2], re.M) == models
     assert ("sarif" in found[3]) == bool(models)
+    assert found[2].count("Not predicted") == ("damaged" in inputs.get("models", "") and bool(models))
 
 
 def test_the_hook_runs_its_entry_over_files(repository: Path) -> None:
@@ -222,4 +224,17 @@ def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT") and said.err.count("\n") == 1
     assert [line for line in said.out.splitlines() if line in names] == names
     assert run(["predict", *names, "--format", "json"]) == 2
+    capsys.readouterr()
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"\x08\x09damaged")
+    for form in ("sarif", "markdown", "text"):
+        assert run(["predict", names[0], str(damaged), names[1], "--format", form, "--fail-on", "SKIP-FLOAT"]) == 2
+        said = capsys.readouterr()
+        assert [line.split(":")[1].strip() for line in said.err.splitlines()] == [names[0], str(damaged)]
+        if form == "sarif":
+            runs = json.loads(said.out)["runs"]
+            assert sarif_faults(json.loads(said.out)) == []
+            assert [r["ruleId"] for r in runs[1]["results"]] == ["UNUSABLE"] and len(runs) == 3
+        elif form == "markdown":
+            assert re.findall("^### ", said.out, re.M) == ["### "] * 3 and said.out.count("Not predicted") == 1
     assert run(["predict"]) == 2

@@ -49,17 +49,17 @@ def test_nodes_that_share_a_tensor_share_its_values(zeros: bool) -> None:
     assert len({id(p.scales) for p in found}) == 1 and found[0].key == found[2].key
     assert all(p.scale is not None and p.scale.tolist() == [0.5, 0.25] for p in found)
     assert all(p.zero_point is not None and p.zero_point.tolist() == [0, 0] for p in found)
-    assert found[0].scales is not None and found[0].scales.told is found[0].scales.told
+    assert found[0].scales is not None and found[0].scales.summary is found[0].scales.summary
 
 
 def test_what_is_told() -> None:
-    assert Numbers(np.array([0.5])).told == 0.5
-    told = Numbers(np.array([0.5, 0.125, 2.0])).told
+    assert Numbers(np.array([0.5])).summary == 0.5
+    told = Numbers(np.array([0.5, 0.125, 2.0])).summary
     assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (3, 0.125, 2.0)
-    assert told == Numbers(np.array([0.5, 0.125, 2.0])).told and scale_words(told) == "0.125 to 2"
-    assert told != Numbers(np.array([0.125, 0.5, 2.0])).told
-    assert Numbers(np.full(2, 0.5)).told != Numbers(np.full(3, 0.5)).told
-    assert scale_words(Numbers(np.array([])).told) == "unknown"
+    assert told == Numbers(np.array([0.5, 0.125, 2.0])).summary and scale_words(told) == "0.125 to 2"
+    assert told != Numbers(np.array([0.125, 0.5, 2.0])).summary
+    assert Numbers(np.full(2, 0.5)).summary != Numbers(np.full(3, 0.5)).summary
+    assert scale_words(Numbers(np.array([])).summary) == "unknown"
 
 
 def test_two_that_quantize_alike_have_one_key() -> None:

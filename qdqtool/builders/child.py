@@ -160,7 +160,7 @@ NOTICE = (
 )
 
 
-def tell_once() -> bool:
+def print_once() -> bool:
     """Prints the notice on stderr unless this user has seen it; whether it was printed.
 
     Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.

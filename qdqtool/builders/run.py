@@ -174,7 +174,7 @@ def build_with(
 
 
 def first_words(errors: Sequence[str]) -> str:
-    """The telling line of a refusal: what the parser or the builder asserts, without the lines around it."""
+    """The line that matters of a refusal: what the parser or the builder asserts, without the lines around it."""
     lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()]
     for line in lines:
         # TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.
@@ -314,7 +314,7 @@ def flags(
 
 
 def version_of(log: bytes) -> str:
-    """The version that the first line of a trtexec log tells (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
+    """The version that the first line of a trtexec log states (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
     if match is None:
         return ""

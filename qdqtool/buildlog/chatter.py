@@ -121,7 +121,7 @@ _BEGINNINGS = tuple(
     if line.strip()
 )
 
-_TELLING = (
+_UNMISTAKABLE = (
     *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
     "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
     "Graph construction and",
@@ -136,9 +136,9 @@ def is_chatter(text: str) -> bool:
     return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or _is_note(text)
 
 
-def is_telling(text: str) -> bool:
-    """Whether a line of chatter could be nobody's but TensorRT's: most beginnings of three words or more are."""
-    return text.startswith(_TELLING)
+def is_unmistakable(text: str) -> bool:
+    """Whether a line of chatter could be TensorRT's only: most beginnings of three words or more are."""
+    return text.startswith(_UNMISTAKABLE)
 
 
 def _is_note(text: str) -> bool:

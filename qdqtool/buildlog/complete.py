@@ -78,7 +78,7 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> str:
     Args:
         build: The build.
         inputs: The network's inputs, where the build does not name its bindings; none: nothing is checked, nor where
-            the log tells how many layers there are.
+            the log says how many layers there are.
     """
     entering = {*build.bindings, *inputs}
     if not entering or build.names_only or _expected_layers(build) is not None:
@@ -95,7 +95,7 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> str:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Sets the origin of Q and DQ layers where the listing does not tell it and the rest of the log does."""
+    """Sets the origin of Q and DQ layers where the listing does not give it and the rest of the log does."""
     copied = {e.subject for e in build.trace if e.pass_name == "QDQToCopy"}
     nodes = {n.name for n in build.parse.nodes if n.op in ("QuantizeLinear", "DequantizeLinear") and n.name}
     for layer in build.layers:

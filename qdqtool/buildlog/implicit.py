@@ -17,7 +17,7 @@ def implicit_int8(build: Build) -> bool:
     """True where the build has INT8 layers or says that it lacks ranges, and nothing of it names a Q or DQ.
 
     With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q + Conv``), and in the parse
-    section. Where a listing alone is at hand, Qs with names of the user's own would be taken for none.
+    section. Where a listing alone is available, Qs with names of the user's own would be taken for none.
     """
     if build.is_rtx or any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace):
         return False

@@ -135,7 +135,7 @@ def _salvage(text: str) -> Any:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """One whole row of a profile, its name as it stands (TensorRT does not escape it)."""
+    """One whole row of a profile, its name as printed (TensorRT does not escape it)."""
     start = line.find(_ROW_BEGINS)
     name_ends = line.rfind('", "timeMs" : ')
     found = _ROW.match(line, name_ends) if 0 <= start < name_ends else None

@@ -1,7 +1,7 @@
 """The streaming reader of build logs: lines in, a :class:`~qdqtool.buildlog.types.Build` out.
 
-Most of a verbose log is the autotuner's timing lines. One regular expression on the raw bytes tells them from the rest;
-only the rest is decoded and looked at, by the handlers of ``sections``.
+Most of a verbose log is the autotuner's timing lines. One regular expression on the raw bytes removes them; only
+the rest is decoded and looked at, by the handlers of ``sections``.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class LogReader:
             self.build.lines.marked += 1
 
     def _refused(self, line: bytes) -> None:
-        """Which runner has no tactic for which layer; a line that names no layer speaks of the one being timed."""
+        """Which runner has no tactic for which layer; a line that names no layer refers to the one being timed."""
         refused, reasons = self.build.tactics.refused, self.build.tactics.reasons
         cut = line.find(b" due to ", 0, 400)
         if cut >= 0:

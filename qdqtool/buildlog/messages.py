@@ -16,7 +16,7 @@ _MAX_TEXT = 2000
 
 
 class Messages:
-    """Collects messages in ``build.messages``; ``keep`` tells whether there is room for another record."""
+    """Collects messages in ``build.messages``; ``keep`` says whether there is room for another record."""
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
         self._build = build

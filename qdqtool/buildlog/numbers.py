@@ -80,7 +80,7 @@ def is_profile_head(text: str) -> bool:
 def read_profile_row(build: Build, text: str) -> bool:
     """Takes a row of the profile table, name first (to 8.5) or last (from 8.6); False when it is none.
 
-    The columns are total, average, median (from 8.4) and percent; the heading tells which.
+    The columns are total, average, median (from 8.4) and percent; the heading says which.
     """
     columns = build.options.setdefault("Profile columns", {})
     if "Time (ms)" in text and "Layer" in text:

@@ -58,7 +58,7 @@ class ParseReader:
         Args:
             text: The message.
             line: Its number.
-            keep: Tells whether there is room to keep another record.
+            keep: Whether there is room to keep another record.
         """
         section = self.section
         first = text.split(" ", 1)[0]

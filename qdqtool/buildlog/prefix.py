@@ -1,4 +1,4 @@
-"""What stands before a message: timestamp, level, logger name, in every spelling met.
+"""What is before a message: timestamp, level, logger name, in every spelling met.
 
 ``[10/31/2023-17:53:35] [V] [TRT] message``   trtexec
 ``[11/04/2022-10:11:12] [TRT] [V] message``   Python API, 8.0 and later

@@ -13,7 +13,7 @@ _PRECISION = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
 
 
 def rerun_commands(build: Build) -> dict[str, str]:
-    """Commands that build the same engine again and print what the file at hand lacks, by TensorRT version.
+    """Commands that build the same engine again and print what the given file lacks, by TensorRT version.
 
     Where the version is known there is one command; else one for TensorRT 8.2 to 10 and one for 11. A version whose
     trtexec lists no layers has the listing in its verbose log.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
-from qdqtool.buildlog.chatter import is_chatter, is_telling
+from qdqtool.buildlog.chatter import is_chatter, is_unmistakable
 from qdqtool.buildlog.complete import judge
 from qdqtool.buildlog.messages import Messages
 from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
@@ -112,7 +112,7 @@ class Sections:
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
         if handler is not None and handler(text, line):
-            self.build.lines.marked += not level and is_telling(text)
+            self.build.lines.marked += not level and is_unmistakable(text)
             return True
         event = self.trace.read(text)
         if event is not None:
@@ -125,7 +125,7 @@ class Sections:
             return True
         if not (self._by_form(text, line) or is_chatter(text)):
             return False
-        self.build.lines.marked += not level and is_telling(text)
+        self.build.lines.marked += not level and is_unmistakable(text)
         return True
 
     def _indented(self, level: str, text: str, line: int) -> bool:

@@ -80,13 +80,13 @@ def what_was_read(build: Build) -> list[str]:
         (sum(m.count for m in build.warnings), "warning"),
         (sum(m.count for m in build.errors), "error"),
     )
-    told = [_plural(count, what) for count, what in counted if count]
+    parts = [_plural(count, what) for count, what in counted if count]
     lines = build.lines
-    if not told and lines.total > lines.blank:
+    if not parts and lines.total > lines.blank:
         known = lines.total - lines.blank - lines.unexplained
-        told.append(f"{_plural(known, 'line')} of TensorRT with nothing to keep" if known else
+        parts.append(f"{_plural(known, 'line')} of TensorRT with nothing to keep" if known else
                     f"{_plural(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
-    return told
+    return parts
 
 
 def _plural(count: int, what: str) -> str:
@@ -139,7 +139,7 @@ def signature(layer: BuiltLayer) -> str:
 
 
 def _fp32_remainder(build: Build) -> bool:
-    """Whether the builder was told INT8 and no 16-bit float: what is not INT8 then runs in FP32."""
+    """Whether the builder got the flag for INT8 and no 16-bit float: what is not INT8 then runs in FP32."""
     flags = build.precision_flags
     return "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"}
 

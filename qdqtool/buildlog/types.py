@@ -68,7 +68,7 @@ class BuiltTensor:
         precision: Its data type; UNKNOWN where the listing does not say.
         shape: Dimensions without the vectorization.
         vector: Channels per element of a vectorized layout (32 for ``64:32``), 1 otherwise.
-        format: The layout in TensorRT's words, empty where not told.
+        format: The layout in TensorRT's words, empty where not stated.
     """
 
     tensor: str
@@ -195,15 +195,15 @@ class Build:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (``--dumpLayerInfo`` text alone),
             ``layer-json`` or ``profile-json``.
         files: The names of the files read.
-        tensorrt: Version (``8.5.2``), None where no line tells it.
-        version_hint: Where no line tells the version: the earliest one that spells its lines this way (``8.5``).
+        tensorrt: Version (``8.5.2``), None where no line states it.
+        version_hint: Where no line states the version: the earliest one that spells its lines this way (``8.5``).
         is_rtx: Whether it is TensorRT for RTX.
         device: GPU name.
         gpu: The lines of ``Device Information``: key to value.
         command: The trtexec command line.
         flags: Its flags: name without dashes to value (an empty string for a switch).
         precision_flags: The precisions that the builder may use: of ``fp32``, ``fp16``, ``bf16``, ``fp8``, ``int8``,
-            ``best``, ``stronglyTyped``; empty where not told.
+            ``best``, ``stronglyTyped``; empty where not stated.
         options: Option blocks: block (``Build``) to key to value.
         passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None when neither was printed.
         parse: The parse section.
@@ -220,7 +220,7 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        builds: Number of builds found in the file; everything speaks of the last one (a network that is built twice is
+        builds: Number of builds found in the file; everything refers to the last one (a network that is built twice is
             parsed once).
         missing: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
@@ -275,7 +275,7 @@ class Build:
 
     @property
     def title(self) -> str:
-        """``TensorRT 8.5.2``; where the version is not told, what its spelling gives away."""
+        """``TensorRT 8.5.2``; where the version is not stated, what its spelling gives away."""
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"

@@ -48,7 +48,7 @@ def overview() -> str:
 
 
 def _filled(text: str, first: str, rest: str, width: int) -> list[str]:
-    """A paragraph in lines; what stands in front of the first, and of the others."""
+    """A paragraph in lines; what is in front of the first, and of the others."""
     lines, line = [], first
     for word in text.split():
         if len(line) + len(word) > width and line.strip() and line != first:

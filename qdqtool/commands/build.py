@@ -44,10 +44,10 @@ def command(
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import is_installed, tell_once
+        from qdqtool.builders.child import is_installed, print_once
 
         if is_installed("tensorrt_rtx"):
-            tell_once()
+            print_once()
     result = build_model(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
                          dict(_shapes(s) for s in shapes))
     if form == "json":

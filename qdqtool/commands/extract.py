@@ -73,9 +73,9 @@ def command(
         claim(report, "--report")
     seen = read_verification(verification) if verification is not None else None
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import tell_once
+        from qdqtool.builders.child import print_once
 
-        tell_once()
+        print_once()
     result = extract(
         index, finding=finding, node=node, hops=hops, inputs=inputs, outputs=outputs,
         target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, says=says, private=private,
@@ -88,8 +88,8 @@ def command(
     if form == "json":
         from qdqtool.render.output import all_as_options
 
-        told = result.as_json()
-        emit(to_json({**told, "notes": all_as_options(told["notes"]), "output": output, "report": report}), None)
+        fields = result.as_json()
+        emit(to_json({**fields, "notes": all_as_options(fields["notes"]), "output": output, "report": report}), None)
     else:
         emit(_text(result, output, report, terminal_width()), None)
     return INTERRUPTED if result.interrupted else 0
@@ -101,11 +101,10 @@ def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> No
     Raises:
         QdqtoolError: It is, or its folder is not there.
     """
-    from qdqtool.external import all_tensors
+    from qdqtool.external import all_tensors, location_of
     from qdqtool.files import same_file
-    from qdqtool.graph import external_location
 
-    external = {external_location(t) for t in all_tensors(model.proto.graph)} - {""}
+    external = {location_of(t) for t in all_tensors(model.proto.graph)} - {""}
     sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
     for path in written:
         for source in sources:
@@ -162,8 +161,8 @@ def _text(result: Extraction, output: str, report: str | None, width: int) -> st
     lines = wrap(f"{result.kept}.", 2, width, "")
     lines += [line for note in result.notes for line in wrap(as_options(note), 4, width, "  - ")]
     size = byte_size(result.proto)
-    told = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
+    written = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     if size > MAX_PROTO_BYTES:
-        told = "over 2 GB"
-    lines.append(f"written to {output} ({told})" + (f", report to {report}" if report else ""))
+        written = "over 2 GB"
+    lines.append(f"written to {output} ({written})" + (f", report to {report}" if report else ""))
     return as_text(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -41,6 +41,13 @@ class Command(click.Command):
                 formatter.write(f"  # {example['says']}\n  {example['run']}\n")
 
 
+class _Optional(click.types.FloatParamType):
+    """A number that may be left out where the next word is an option; another next word is taken for it."""
+
+    def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
+        super().fail(f"{message} Give the option a number, or put it behind the other arguments.", param, ctx)
+
+
 def made_of(group: type, **shown: str) -> _Decorator:
     """The options that the fields of a class of :mod:`qdqtool.options` make; ``shown`` replaces a help text."""
     return _all(tuple(_option(f, shown.get(f.name, f.metadata["brief"])) for f in fields(group) if f.metadata["brief"]
@@ -62,6 +69,8 @@ def _option(entry: Field[Any], brief: str) -> Any:
         more["type"] = click.Path()
     elif known["least"] is not None:
         more["type"] = click.IntRange(known["least"])
+    elif known["alone"] is not None:
+        more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
     elif isinstance(entry.default, float):
         more["type"] = float
     return click.option(spelled, default=entry.default, show_default=entry.default is not None, **more)

@@ -65,7 +65,8 @@ def command(
 
     No TensorRT and no GPU are needed; weights in external files may be missing.
 
-    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input.
+    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of several models, the
+    others are predicted).
     """
     load_numpy()
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
@@ -94,7 +95,9 @@ def command(
 
         request = Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
     answers: list[_Answer] = []
-    for path in model:
+    damaged: dict[str, str] = {}
+
+    def answer(path: str) -> _Answer:
         time = None
         if request is None:
             prediction = predict(path, chosen, assume=choices, way=way)
@@ -105,20 +108,31 @@ def command(
 
             check_activations(path, prediction, calib, progress=True, **inputs.images_of(given))
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
-        answers.append((path, prediction, time, unmet + _unmet_gain(time, require_gain)))
-    _matched(patterns, [answer[1] for answer in answers])
-    if choices and not any(prediction.assumptions for _, prediction, _, _ in answers):
+        return path, prediction, time, unmet + _unmet_gain(time, require_gain)
+
+    for path in model:
+        try:
+            answers.append(answer(path))
+        except QdqtoolError as error:
+            if len(model) == 1:
+                raise
+            damaged[path] = str(error)
+    if not damaged:
+        _matched(patterns, [one[1] for one in answers])
+    if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
     if form == "json":
-        told = answers[0][1].as_json()
+        fields = answers[0][1].as_json()
         if building is not None:
-            told["for"] = building.as_json(chosen.name)
-        emit(to_json(told), output)
+            fields["for"] = building.as_json(chosen.name)
+        emit(to_json(fields), output)
     elif form in ("sarif", "markdown"):
         from qdqtool.render import annotations
 
-        checked = [annotations.Checked(path, prediction, unmet) for path, prediction, _, unmet in answers]
-        emit(to_json(annotations.sarif(checked)) if form == "sarif" else annotations.markdown(checked), output)
+        checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
+        checked |= {path: annotations.Checked(path, chosen.name, one, unmet) for path, one, _, unmet in answers}
+        rows = [checked[path] for path in model]
+        emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:
         from qdqtool.render.predict_text import render
 
@@ -128,14 +142,13 @@ def command(
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
             if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
                 text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path)}"
-            texts.append(text if len(answers) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
-        emit("\n".join(texts), output)
-    failed = False
-    for path, _, _, unmet in answers:
-        for line in unmet:
-            failed = True
-            print(f"qdqtool: {as_line(line if len(answers) == 1 else f'{path}: {line}')}", file=sys.stderr)
-    return 1 if failed else 0
+            texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
+        if texts:
+            emit("\n".join(texts), output)
+    lines = [line if len(model) == 1 else f"{path}: {line}" for path, _, _, unmet in answers for line in unmet]
+    for line in (*lines, *dict.fromkeys(damaged.values())):
+        print(f"qdqtool: {as_line(line)}", file=sys.stderr)
+    return 2 if damaged else int(bool(lines))
 
 
 def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:

@@ -69,7 +69,7 @@ def command(
     """Find the placement of Q/DQ in the float MODEL that is fastest and still accurate enough.
 
     Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
-    needed. What the result is worth is measured on images that nothing was chosen by.
+    needed. What the result is worth is measured on held-out images.
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """
@@ -110,10 +110,10 @@ def command(
         answer = result.as_json()
         emit(to_json({**answer, **{k: all_as_options(answer[k]) for k in ("notes", "warnings")}}), None)
     else:
-        told = [f"wrote {path}"]
+        notes = [f"wrote {path}"]
         if kept is not None:
-            told.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
-        emit(render(result, terminal_width(), everything=everything) + "\n" + "\n".join(told), None)
+            notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
+        emit(render(result, terminal_width(), everything=everything) + "\n" + "\n".join(notes), None)
     return 0 if result.reached else 1
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
 @click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not say: times are compared.")
-@click.option("--from-log", "from_log", is_flag=True, help="No model at hand: rebuild the graph from the log itself.")
+@click.option("--from-log", "from_log", is_flag=True, help="No model available: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the answer to a file.")
@@ -42,7 +42,7 @@ def command(
     files of the same build; - is standard input. With --builder the model is built on this machine first, with
     --from-log there is no MODEL.
 
-    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build tells only a part.
+    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
     from qdqtool.files import claim
     from qdqtool.render.output import emit, terminal_width, to_json

@@ -80,7 +80,7 @@ def _read(source: Source, name: str) -> Model | EngineReport:
 
 def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
     chosen = target_named(target if target is not None else DEFAULT_TARGET)
-    names = told_apart([one.path or "first model"], [two.path or "second model"])
+    names = distinct_names([one.path or "first model"], [two.path or "second model"])
     first, second = (_asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True))
     matching = match(first.view, second.view)
     weighted = first.view.weighted
@@ -119,8 +119,8 @@ def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
     return Asked(View(model), prediction, title)
 
 
-def told_apart(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
-    """What to call two sets of files: their names, with as many folders in front as tell them apart."""
+def distinct_names(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
+    """What to call two sets of files: their names, with as many folders in front as make them differ."""
 
     def named(paths: Sequence[str], parts: int) -> str:
         return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
@@ -163,12 +163,12 @@ def _findings(prediction: Prediction | None) -> dict[str, Finding]:
 def _explained(node: NodeChange, findings: dict[str, Finding]) -> NodeChange:
     """With the reason why it lost INT8, as the prediction of the second side gives it, and in words."""
     finding = findings.get(node.b.name) if node.b is not None else None
-    told = ""
+    message = ""
     if finding is not None and {Change.LOST_INT8, Change.LOST_INT8_OUTPUT} & set(node.changes):
-        node.finding, told = finding.code, finding.message
+        node.finding, message = finding.code, finding.message
         if node.lost == Lost.UNKNOWN:
             node.lost = Lost.FINDING
-    node.why = words.why(node, told)
+    node.why = words.why(node, message)
     return node
 
 
@@ -182,7 +182,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     for report in (one, two):
         _require_layers(report.build)
     engines = compare_engines(one, two)
-    names = told_apart(one.build.files, two.build.files)
+    names = distinct_names(one.build.files, two.build.files)
     first, second = (builds.side_of(r.build, r, name) for r, name in zip((one, two), names, strict=True))
     result = Comparison(first, second, matched_by=engines.by, engines=engines)
     for node in builds.changes_of(engines):
@@ -218,7 +218,7 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     check_same_model(model, report.build)
     chosen, notes = choose_target(report.build, target)
     prediction = predict(model, chosen)
-    names = told_apart([model.path or "model in memory"], report.build.files)
+    names = distinct_names([model.path or "model in memory"], report.build.files)
     asked = Asked(View(model), None, names[0])
     requested = models.nodes_of(asked)
     realized = builds.nodes_of(model, prediction, report.build)

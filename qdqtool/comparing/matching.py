@@ -17,7 +17,7 @@ from qdqtool.onnxgraph.view import View
 from qdqtool.qdq import is_qdq
 
 _ROUNDS = 24
-_TELLING = 4  # rounds from which on a class of several nodes is paired in order
+_DISTINCTIVE = 4  # rounds from which on a class of several nodes is paired in order
 _NEIGHBOURS = 32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
 _TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
 _COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
@@ -104,11 +104,11 @@ def match(first: View, second: View) -> Matching:
     one, two = skeleton_of(first), skeleton_of(second)
     rounds = _rounds(one, two)
     pairs: dict[int, int] = {}
-    for number in range(len(rounds) - 1, _TELLING - 1, -1):
+    for number in range(len(rounds) - 1, _DISTINCTIVE - 1, -1):
         _pair_classes(one, two, *rounds[number], pairs)
     if _names_mean_the_same(one, two, pairs):
         _pair_names(one, two, pairs)
-    for number in range(min(_TELLING, len(rounds)) - 1, -1, -1):
+    for number in range(min(_DISTINCTIVE, len(rounds)) - 1, -1, -1):
         _pair_classes(one, two, *rounds[number], pairs, alone=True)
     _pair_in_order(one, two, pairs)
     nodes = {n.index: n for n in second.model.nodes}

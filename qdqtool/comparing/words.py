@@ -46,8 +46,8 @@ def _layers(nodes: Sequence[NodeChange]) -> str:
     """``18 convolutions``, ``1 matrix product``, ``2 convolutions and 9 matrix products``."""
     products = sum(n.op in PRODUCTS for n in nodes)
     kinds = ((len(nodes) - products, "convolution"), (products, "matrix product"))
-    told = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in kinds if n]
-    return " and ".join(told) or "0 convolutions"
+    parts = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in kinds if n]
+    return " and ".join(parts) or "0 convolutions"
 
 
 def _lost(comparison: Comparison) -> list[str]:

@@ -335,10 +335,10 @@ def title_of(row: LayerCost) -> str:
 
 
 def node_of(row: LayerCost) -> str:
-    """The ONNX node that multiplies in a layer, as its name or metadata tell; else the last one, or the name."""
+    """The ONNX node that multiplies in a layer, as its name or metadata say; else the last one, or the name."""
     groups = row.layer.fused().alternatives
-    told = row.layer.onnx_names if len(groups) < 2 else []  # of layers merged side by side the first one's nodes
-    names = told or next(iter(groups), []) or [row.layer.name]
+    listed = row.layer.onnx_names if len(groups) < 2 else []  # of layers merged side by side the first one's nodes
+    names = listed or next(iter(groups), []) or [row.layer.name]
     plain = [n for n in reversed(names) if not n.endswith("weight") and "uantizeLinear" not in n]
     return next((n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1])
 

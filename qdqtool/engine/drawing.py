@@ -1,4 +1,4 @@
-"""An engine as a picture: its graph, where the boxes stand and how the edges run, SVG, and DOT for Graphviz.
+"""An engine as a picture: its graph, where the boxes are and how the edges run, SVG, and DOT for Graphviz.
 
 Layouts are made by fast-sugiyama, for the report's graphs as well. Boxes are ranked top to bottom. An edge over several
 ranks is cut by invisible vertices, one in each, so that the layout keeps room for it and it is drawn around the boxes.
@@ -39,7 +39,7 @@ LINE = dict.fromkeys(Precision, "#5f5f5f") | {
 LEGEND = (Precision.INT8, Precision.FP16, Precision.FP32, Precision.INT32, Precision.UNKNOWN)
 
 
-# Where boxes and edges stand ----------------------------------------------------------------------------------------
+# Where boxes and edges are ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
         ranks[key] = max((ranks[source] + 1 for source in incoming.get(key, ())), default=0)
     last = max(ranks.values(), default=0)
     for key in keys:
-        if not incoming.get(key):  # an input or constant stands right above its first reader, a lone box below all
+        if not incoming.get(key):  # an input or constant is right above its first reader, a lone box below all
             ranks[key] = max(0, min((ranks[t] for t in outgoing.get(key, ())), default=last + 2) - 1)
     return ranks
 
@@ -86,7 +86,7 @@ def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
 def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
     """What of a drawing is above the limits, an empty string for one that can be laid out.
 
-    The layout is quadratic in what stands in one row, and an edge stands in every row that it passes.
+    The layout is quadratic in what is in one row, and an edge is in every row that it passes.
     """
     if len(ranks) > budgets.DRAWN_LAYERS:
         return f"{len(ranks)} layers are too many for a picture, the limit is {budgets.DRAWN_LAYERS}"

@@ -25,9 +25,9 @@ _MAX_TEXT = 4000
 
 
 def lookup(text: str) -> KnownError | None:
-    """The entry for a warning or error of TensorRT, told for the node that it names.
+    """The entry for a warning or error of TensorRT, made for the node that it names.
 
-    Where the words are in no entry and the text has the form of an error of TensorRT: what the form tells, and that the
+    Where the words are in no entry and the text has the form of an error of TensorRT: what the form says, and that the
     cause is not known. None for any other text.
 
     Args:

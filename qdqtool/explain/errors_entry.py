@@ -22,7 +22,7 @@ class KnownError:
         fix: What to do.
         source: Where cause and fix come from.
         versions: TensorRT versions that say it, where that is known.
-        codes: Finding codes of ``qdqtool predict`` that tell it before the build.
+        codes: Finding codes of ``qdqtool predict`` that report it before the build.
         fixed: For a bug: in which version NVIDIA says that it is fixed, and where it says so.
         unknown: What is not known of it.
     """

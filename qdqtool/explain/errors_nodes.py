@@ -16,7 +16,7 @@ _MAX_NAME = 4000
 
 
 class NodeKind(StrEnum):
-    """What a node does, as far as its name tells."""
+    """What a node does, as far as its name says."""
 
     REGION = "a region that Myelin compiles as a whole"
     CONVOLUTION = "a convolution"
@@ -31,7 +31,7 @@ class NodeKind(StrEnum):
     POINTWISE = "an elementwise computation"
     MOVE = "a node that moves values"
     REDUCTION = "a reduction"
-    OTHER = "a node of a kind that its name does not tell"
+    OTHER = "a node of a kind that its name does not show"
 
 
 # ONNX's operators (in the names that exporters give to nodes) and TensorRT's layer types, by what they do. Of several
@@ -100,7 +100,7 @@ def named_node(text: str) -> NamedNode | None:
 
 
 def node_of(name: str) -> NamedNode:
-    """What a (fused) layer name tells of its node."""
+    """What a (fused) layer name says of its node."""
     fused = parts(name)
     if fused.kind == "foreign":
         return NamedNode(name, NodeKind.REGION, ends=tuple(fused.components))
@@ -148,7 +148,7 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
         "them out inside the region. Marking a tensor inside as an output cuts the region, and shows which half "
         "fails.",
         "issues 1917 (fixed in 8.4 GA), 2734, 4736; onnx-tensorrt issues 758, 759",
-        "Which node of the region fails; only the lines above can tell.",
+        "Which node of the region fails; only the lines above can show it.",
     ),
     NodeKind.SHAPE: (
         "{name} is {kind}: integers, which no Q/DQ touches. Reported for YOLOv8 models with dynamic shapes that are "
@@ -174,7 +174,7 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
         "Make its inner dimensions multiples of 16 where they can be, " + _WORKSPACE + ", or leave the Q/DQ in front "
         "of it out; try a newer TensorRT.",
         "documentation, 'Q/DQ limitations'",
-        "The exact condition; the text does not tell it.",
+        "The exact condition; the text does not say it.",
     ),
     NodeKind.PLUGIN: (
         "{name} is {kind}, and none of the formats and types that its supportsFormatCombination allows could be used "
@@ -191,22 +191,22 @@ _ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, un
         "Give activations one scale: INT8_DEFAULT_CFG instead of INT8_SMOOTHQUANT_CFG in ModelOpt, no axis on "
         "activation quantizers elsewhere ('qdqtool predict' names them: ACT-PER-CHANNEL). Else leave the pair out.",
         "Model-Optimizer issue 10 (8.6.1); issue 4008 (the same configuration)",
-        "Whether its scales are the cause; the text does not tell it.",
+        "Whether its scales are the cause; the text does not say it.",
     ),
     NodeKind.NORMALIZATION: (
         "{name} is {kind}, which has no INT8 kernel in general.",
         "Leave the Q/DQ directly in front of and behind it out: it runs in float. Else " + _WORKSPACE + ".",
         "documentation, 'Q/DQ limitations'",
-        "The exact condition; the text does not tell it.",
+        "The exact condition; the text does not say it.",
     ),
 }
 _PLAIN = (
     "{name} is {kind}, and no kernel of this GPU and version runs it in the precision and format that were left to "
     "choose.",
-    "Where a Q or DQ stands directly in front of or behind it, leave that out: it then runs in float. Else "
+    "Where a Q or DQ is directly in front of or behind it, leave that out: it then runs in float. Else "
     + _WORKSPACE + ", and try a newer TensorRT.",
     "wording of the builder; no report of this kind of node is known",
-    "The cause; the text does not tell it, the lines above may.",
+    "The cause; the text does not say it, the lines above may.",
 )
 _FLOAT_CONVOLUTION = (
     "{name} is {kind} without Q/DQ in its name: the precision was not set by Q/DQ but by flags, a calibration table or "
@@ -214,26 +214,26 @@ _FLOAT_CONVOLUTION = (
     _WORKSPACE[0].upper() + _WORKSPACE[1:] + " and free GPU memory; with a calibration table (--int8 without Q/DQ) "
     "allow --fp16 as well, so that a kernel is left where INT8 has none; try a newer TensorRT.",
     "Model-Optimizer issue 50, tensorrt_demos issue 603, issue 4555",
-    "The exact condition; the text does not tell it.",
+    "The exact condition; the text does not say it.",
 )
 
 
 def for_node(entry: KnownError, text: str) -> KnownError:
-    """The entry about a missing kernel, told for the node that the text names."""
+    """The entry about a missing kernel, made for the node that the text names."""
     node = named_node(text)
     if node is None:
         return entry
     if node.kind == NodeKind.CONVOLUTION and node.quantized:
         return replace(entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}")
     if node.kind == NodeKind.OTHER and not node.quantized:
-        return replace(entry, cause=f"{short(node.name)}: its name does not tell what it is. {entry.cause}",
+        return replace(entry, cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
                        unknown="What kind of node it is; the advice is the one for convolutions.")
     cause, fix, source, unknown = (
         _FLOAT_CONVOLUTION if node.kind == NodeKind.CONVOLUTION else _ADVICE.get(node.kind, _PLAIN)
     )
     ends = " to ".join(map(short, node.ends)) or "its first to its last node"
-    told = cause.format(name=short(node.name), kind=node.kind, ends=ends)
-    return replace(entry, title=f"No kernel for {node.kind}", cause=told, fix=fix, source=source, codes=(),
+    words = cause.format(name=short(node.name), kind=node.kind, ends=ends)
+    return replace(entry, title=f"No kernel for {node.kind}", cause=words, fix=fix, source=source, codes=(),
                    unknown=unknown)
 
 

@@ -52,7 +52,7 @@ _PARTS = (
     (("builtin_op_importers", "modelimporter", "onnx2trt", "onnxopimporters", "onnxopcheckers", "shapedweights",
       "weightscontext", "conditionalhelpers", "loophelpers", "rnnhelpers", "importerutils"), "the ONNX parser",
      "The model's file is the place to look: the node that the lines around name."),
-    (("qdqgraphoptimizer",), "the Q/DQ optimizer", "Q/DQ pairs stand where it cannot place or fuse them."),
+    (("qdqgraphoptimizer",), "the Q/DQ optimizer", "Q/DQ pairs are where it cannot place or fuse them."),
     (("graphoptimizer", "shapemachine", "cgraph", "graph.", "layeraspects", "fusion"), "the graph optimizer",
      "A fusion or rewriting of layers failed."),
     (("pointwise",), "the fusion of elementwise layers", "Elementwise nodes around Q/DQ pairs were fused wrongly."),
@@ -138,31 +138,31 @@ def parse_error(text: str) -> ErrorLine:
 
 
 def from_shape(text: str) -> KnownError | None:
-    """What the form of an error text tells where its words are not known; None where it is no error of TensorRT."""
+    """What the form of an error text says where its words are not known; None where it is no error of TensorRT."""
     found = parse_error(text)
     if not found.is_error:
         return _marked(text)
-    told: list[str] = []
+    parts: list[str] = []
     if found.status:
-        told.append(f"The parser says {found.status}.")
+        parts.append(f"The parser says {found.status}.")
     if found.condition:
-        told.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
+        parts.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
     if found.code is not None:
-        told.append(f"Error code {found.code} is {CODES.get(found.code, 'none that the documentation names')}.")
+        parts.append(f"Error code {found.code} is {CODES.get(found.code, 'none that the documentation names')}.")
     if found.file:
         inside = f", function {found.function}" if found.function else ""
         owner = f", belongs to {found.part}" if found.part else ""
-        told.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
+        parts.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
     hint = _scales(found)
     if hint:
-        told.append(hint)
+        parts.append(hint)
     first = (
         "Read the lines above: they name the node. "
         if found.part in ("", "the builder") else "The lines above name the node or layer. "
     )
     return KnownError(
         "unknown-error", f"An error of {found.part or 'TensorRT'} that is not in our table", "", ERROR,
-        " ".join(told), first + _steps(found),
+        " ".join(parts), first + _steps(found),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
                 f"'{(found.condition or found.status or found.function or found.file)[:80]}'.",
@@ -193,11 +193,11 @@ def _marked(text: str) -> KnownError | None:
 def _scales(found: ErrorLine) -> str:
     words = f"{found.condition} {found.function}".lower()
     if "scale" in words:
-        return "It speaks of scales: their number, or that there is one at all."
+        return "It is about scales: their number, or that there is one at all."
     if "axis" in words or "dims" in words or "shape" in words:
-        return "It speaks of shapes or axes."
+        return "It is about shapes or axes."
     if "memory" in words or "alloc" in words:
-        return "It speaks of memory."
+        return "It is about memory."
     return ""
 
 

@@ -38,6 +38,7 @@ _OWNERS: dict[str, tuple[str, ...]] = {
 _MEANINGS = table("meanings")
 MEANINGS = {name: paragraph(text) for name, text in _MEANINGS["passes"].items()}
 HEADINGS = {name: paragraph(text) for name, text in _MEANINGS["headings"].items()}
+_IN_CASES = {"Conv": "convolution", "Add": "sum", "ReduceMean": "mean"}  # operators, as the cases call them
 _TYPES = {"kQDQ": "QDQToCopy", "ELEMENTWISE": "EltwiseAddToPwn", "ACTIVATION": "ActivationToPointwiseConversion",
           "REDUCE": "ReduceToPoolingFusion"}
 
@@ -50,8 +51,8 @@ class Rule:
         pass_name: As TensorRT names it, or as qdqtool does where TensorRT's name is not known.
         does: What the pass does.
         means: What that means for the user.
-        cases: Its cases by id.
-        file: Where the rule stands.
+        cases: Its cases by id; for a line, the one that fits the operators in its names comes first.
+        file: Where the rule is.
         test: Where it is tested.
     """
 
@@ -119,16 +120,27 @@ def explain_line(text: str) -> LineAnswer | None:
     known = {kind.__name__: kind for kind in passes()}
     named = event.pass_name
     owners = (named,) if named else _owners(event)
-    rules = tuple(_rule(known[name]) for name in owners if name in known)
+    rules = tuple(_fitting(_rule(known[name]), event) for name in owners if name in known)
     note = ""
     if not rules:
         note = (
-            f"{named} is a pass that no build at hand shows; qdqtool does not simulate it. A log with it is worth "
+            f"{named} is a pass that no available build shows; qdqtool does not simulate it. A log with it is worth "
             "reporting."
         )
     elif len(rules) > 1:
         note = "The line does not say whose it is: it belongs to the pass of the last 'Running: ...' line above it."
     return LineAnswer(line, event, rules, note)
+
+
+def _fitting(rule: Rule, event: Event) -> Rule:
+    """The rule with its cases in the order in which they mention the operators in the line's names."""
+    named = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
+    words = {_IN_CASES.get(word, word.lower()) for word in named}
+
+    def mentions(item: tuple[str, Case]) -> int:
+        return -len(words.intersection(re.findall(r"[a-z]+", item[1].says.lower())))
+
+    return replace(rule, cases=dict(sorted(rule.cases.items(), key=mentions)))
 
 
 def _named(name: str) -> LineAnswer:
@@ -150,7 +162,7 @@ def _heading(line: str) -> LineAnswer | None:
     if counted:
         note = HEADINGS.get(counted[1], "A stage of the build has ended; so many layers are left.")
         return LineAnswer(line, None, (), note, int(counted[2]))
-    note = next((told for begins, told in HEADINGS.items() if line.startswith(begins)), "")
+    note = next((meaning for begins, meaning in HEADINGS.items() if line.startswith(begins)), "")
     return LineAnswer(line, None, (), note) if note else None
 
 

@@ -77,9 +77,9 @@ def _opset(finding: Finding, cause: Cause, r: lint.AxisOpset) -> str:
 
 @words(lint.WeightsBehind)
 def _behind(finding: Finding, cause: Cause, r: lint.WeightsBehind) -> str:
-    stand = "stands" if len(r.steps) == 1 else "stand"
+    verb = "is" if len(r.steps) == 1 else "are"
     via = names(f"{s.node} ({s.op})" for s in r.steps)
-    return f"{r.node}: {via} {stand} between the weights and {r.quantizer}."
+    return f"{r.node}: {via} {verb} between the weights and {r.quantizer}."
 
 
 @words(lint.StoredReadElsewhere)
@@ -187,13 +187,13 @@ def _deconvolution(finding: Finding, cause: Cause, r: lint.DeconvolutionFloat) -
 @words(lint.InsideActivation)
 def _inside(finding: Finding, cause: Cause, r: lint.InsideActivation) -> str:
     if r.gate:
-        return f"{r.node} stands between {r.activation} and the Mul of {r.convolution}'s SiLU."
-    return f"{r.node} stands between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."
+        return f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU."
+    return f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."
 
 
 @words(lint.BehindPad)
 def _pad(finding: Finding, cause: Cause, r: lint.BehindPad) -> str:
-    return f"{r.quantizer} stands between {r.pad} and {r.node}."
+    return f"{r.quantizer} is between {r.pad} and {r.node}."
 
 
 @words(lint.JoinedBehindHead)

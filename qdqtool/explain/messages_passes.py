@@ -91,7 +91,7 @@ def _floats(finding: Finding, cause: Cause, r: trt.FloatTypesDiffer) -> str:
 @words(trt.Deconvolution3D)
 def _three_dimensions(finding: Finding, cause: Cause, r: trt.Deconvolution3D) -> str:
     return (
-        f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q stand "
+        f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are "
         "behind it."
     )
 
@@ -300,7 +300,7 @@ def _activation(finding: Finding, cause: Cause, r: trt.ActivationBeforeAdd) -> s
     if r.residual is not None:
         state = "is quantized" if r.residual.quantizer else "is not quantized either"
         other = f", whose other input, {origin_words(r.residual)}, {state}"
-    return f"{_writes(r)}: {r.activation} stands between it and {r.add}{other}."
+    return f"{_writes(r)}: {r.activation} is between it and {r.add}{other}."
 
 
 @words(trt.ActivationJoined)
@@ -370,7 +370,7 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
     listed = ", ".join(f"{scale_words(q.scale)} ({q.node})" for q in quantizers)
     _, crossed = crossed_by(readers)
     where = f"scales {listed} on '{tensor}'" if crossed is None else (
-        f"{crossed.node} ({crossed.op}) stands between scales {listed}"
+        f"{crossed.node} ({crossed.op}) is between scales {listed}"
     )
     return f"{where}; {consequence}.", unified(own)
 
@@ -395,7 +395,7 @@ def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> Words | str:
     if finding.code == "CONCAT-SCALE" and (cause.also or len({q.scale for q in own if q.scale is not None}) > 1):
         return _scales(cause, r.tensor, own, f"{r.node} requantizes")
     _, crossed = crossing(r.passed)
-    where = "" if crossed is None else f"{crossed.node} ({crossed.op}) stands between "
+    where = "" if crossed is None else f"{crossed.node} ({crossed.op}) is between "
     return (
         f"{where}scales {before} ({r.pair}) and {scale} ({r.node}): INT8 is converted to INT8.",
         unified([r.first_scale, r.scale]),

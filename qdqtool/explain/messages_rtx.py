@@ -9,13 +9,13 @@ from qdqtool.types import Cause, Finding
 # {conv}, {node}, {op} and {dq} are filled in.
 _LOST: dict[Why, Words] = {
     Why.OPERATOR: (
-        "{conv}: {node} ({op}) stands between {dq} and it, and TensorRT-RTX computes {op} in float.",
+        "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
         "Put Q/DQ behind {node}, directly in front of {conv}."),
     Why.SHARED: (
         "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because other nodes read the same tensor.",
         "Put Q/DQ behind {node}, directly in front of {conv}."),
     Why.POOL: (
-        "{conv}: {node} ({op}) stands between {dq} and a Q, which makes an INT8 pool of it with the Q's scale; {conv} "
+        "{conv}: {node} ({op}) is between {dq} and a Q, which makes an INT8 pool of it with the Q's scale; {conv} "
         "reads a second, float one.",
         "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q."),
     Why.JOIN_FLOAT: (
@@ -44,7 +44,7 @@ _LOST: dict[Why, Words] = {
         "{conv}: the scales of {dq} vary along the axis that is summed up, or by batch.",
         "Quantize along the output columns, or with one scale."),
     Why.CAST: (
-        "{conv}: a Cast to a wider float stands between {dq} and it.",
+        "{conv}: a Cast to a wider float is between {dq} and it.",
         "Let the DQ make the wider type: give it scales of that type."),
     Why.TYPES: (
         "{conv}: its inputs are quantized to types that do not multiply with each other.",

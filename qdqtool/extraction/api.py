@@ -55,7 +55,7 @@ def extract(
         check: A command: stay with what it exits for with the same code as for the whole; see
             :class:`qdqtool.extraction.checks.CommandCheck`.
         says: A text that the command prints of the whole model and has to print of the part; the exit code alone
-            cannot tell one error from another.
+            cannot distinguish one error from another.
         check_timeout: Seconds that one run of the command may take; 600 by default.
         private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
         limit: The most models to try when shrinking (default 2000; 400 with a builder or a command).

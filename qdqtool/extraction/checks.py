@@ -35,9 +35,9 @@ _BLOCK = 2**20
 class Check(Protocol):
     """Something that a smaller model has to do as the whole one does."""
 
-    told: str
+    words: str
     """What the whole one does, in words."""
-    told_to_anybody: str
+    shareable: str
     """The same without the user's paths."""
     loose: bool
     """Whether another fault could look the same."""
@@ -104,14 +104,14 @@ class BuilderCheck:
         if self.whole.status == "timeout":
             self.close()
             raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
-        self.told = self.told_to_anybody = self._words()
+        self.words = self.shareable = self._words()
 
     def _words(self) -> str:
         if self.whole.status != "built":
             return f"{self._builder}: {self.whole.status}" + (f": {self.whole.message}" if self.whole.message else "")
         if self.whole.differences:
-            told = ", ".join(f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences))
-            return f"{self._builder}: built, but {told}"
+            differences = ", ".join(f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences))
+            return f"{self._builder}: built, but {differences}"
         return f"{self._builder}: built as predicted"
 
     def behaviour(self, proto: onnx.ModelProto) -> Behaviour:
@@ -179,7 +179,7 @@ class CommandCheck:
     Args:
         proto: The whole model.
         command: The command.
-        says: A text that stands in its output, errors included; most programs end with 1 whatever went wrong. An
+        says: A text that is in its output, errors included; most programs end with 1 whatever went wrong. An
             empty one is not looked for.
         timeout: In seconds, for the whole model.
 
@@ -219,8 +219,8 @@ class CommandCheck:
                                "text to hold, or leave it out")
         self.loose = code != 0 and not says
         self._code = code
-        self.told = f"{self._words[0]}: exit code {code}" + (f", saying '{says}'" if says else "")
-        self.told_to_anybody = f"the command: exit code {code}" + (", and a text in its output" if says else "")
+        self.words = f"{self._words[0]}: exit code {code}" + (f", saying '{says}'" if says else "")
+        self.shareable = f"the command: exit code {code}" + (", and a text in its output" if says else "")
 
     def code(self, proto: onnx.ModelProto) -> int | None:
         """The exit code for a model; None when the time was over."""
@@ -241,7 +241,7 @@ class CommandCheck:
         return Path(self._folder.name) / "output"
 
     def _said(self) -> bool:
-        """Whether the text stands in what the last run printed."""
+        """Whether the text is in what the last run printed."""
         if not self._says:
             return True
         with self._output.open("rb") as output:

@@ -23,7 +23,7 @@ _SMALL = 4096  # bytes; larger constants are put in when the part is found
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that stand on their own.
+    """Nodes that are on their own.
 
     Attributes:
         nodes: Their indices.

@@ -16,7 +16,7 @@ from qdqtool.extraction.moves import constants
 from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.select import Effort, grow, trim
-from qdqtool.extraction.shown import Shown, told
+from qdqtool.extraction.shown import Shown, listed
 from qdqtool.graph import Model, Node
 from qdqtool.modelfile import load_full
 from qdqtool.prediction import predict
@@ -69,7 +69,7 @@ class Job:
             self.shown = shown.of_findings(self.whole, chosen)
             anchors = {n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])}
             self._narrow(list(anchors.values()) or self.model.ordered[:1])
-            self.why = f"what {told([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
+            self.why = f"what {listed([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
         elif node is not None:
             anchor = self._node(node)
             self.shown = shown.of_node(self.whole, anchor.name)
@@ -99,7 +99,7 @@ class Job:
         near = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         if begun:
-            hint = f"; {len(begun)} begin so: {told(begun, 3)}; name one of them"
+            hint = f"; {len(begun)} begin so: {listed(begun, 3)}; name one of them"
         raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
 
     def _named(self, names: Sequence[str]) -> list[Node]:
@@ -185,7 +185,7 @@ class Job:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
-            self.notes.append(f"with these hops the part does not show {told(missing)}; give more, or no `hops`")
+            self.notes.append(f"with these hops the part does not show {listed(missing)}; give more, or no `hops`")
         keys = {shown.key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
@@ -197,7 +197,7 @@ class Job:
         if changed:
             lines = [f"{c.name} ({c.precision} to {c.output}, here {there[c.name].precision} to "
                      f"{there[c.name].output})" for c in changed]
-            self.notes.append(f"predicted otherwise than in the whole, because of the cut: {told(lines, 3)}")
+            self.notes.append(f"predicted otherwise than in the whole, because of the cut: {listed(lines, 3)}")
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Job:
             stack.callback(ran.close)
             self.check = ran
         assert self.check is not None
-        self.checked = self.check.told
+        self.checked = self.check.words
 
     def minimize(self, limit: int, keep_interrupted: bool = False) -> None:
         """Shrinks the part, or the whole model where the part does not build as the whole does."""
@@ -270,7 +270,7 @@ class Job:
         missing = self.shown.missing(prediction)
         if missing:
             raise ModelError(
-                f"{self.model.path or 'model'}: the extract does not show {told(missing)}; this is a defect of "
+                f"{self.model.path or 'model'}: the extract does not show {listed(missing)}; this is a defect of "
                 "qdqtool, please report it"
             )
         if private:
@@ -279,7 +279,7 @@ class Job:
             self.shown = hidden.shown(self.shown, prediction)
             self.why = hidden.text(self.why)
             if self.check is not None:
-                self.checked = hidden.text(self.check.told_to_anybody)
+                self.checked = hidden.text(self.check.shareable)
             self.notes = [hidden.text(n) for n in self.notes]
         return Extraction(
             proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
@@ -291,9 +291,9 @@ class Job:
         same = []
         if self.shown.findings:
             codes = list(dict.fromkeys(str(f.code) for f in self.shown.findings))
-            same.append(f"the finding{'s' if len(self.shown.findings) > 1 else ''} {told(codes)} with the same fix")
+            same.append(f"the finding{'s' if len(self.shown.findings) > 1 else ''} {listed(codes)} with the same fix")
         if self.shown.convolutions:
-            same.append(f"the prediction of {told([c.name for c in self.shown.convolutions], 3)}")
+            same.append(f"the prediction of {listed([c.name for c in self.shown.convolutions], 3)}")
         if self.checked:
             same.append(f"{'the build' if self.built else 'the outcome of the command'} ({self.checked})")
         line = f"kept {nodes} of {len(self.model.nodes)} nodes: {self.why}"

@@ -152,9 +152,9 @@ def _ratio(
 def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Random numbers between the smallest and largest of each channel, both of which occur."""
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
-        return value  # 0, 1, 2, ... is an index (the DFL's bins) and nobody's weights
+        return value  # 0, 1, 2, ... is an index (the DFL's bins) and no weights
     wide = value.astype(np.float64) * ratio
-    as_it_was = isinstance(ratio, float) and ratio == 1.0  # then a range of few numbers would tell them all
+    as_it_was = isinstance(ratio, float) and ratio == 1.0  # then a range of few numbers would reveal them all
     channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
     rows = wide.reshape(wide.shape[0] if channels else 1, -1)
     finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are

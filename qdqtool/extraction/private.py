@@ -17,12 +17,12 @@ import onnx
 from google.protobuf.message import Message
 
 from qdqtool.errors import ModelError
-from qdqtool.external import all_tensors
+from qdqtool.external import all_tensors, location_of
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.shown import Shown
 from qdqtool.extraction.vocabulary import PUBLIC_DOMAINS, is_public, is_word, public_attributes
 from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Model, external_location
+from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision, Prediction
@@ -32,7 +32,7 @@ _PREFIXES = {
     "domain": "o", "op": "F", "attribute": "a", "node": "n", "tensor": "t", "size": "d", "text": "s", "graph": "g",
 }  # fmt: skip
 _SEEDS = 8
-_SHORTEST = 3  # letters of a text that can be told from chance
+_SHORTEST = 3  # letters of a text that can be distinguished from chance
 _LONG = 64  # letters; such a text is none of ours
 _TRIES = 20_000  # spellings; that many taken ones are an attack
 _CLEARED = frozenset({
@@ -78,7 +78,7 @@ class Private:
         """The new name of something; the same for the same.
 
         Raises:
-            ModelError: Every name that could be given stands in the original.
+            ModelError: Every name that could be given is in the original.
         """
         if not original:
             return ""
@@ -91,7 +91,7 @@ class Private:
         return self.names[original]
 
     def _within(self, text: str, shortest: int) -> str | None:
-        """An original text of at least so many letters that stands in a text."""
+        """An original text of at least so many letters that is in a text."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         ends = range(len(text) + 1)
@@ -105,7 +105,7 @@ class Private:
         return self.names.get(name[:end], name[:end]) + name[end:]
 
     def text(self, text: str) -> str:
-        """A text with names replaced, the longest first; a known name is replaced wherever it stands as a word."""
+        """A text with names replaced, the longest first; a known name is replaced wherever it is a whole word."""
         known = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if known:
             pattern = "|".join(re.escape(n) for n in known)
@@ -159,7 +159,7 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
         ModelError: The prediction would change, or a text would be left.
     """
     what = whole.path or "model"
-    secrets = set(texts(whole.proto)) | {external_location(t) for t in all_tensors(whole.proto.graph)}
+    secrets = set(texts(whole.proto)) | {location_of(t) for t in all_tensors(whole.proto.graph)}
     secrets |= {whole.path, whole.base_dir}
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
@@ -191,13 +191,13 @@ def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
         ):
             return "a convolution's outcome"
 
-    def told(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
+    def findings_of(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
         return sorted(
             (str(f.code), str(f.severity), name(f.node), sorted(map(name, f.convolutions)))
             for f in prediction.findings
         )
 
-    before, after = told(one, hidden.place), told(two, str)
+    before, after = findings_of(one, hidden.place), findings_of(two, str)
     if before != after:
         apart = [f for f in (*before, *after) if before.count(f) != after.count(f)]
         return f"finding {apart[0][0]}"
@@ -227,10 +227,10 @@ def _is_repeated(field: Any) -> bool:
 
 
 def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()) -> None:
-    """Replaces or clears every text of a message; what no rule speaks of is cleared.
+    """Replaces or clears every text of a message; what no rule covers is cleared.
 
     Args:
-        attributes: Names of attributes that are public for the node that it stands in; None for an unknown operator.
+        attributes: Names of attributes that are public for the node that it is in; None for an unknown operator.
     """
     kind = message.DESCRIPTOR.name
     if isinstance(message, onnx.NodeProto):

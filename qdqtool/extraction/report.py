@@ -59,13 +59,13 @@ def report(result: Extraction, command: str, model: str, verification: dict[str,
     lines += ["", "## Command", "", "```", _fenced(command), "```", "", "## Predicted", ""]
     if result.checked:
         lines += [f"The whole model: {result.checked}.", ""]
-    told = [f for f in result.prediction.findings if any(f.code == s.code and f.node == s.node for s in shown.findings)]
-    for finding in told:
+    kept = [f for f in result.prediction.findings if any(f.code == s.code and f.node == s.node for s in shown.findings)]
+    for finding in kept:
         lines += [f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at {_code(finding.node or '-')}: "
                   f"{_plain(finding.message)} Fix: {_plain(finding.fix)}"]
     names = {c.name for c in shown.convolutions}
     rows = [c for c in result.prediction.convolutions if c.name in names] or result.prediction.convolutions
-    lines += [*([""] if told else []), *_table(rows[:_MOST])]
+    lines += [*([""] if kept else []), *_table(rows[:_MOST])]
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_seen(result, verification)]
     lines += ["", "## Versions", "", *_versions(verification if private is None else None)]
@@ -106,11 +106,11 @@ def _seen(result: Extraction, verification: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _side(told: Any, types_only: bool) -> str:
-    if not isinstance(told, dict):
+def _side(fields: Any, types_only: bool) -> str:
+    if not isinstance(fields, dict):
         return ""
     items = []
-    for key, value in told.items():
+    for key, value in fields.items():
         values = [str(v) for v in (value if isinstance(value, list) else [value])]
         if not types_only or (key in ("precision", "inputs", "output") and _TYPES.issuperset(values)):
             items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")

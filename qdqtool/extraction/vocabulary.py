@@ -1,4 +1,4 @@
-"""Words that are nobody's secret: of ONNX, TensorRT, onnxruntime and the programs that write models."""
+"""Words that are no secret: of ONNX, TensorRT, onnxruntime and the programs that write models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PROGRAMS = frozenset({
 
 
 def is_public(text: str) -> bool:
-    """Whether a text is a word of ONNX, TensorRT or this tool and nobody's secret."""
+    """Whether a text is a word of ONNX, TensorRT or this tool and no secret."""
     return text in _vocabulary()
 
 

@@ -36,8 +36,8 @@ _EXACT = 1.3
 _SHARED = 1.5
 # uint8 to int8 costs up to one bit, which is twice the noise.
 _ONE_BIT = 2.5
-_ROUGH = 0.5  # noise above which little can be told from it
-_FEW = 4  # places; of more the prediction tells which are at fault
+_ROUGH = 0.5  # noise above which little can be read from it
+_FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
 
 STEPS = (
@@ -149,7 +149,7 @@ def fix(
     shared or a bit is given up.
 
     Args:
-        source: The model; all its weights must be at hand.
+        source: The model; all its weights must be available.
         target: As for ``predict``.
         only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
             is quantized and have to be asked for.
@@ -301,7 +301,7 @@ class _Work:
                 for site in sites:
                     site.apply(editor)
                 edited = editor.finish()
-            except ModelError:  # told when the step was tried alone
+            except ModelError:  # reported when the step was tried alone
                 continue
             if sites:
                 model = edited

@@ -25,8 +25,8 @@ def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, na
         return values.reshape(())
     where = 0 if axis is None else axis
     if not -len(shape) <= where < len(shape) or shape[where] != values.size:
-        told = "x".join(map(str, shape)) or "scalar"
-        raise ModelError(f"{name} has {values.size} scales or zero points along axis {where} of a {told} tensor")
+        dims = "x".join(map(str, shape)) or "scalar"
+        raise ModelError(f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor")
     spread = [1] * len(shape)
     spread[where] = -1
     return values.reshape(spread)

@@ -236,7 +236,7 @@ def noise(outputs: Arrays, reference: Arrays) -> Noise:
 
 
 def check_finite(reference: Arrays) -> None:
-    """Refuses outputs of the float network that nothing can be held against.
+    """Refuses outputs of the float network that nothing can be compared with.
 
     Raises:
         RunError: One of them holds an infinity or a NaN.

@@ -13,7 +13,7 @@ from qdqtool.fixing.weights import dequantized
 from qdqtool.graph import Node
 from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import is_sum
+from qdqtool.onnxgraph.flow import adds_computed
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import is_activation, of, passage
@@ -28,7 +28,7 @@ def _dqs(view: View, q: Node) -> list[Node]:
 
 
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one stands there already."""
+    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
     gates = {r.node for r in reported if isinstance(r, InsideActivation) and r.gate}
     for q in nodes_of(view, reported):
@@ -98,7 +98,7 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
             floats.setdefault(r.add, r.tensor)
         names.update(r.names())
     for add in view.model.nodes:
-        if add.name not in names or not is_sum(view, add) or len(add.inputs) != 2:
+        if add.name not in names or not adds_computed(view, add) or len(add.inputs) != 2:
             continue
         residual = floats.get(add.name)
         wanted = shared_residuals(view, add, residual)
@@ -112,8 +112,8 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
                 output = editor.insert(add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes))
                 editor.set_input(add, position, output)
 
-        told = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
-        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {told}", apply))
+        read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
+        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {read}", apply))
     return sites
 
 

@@ -20,7 +20,7 @@ class Site:
     Attributes:
         code: The finding code that it removes.
         node: Where.
-        what: What is done, in a few words, to be told to the user.
+        what: What is done, in a few words, for the user.
         apply: Does it.
     """
 

@@ -46,7 +46,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         where = crossed[0].name if crossed else members[0].input(0)
         smallest = min(known)
         bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
-        told = ", ".join(dict.fromkeys(number(v) for v in known))
+        before = ", ".join(dict.fromkeys(number(v) for v in known))
 
         def apply(editor: Editor, members: list[Node] = members, unified: float = unified) -> None:
             for q in members:
@@ -54,7 +54,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
                     shape = view.params(node).scale_shape or ()
                     editor.set_quantizer(node, np.full(shape, unified), np.zeros(shape, np.int8))
 
-        what = f"{where}: one scale {number(unified)} instead of {told} for {len(members)} quantizers{bits}"
+        what = f"{where}: one scale {number(unified)} instead of {before} for {len(members)} quantizers{bits}"
         sites.append(Site(code, where, what, apply))
     return sites
 

@@ -119,7 +119,7 @@ def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
 
 
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """W-NONCONST and WEIGHT-INDIRECT: what stands between the constant and its quantizer, computed now."""
+    """W-NONCONST and WEIGHT-INDIRECT: what is between the constant and its quantizer, computed now."""
     sites: list[Site] = []
     names = named(reported)
     for conv in view.weighted:
@@ -195,11 +195,11 @@ def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
             dq = editor.insert(conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes)
             editor.set_input(conv, 1, dq)
 
-        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized {_told(axis)}", apply))
+        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized {_granularity(axis)}", apply))
     return sites
 
 
-def _told(axis: int | None) -> str:
+def _granularity(axis: int | None) -> str:
     return "with one scale" if axis is None else "per output channel"
 
 

@@ -18,7 +18,7 @@ _MOST_SITES = 512
 def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
     """Adds to an estimate what the fixes that ``qdqtool fix`` does by itself save, those of one kind together.
 
-    A kind that saves nothing is left out; so is one that the model refuses (weights not at hand).
+    A kind that saves nothing is left out; so is one that the model refuses (weights not available).
     """
     if not time.gpu.has_int8:
         return

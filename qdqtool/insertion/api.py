@@ -25,6 +25,7 @@ from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
+from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.lint.activation_scales import outliers, spread
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
@@ -93,6 +94,15 @@ def insert(
     rules = rules_for(work, placing, chosen)
     placement = place(work, rules)
     notes.extend(placement.notes)
+    smoothed: list[Smoothed] = []
+    if output.smooth is not None:
+        smoothed, done = smooth(
+            work, placement, output.smooth, None if calib_table is not None else data,
+            preprocess=images.preprocess, size=images.size,
+        )  # fmt: skip
+        notes.append(done)
+        work.sha256 = None  # statistics of the model as it was do not fit
+        placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
         raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
@@ -159,6 +169,7 @@ def insert(
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
+        smoothed=smoothed,
     )  # fmt: skip
     if predict:
         try:

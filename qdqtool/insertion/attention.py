@@ -1,4 +1,4 @@
-"""Which tensors of a detector tell where in the map it found something: its class outputs.
+"""Which tensors of a detector say where in the map it found something: its class outputs.
 
 Found by structure: the last convolutions whose channels go to a Sigmoid, through operators that only move values, and
 from there to the outputs without arithmetic. In YOLOv8 these are the class branches (boxes go to the Softmax of the

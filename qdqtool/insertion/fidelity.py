@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.losses import Compared, compared_tensors
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from calibration import Preprocess
 
 _LARGEST = "/qdqtool/largest"  # behind a tensor's name
+_AXES_OPSET = 18  # the first in which ReduceMax reads its axes
 SAMPLES = 8  # to find large values on, beside the ranges of the calibration
 
 
@@ -64,17 +65,57 @@ def largest_values(
         if t and model.elem_type(t) == TensorProto.FLOAT and not model.is_constant(t)
         and 0 not in (model.shape(t) or ())
     ))
-    found = dict.fromkeys(tensors, 0.0)
+    found = _largest(model, tensors, data, preprocess, size, samples)
+    return {t: float(v) if np.isfinite(v) else float("inf") for t, v in found.items()}
+
+
+def channel_maxima(
+    model: Model, tensors: Sequence[str], data: object, *, preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None, samples: int = SAMPLES,
+) -> dict[str, npt.NDArray[Any]]:
+    """The largest absolute value of tensors for each place of their last axis, ``[channels]``, on a few samples.
+
+    Args:
+        model: The float model; it is not changed.
+        tensors: Their names; all have known ranks.
+        data: As for :func:`largest_values`.
+        preprocess: As for the calibration.
+        size: As for the calibration.
+        samples: How many samples, spread evenly.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+    axes = {t: list(range(len(model.shape(t) or ()) - 1)) for t in tensors}
+    return _largest(model, tensors, data, preprocess, size, samples, axes)
+
+
+def _largest(
+    model: Model, tensors: Sequence[str], data: object, preprocess: Preprocess | None, size: tuple[int, int] | None,
+    samples: int, axes: Mapping[str, list[int]] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """The largest absolute values, over these axes (by tensor) or all, as float32; a NaN stays one."""
     copy = without_large_weights(model.proto)
     for tensor in tensors:
+        over: list[str] = []
+        attributes: dict[str, Any] = {}
+        if axes is not None and model.opset >= _AXES_OPSET:
+            over = [f"{tensor}{_LARGEST}/axes"]
+            copy.graph.initializer.append(numpy_helper.from_array(np.array(axes[tensor], np.int64), over[0]))
+        elif axes is not None:
+            attributes["axes"] = axes[tensor]
+        if axes is not None and not axes[tensor]:  # a reduction over no axes is one over all
+            copy.graph.node.append(helper.make_node("Abs", [tensor], [tensor + _LARGEST]))
+            continue
         copy.graph.node.append(helper.make_node("Abs", [tensor], [f"{tensor}{_LARGEST}/abs"]))
-        copy.graph.node.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs"], [tensor + _LARGEST],
-                                                keepdims=0))
+        copy.graph.node.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs", *over], [tensor + _LARGEST],
+                                                keepdims=0, **attributes))
     watched = Model(copy, sha256=EDITED, constants=model)
+    found: dict[str, npt.NDArray[Any]] = {}
     for values in _runs([watched], [t + _LARGEST for t in tensors], data, preprocess, size, samples):
         for tensor in tensors:
-            value = float(values[0][tensor + _LARGEST])
-            found[tensor] = max(found[tensor], value) if np.isfinite(value) else float("inf")
+            value = values[0][tensor + _LARGEST]
+            found[tensor] = np.maximum(found[tensor], value) if tensor in found else value
     return found
 
 

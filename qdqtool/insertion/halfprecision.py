@@ -26,8 +26,8 @@ from qdqtool.subgraphs import inner_graphs
 def to_half(model: Model, wide: Collection[str] = ()) -> int:
     """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
 
-    What stands behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 cannot tell
-    pixel coordinates above 512 closer than half a pixel apart.
+    What is behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 resolves pixel
+    coordinates above 512 to half a pixel only.
 
     Args:
         model: Opset 19 or newer.

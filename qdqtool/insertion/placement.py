@@ -49,7 +49,7 @@ class Rules:
         head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.insertion.presets`.
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
             ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
-            where an activation (SiLU in C2f) stands between convolution and Add.
+            where an activation (SiLU in C2f) is between convolution and Add.
         residual_after_activation: The target's choice for ``auto``; ``none`` goes for bare convolutions as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.

@@ -43,7 +43,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
         opset: Raise the opset to this when it is lower.
 
     Returns:
-        What was done, one sentence each, to be told to the user.
+        What was done, one sentence each, for the user.
 
     Raises:
         ModelError: The opset cannot be raised, or weights are reshaped or transposed to what they cannot be.

@@ -4,8 +4,8 @@ Measured on two trained models, quantizing the DFL and the box outputs costs 0.0
 class outputs as well costs 0.005; hence the default ``box``.
 
 A network without a DFL that ends in two or more bare convolutions is taken for a detector of another kind (YOLOv5,
-CenterNet, SSD). Boxes and scores cannot be told apart there, so that ``box`` leaves all of its last convolutions float,
-as NVIDIA's cuDLA-samples and Ultralytics do.
+CenterNet, SSD). Boxes and scores cannot be distinguished there: ``box`` leaves all of its last convolutions float, as
+NVIDIA's cuDLA-samples and Ultralytics do.
 
 In a DETR, what makes boxes, reference points and sampling offsets stays float, with the MLPs in front and the Linears
 that read such points (:mod:`qdqtool.onnxgraph.coordinates`): a step of INT8 is a 127th of the picture there. ``float``

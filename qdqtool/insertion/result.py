@@ -12,6 +12,7 @@ from qdqtool.files import Guard, not_over
 from qdqtool.insertion.fidelity import Fidelity
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
+from qdqtool.insertion.smoothing import Smoothed
 from qdqtool.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
@@ -38,6 +39,7 @@ class Insertion:
         float_type: Type of what is not quantized, ``fp32`` or ``fp16``.
         float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
         agreement: How far an FP16 model's outputs are from the float model's; None when that was not measured.
+        smoothed: Where scales of activations were moved into weights.
     """
 
     model: onnx.ModelProto
@@ -56,6 +58,7 @@ class Insertion:
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
     agreement: Fidelity | None = None
+    smoothed: list[Smoothed] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
@@ -104,6 +107,7 @@ class Insertion:
             "losses": self.losses.as_json() if self.losses else None,
             "float_type": self.float_type,
             "float32": largest_json(self.float32),
+            "smoothed": [s.as_json() for s in self.smoothed],
             "agreement": self.agreement.as_json() if self.agreement else None,
             "prediction": self.prediction.summary() if self.prediction else None,
         }

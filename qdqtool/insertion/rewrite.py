@@ -152,12 +152,12 @@ class _Writer:
 
 
 def _only(reader: Reader) -> int | None:
-    """What tells DQs of one tensor apart: the reader that has one to itself."""
+    """What distinguishes DQs of one tensor: the reader that has one to itself."""
     return reader.node.index if needs_own_dq(reader.node) else None
 
 
 def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
-    """Scales of the right shape and type for weights whose values are not at hand."""
+    """Scales of the right shape and type for weights whose values are not available."""
     shape = model.constant_shape(site.tensor)
     assert shape is not None
     if site.axis is None:

@@ -1,4 +1,4 @@
-"""Patterns in a float graph that placement has to know; what each operator is stands in :mod:`qdqtool.operators`."""
+"""Patterns in a float graph that placement has to know; see :mod:`qdqtool.operators` for the operators."""
 
 from __future__ import annotations
 

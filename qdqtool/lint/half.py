@@ -58,9 +58,9 @@ def _constants(view: View, report: Report) -> None:
             large, small, denormal = large + above, small + below, denormal + tiny
             if above or below or tiny:
                 (held if tiny else found).append((node.name, float(sizes.max() if above else sizes.min())))
-    told = found or held
-    if told:
-        report.add("CONST-FP16", ConstantsInHalf(CHECK, told[0][0], tuple(told[:_NAMED]), large, small, denormal),
+    values = found or held
+    if values:
+        report.add("CONST-FP16", ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal),
                    gains=bool(found))
 
 

@@ -80,7 +80,7 @@ def _concat_above(view: View, q: Node) -> Node | None:
 
 
 def _reshapes(node: Node) -> bool:
-    """What stands between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
+    """What is between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
     return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
 
 

@@ -84,7 +84,7 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
     if values is not None and values.size and np.any(values != 0):
         yield "ZP-NONZERO", NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
     elif unsigned and not _reads_int8(view, node):
-        yield "ZP-UINT8", UnsignedZeroPoint(CHECK, name, params.has_zero_point, _told(params))
+        yield "ZP-UINT8", UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
     if not params.has_zero_point:
         yield "DQ-3-INPUTS", ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
@@ -93,8 +93,8 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
             yield "ZP-VOLUME", ZeroPointCount(CHECK, name, count, values.size)
 
 
-def _told(params: QuantParams) -> Scale:
-    return None if params.scales is None else params.scales.told
+def _summary(params: QuantParams) -> Scale:
+    return None if params.scales is None else params.scales.summary
 
 
 def _reads_int8(view: View, node: Node) -> bool:
@@ -109,7 +109,7 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         yield "SCALE-DYNAMIC", ScaleComputed(CHECK, name, name, node.input(1))
         return
     if params.scale_type == onnx.TensorProto.FLOAT16:
-        yield "SCALE-FP16", ScaleHalf(CHECK, name, _told(params))
+        yield "SCALE-FP16", ScaleHalf(CHECK, name, _summary(params))
     if scale is not None and scale.size:
         bad = ~(scale > 0) | ~np.isfinite(scale)
         if bad.any():
@@ -132,7 +132,7 @@ def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
         yield "OPSET-AXIS", AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
         if qdq.is_q(node):
-            yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _told(params))
+            yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
         return
     shape = view.model.constant_shape(node.input(0))
     axis = view.axis(node) or 0

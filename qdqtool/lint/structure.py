@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from qdqtool import qdq
 from qdqtool.explain.report import Report
 from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import is_sum, uses
+from qdqtool.onnxgraph.flow import adds_computed, uses
 from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import ACTIVATIONS, GATES, is_activation, of, rearranges
@@ -41,7 +41,7 @@ def _streams(view: View, report: Report) -> None:
         add = view.model.producer(tensor)
         while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
             add = view.model.producer(add.input(0))
-        if add is None or not is_sum(view, add):
+        if add is None or not adds_computed(view, add):
             continue
         pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
         if pairs:
@@ -51,7 +51,7 @@ def _streams(view: View, report: Report) -> None:
 
 def not_automatic(view: View, findings: Sequence[Finding]) -> None:
     """Takes the mark from findings of residual Adds whose fix would need a scale that no Q has."""
-    sums = {n.name: n for n in view.model.nodes if is_sum(view, n)}
+    sums = {n.name: n for n in view.model.nodes if adds_computed(view, n)}
     for finding in findings:
         if finding.code == "SKIP-FLOAT" and finding.automatic:
             add = sums.get(finding.node)
@@ -67,7 +67,7 @@ def is_quantized(view: View, conv: Node) -> bool:
 def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
     tensor = conv.output
     for node in map(view.model.node, fused):
-        if node.op in ACTIVATIONS or is_sum(view, node) or tensor not in node.inputs:
+        if node.op in ACTIVATIONS or adds_computed(view, node) or tensor not in node.inputs:
             break
         tensor = node.output
     readers = view.model.readers(tensor)

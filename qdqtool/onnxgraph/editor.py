@@ -105,7 +105,7 @@ class Editor:
         self._set_constant(numpy_helper.from_array(np.asarray(value), tensor))
 
     def retype_constant(self, tensor: str, elem_type: int) -> None:
-        """Gives an initializer whose data is not at hand another element type, for all its readers."""
+        """Gives an initializer whose data is not available another element type, for all its readers."""
         made = onnx.TensorProto()
         made.CopyFrom(self.model.initializers[tensor])
         made.data_type = elem_type

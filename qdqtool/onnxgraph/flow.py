@@ -57,10 +57,10 @@ def _uses(view: View, tensor: str) -> list[Use]:
                         visited.add(output)
                         queue.append((output, (*path, node)))
             else:
-                found.append(Use("add" if is_sum(view, node) else "op", node, path))
+                found.append(Use("add" if adds_computed(view, node) else "op", node, path))
     return found
 
 
-def is_sum(view: View, node: Node) -> bool:
+def adds_computed(view: View, node: Node) -> bool:
     """Whether a node adds two computed tensors (a bias is not one)."""
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2

@@ -1,6 +1,6 @@
 """Which nodes of a Q/DQ model can compute in FP16: the one answer for what converts a model and what advises it.
 
-Left in FP32 is what stands behind the last convolutions (little work, and pixel coordinates above 512 need more than
+Left in FP32 is what is behind the last convolutions (little work, and pixel coordinates above 512 need more than
 FP16), what ONNX gives no FP16 form, and what holds or meets values that FP16 cannot: its largest is 65,504.
 """
 

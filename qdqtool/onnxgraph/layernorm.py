@@ -75,7 +75,7 @@ def as_one(model: Model, pieces: Pieces) -> tuple[npt.NDArray[Any], npt.NDArray[
     for node in pieces.nodes[:-1]:
         if model.is_output(node.output) or any(r.index not in inside for r in model.readers(node.output)):
             return None
-    given = [_constant(model, name) if name else None for name in (pieces.scale, pieces.bias)]
+    given = [model.constant(constant_behind(model, name)) if name else None for name in (pieces.scale, pieces.bias)]
     sizes = _sizes(model, pieces.tensor, len(axes), given[0])
     if sizes is None or any(name and not _fits(v, sizes)
                             for name, v in zip((pieces.scale, pieces.bias), given, strict=True)):
@@ -102,11 +102,11 @@ def _fits(value: npt.NDArray[Any] | None, sizes: list[int]) -> bool:
     return value.size == math.prod(sizes) and list(value.shape[-len(sizes):]) == sizes
 
 
-def _constant(model: Model, tensor: str) -> npt.NDArray[Any] | None:
-    """A constant's value, also behind Identity nodes, which exporters write for equal weights."""
+def constant_behind(model: Model, tensor: str) -> str:
+    """A tensor, or the one behind Identity nodes, which exporters write for equal weights."""
     while (node := model.producer(tensor)) is not None and node.op == "Identity":
         tensor = node.input(0)
-    return model.constant(tensor)
+    return tensor
 
 
 def _pieces(model: Model, div: Node) -> Pieces | None:

@@ -2,7 +2,7 @@
 
 SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are functions of one tensor;
 constant operands are no inputs. TensorRT joins the nodes into one ``PWN`` and takes that into the convolution in front.
-Which operators are pointwise stands in :mod:`qdqtool.operators`.
+:mod:`qdqtool.operators` lists which operators are pointwise.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    # Without rewriting: Q and DQ are computed as they stand there, which is what the network was trained with.
+    # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

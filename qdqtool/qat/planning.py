@@ -99,7 +99,7 @@ class Plan:
         """Places that share one amax although they read different tensors (tied by Concat, Split, MaxPool ...)."""
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
-            groups[quantizer.group][quantizer.tensor].append(_told(quantizer.site))
+            groups[quantizer.group][quantizer.tensor].append(_place(quantizer.site))
         return [[n for names in g.values() for n in names] for g in groups.values() if len(g) > 1]
 
     def text(self) -> str:
@@ -111,8 +111,8 @@ class Plan:
             f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
         ]
         lines.extend(f"  merged    {name}: its branches become one convolution" for name in self.merged)
-        lines.extend(f"  residual  {_told(a.site)}" for a in residuals)
-        lines.extend(f"  pool      {_told(a.site)}" for a in pools)
+        lines.extend(f"  residual  {_place(a.site)}" for a in residuals)
+        lines.extend(f"  pool      {_place(a.site)}" for a in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
         lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
         if self.unseen:
@@ -124,7 +124,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def _told(site: Site) -> str:
+def _place(site: Site) -> str:
     name = site.module or "(network)"
     if site.kind == ADD:
         return f"{name} (input {site.position} of Add {site.call})"
@@ -223,7 +223,7 @@ def _refuse_computed(decided: Plan, model: nn.Module) -> None:
 
 
 def _unseen(traced: Traced, model: nn.Module) -> list[str]:
-    # Attention hands the weights of its projections to a function, which `skipped` tells.
+    # Attention hands the weights of its projections to a function, which `skipped` reports.
     inside = [f"{n}." for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention) and n in traced.runs]
     return [
         n for n, m in model.named_modules()

@@ -1,4 +1,4 @@
-"""Places in a running network where a quantizer can stand.
+"""Places in a running network where a quantizer can be.
 
 A place is the data input of a convolution or linear module, or an input of a function call that a module makes: the
 Add of a residual, an averaging pool. Calls have no name; they are counted. The n-th Add of a module is the n-th that

@@ -1,6 +1,6 @@
 """From a torch network to its float ONNX graph, knowing which node input belongs to which place in the network.
 
-The network is exported with a mark (an operator of a domain of our own) at every place where a quantizer could stand;
+The network is exported with a mark (an operator of a domain of our own) at every place where a quantizer could be;
 the marks are then taken out of the graph, and the nodes that read them are noted. Names of nodes play no part.
 Whatever torch.onnx.export can trace is understood, networks that torch.fx cannot trace included.
 """

@@ -217,7 +217,7 @@ _TASKS = {
 
 
 class Trainer(QuantizedTraining, yolo.detect.DetectionTrainer):  # type: ignore[misc]
-    """Ultralytics' trainer for the task at hand, with quantizers: ``yolo.train(trainer=Trainer, ...)``.
+    """Ultralytics' trainer for the current task, with quantizers: ``yolo.train(trainer=Trainer, ...)``.
 
     Choose with ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE take :func:`trainer_for`.
     """

@@ -18,22 +18,25 @@ from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _REQUIREMENT = "REQUIREMENT"  # the rule of what --require, --require-gain and --fail-on ask for
+_UNUSABLE = "UNUSABLE"  # the rule of models that cannot be predicted
 _CELL = 300  # characters of a message in a table
 _ROWS = 50  # lines of a list in Markdown; a job's summary holds one MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A model that was predicted.
+    """A model that was predicted, or could not be.
 
     Attributes:
         path: As it was given: in a repository, relative to its root.
-        prediction: What TensorRT will do.
-        unmet: One line for each requirement that is not met.
+        target: The target's name.
+        prediction: What TensorRT will do; None where the model cannot be used.
+        unmet: One line for each requirement that is not met, or why the model cannot be used.
     """
 
     path: str
-    prediction: Prediction
+    target: str
+    prediction: Prediction | None
     unmet: list[str]
 
 
@@ -47,23 +50,25 @@ def sarif(checked: Iterable[Checked]) -> Json:
 
 
 def _run(one: Checked) -> Json:
-    found = list(dict.fromkeys(str(f.code) for f in one.prediction.findings))
-    rules = [_rule(code, one.prediction.target) for code in found]
+    findings = one.prediction.findings if one.prediction else []
+    rules = [_rule(code, one.target) for code in dict.fromkeys(str(f.code) for f in findings)]
+    own, title = (_REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
+    if one.prediction is None:
+        own, title = (_UNUSABLE, "The model cannot be predicted")
     if one.unmet:
-        text = {"text": "What --require, --require-gain or --fail-on asks for is not met"}
-        rules.append({"id": _REQUIREMENT, "shortDescription": text, "defaultConfiguration": {"level": "error"}})
+        rules.append({"id": own, "shortDescription": {"text": title}, "defaultConfiguration": {"level": "error"}})
     place = {rule["id"]: index for index, rule in enumerate(rules)}
     results = [
         _result(one.path, place, str(f.code), _LEVEL[f.severity], one_line(f"{f.message} {f.fix}"), f.node)
-        for f in one.prediction.findings
+        for f in findings
     ]
-    results += [_result(one.path, place, _REQUIREMENT, "error", one_line(line), "") for line in one.unmet]
+    results += [_result(one.path, place, own, "error", one_line(line), "") for line in one.unmet]
     return {
         "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
-        "automationDetails": {"id": f"qdqtool/{one.prediction.target}/{one.path}/"},
+        "automationDetails": {"id": f"qdqtool/{one.target}/{one.path}/"},
         "columnKind": "unicodeCodePoints",
         "results": results,
-        "properties": {"target": one.prediction.target, "summary": one.prediction.summary()},
+        "properties": {"target": one.target, "summary": one.prediction.summary() if one.prediction else None},
     }
 
 
@@ -109,7 +114,9 @@ def markdown(checked: Iterable[Checked]) -> str:
 
 
 def _section(one: Checked) -> list[str]:
-    lines = [f"### {_escaped(one.path)} on {one.prediction.target}", "", f"**{_escaped(verdict(one.prediction))}**", ""]
+    if one.prediction is None:
+        return [f"### {_escaped(one.path)}", "", *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet), ""]
+    lines = [f"### {_escaped(one.path)} on {one.target}", "", f"**{_escaped(verdict(one.prediction))}**", ""]
     for line in one.unmet:
         lines += [f"❌ **Not met:** {_escaped(one_line(line))}", ""]
     lines += [text for remark in remarks(one.prediction) for text in (_escaped(remark), "")]

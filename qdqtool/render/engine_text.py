@@ -62,8 +62,8 @@ def _slow(report: EngineReport, width: int) -> list[str]:
     for row in slow[:_SLOW_LISTED]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
-        told = f"  [{short(str(tactic), 60)}]" if tactic else ""
-        lines += wrap(f"{title_of(row)}{told}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
+        used = f"  [{short(str(tactic), 60)}]" if tactic else ""
+        lines += wrap(f"{title_of(row)}{used}", 8, width, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  "
                                                           f"#{row.index} ")
     return lines
 

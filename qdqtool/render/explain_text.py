@@ -70,8 +70,8 @@ def error_text(known: KnownError, width: int) -> str:
         if text:
             lines += ["", heading, *wrap(text, 2, width)]
     if known.codes:
-        told = ", ".join(known.codes)
-        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {told} (qdqtool explain {known.codes[0]})",
+        some = ", ".join(known.codes)
+        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {some} (qdqtool explain {known.codes[0]})",
                             2, width, "")]
     return as_text(lines)
 
@@ -107,19 +107,22 @@ def line_text(answer: LineAnswer, width: int) -> str:
     if answer.note:
         lines += ["", *wrap(answer.note, 0, width)]
     for rule in answer.rules:
-        lines += ["", *_rule(rule, width)]
+        lines += ["", *_rule(rule, width, 1 if answer.event else len(rule.cases))]
     return as_text(lines)
 
 
-def _rule(rule: Rule, width: int) -> list[str]:
+def _rule(rule: Rule, width: int, most: int) -> list[str]:
     lines = wrap(rule.does, 4, width, f"{rule.pass_name}: ")
     if rule.means:
         lines += wrap(rule.means, 4, width, "  For you: ")
     lines.append("  Evidence")
-    for name, case in rule.cases.items():
+    for name, case in list(rule.cases.items())[:most]:
         lines += wrap(f"{case.evidence}: {case.says}", 6, width, f"  - {name.rpartition('/')[2]}, ")
         if case.builds:
             lines += wrap(", ".join(case.builds), 8, width, "      in ")
         if case.source:
             lines += wrap(case.source, 8, width, "      ")
+    if len(rule.cases) > most:
+        lines += wrap(f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
+                      f"qdqtool explain {rule.pass_name}", 4, width)
     return [*lines, f"  Rule: {rule.file}", f"  Test: {rule.test}"]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
-_NAMED = 3  # node names told for one reason, unless everything is asked for
+_NAMED = 3  # node names listed for one reason, unless everything is asked for
 _GROUPS = 3
-_TOLD = 1.5  # bits lost from which a group is told
+_REPORTED = 1.5  # bits lost from which a group is listed
 _CONVERSIONS = 8
 
 
@@ -75,7 +75,7 @@ def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]
         "bits of precision that each loses by sharing it (below zero: it is clipped sooner)", 2, width, "",
     )  # fmt: skip
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
-    shown = ranked if everything else [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _TOLD for m in g.members)]
+    shown = ranked if everything else [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
     for group in shown:
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         lines += wrap(f"scale {group.scale:.4g}: {members}", 4, width, "  - ")

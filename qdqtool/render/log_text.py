@@ -246,7 +246,7 @@ def count(number: int, word: str) -> str:
 
 
 def short(name: str, width: int) -> str:
-    """A name in at most ``width`` columns; the middle is cut, since beginning and end tell layers apart."""
+    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
     width = max(20, width)
     if len(name) <= width:
         return name

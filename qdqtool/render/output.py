@@ -93,7 +93,7 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
         text: One paragraph.
         indent: Spaces in front of each line.
         width: Columns.
-        first: What stands in front of the first line instead of spaces.
+        first: What is in front of the first line instead of spaces.
     """
     pad = " " * indent
     return textwrap.wrap(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
     from qdqtool.timing.estimate import TimeEstimate
 
-_SHOWN = 3  # findings of one code told in full, unless everything is asked for
+_SHOWN = 3  # findings of one code shown in full, unless everything is asked for
 _LISTED = 12  # lines of a list, unless everything is asked for
 _MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "note"}
 _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
@@ -88,13 +88,13 @@ def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict
     apart = {"convolutions": len(without), "int8": sum(c.is_int8 for c in without),
              "int8_to_int8": sum(c.int8_in_int8_out for c in without)}
     apart |= {"int8_to_float": apart["int8"] - apart["int8_to_int8"], "float": len(without) - apart["int8"]}
-    told: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
+    counts: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
     for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
         values = {case[key] if case[key] is None else case[key] - apart.get(key, 0) for case in cases}
         if key == "conversions" and prediction.conversions_range is not None:
             values = set(prediction.conversions_range)
-        told[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
-    return told
+        counts[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
+    return counts
 
 
 _MEANS = {"fused": "one layer with the convolution and activation", "apart": "a layer of its own"}
@@ -119,11 +119,11 @@ def _assumptions(prediction: Prediction) -> list[str]:
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
-        told = f"Counted as {a.value}: {a.why}."
-        told += "" if a.given else f" --assume {a.name}={other} shows the other in full."
+        counted = f"Counted as {a.value}: {a.why}."
+        counted += "" if a.given else f" --assume {a.name}={other} shows the other in full."
         lines.append(
             f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
-            f"of its kernels may decide. {each} {told}"
+            f"of its kernels may decide. {each} {counted}"
         )
     return lines
 
@@ -138,7 +138,7 @@ def _way(way: Way, target: str, width: int) -> list[str]:
 
 
 def _outside(prediction: Prediction) -> str:
-    """What has to be known before the numbers: they do not speak of FP8 and INT4."""
+    """What has to be known before the numbers: they do not cover FP8 and INT4."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
@@ -152,9 +152,9 @@ def render(
     """The whole answer.
 
     Args:
-        prediction: What to tell.
+        prediction: What to show.
         width: Columns.
-        everything: Tell every convolution and every finding in full.
+        everything: Show every convolution and every finding in full.
         layers: List the engine's layers.
         trace: List TensorRT's own log lines.
         time: How long it takes on a GPU.
@@ -166,7 +166,7 @@ def render(
 
         decision = decision_lines(time, prediction, width)
         lines = [*decision, *([""] if decision else []), *lines, *summary_lines(time, width)]
-    lines += [line for told in _assumptions(prediction) for line in wrap(told, 2, width)]
+    lines += [line for text in _assumptions(prediction) for line in wrap(text, 2, width)]
     lines += _header(prediction, width)
     if way is not None:
         lines += ["", *_way(way, prediction.target, width)]
@@ -189,7 +189,7 @@ def render(
 def _header(prediction: Prediction, width: int) -> list[str]:
     proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
     lines = wrap(f"target {prediction.target}{proof}", 2, width)
-    return lines + [line for told in _weak(prediction) for line in wrap(told, 2, width)]
+    return lines + [line for text in _weak(prediction) for line in wrap(text, 2, width)]
 
 
 def _weak(prediction: Prediction) -> list[str]:
@@ -230,7 +230,7 @@ def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]
     return lines
 
 
-# Notes that repeat on every network: told with --all alone.
+# Notes that repeat on every network: shown with --all alone.
 _EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
 
 
@@ -311,8 +311,8 @@ def _table(convolutions: Iterable[ConvOutcome], findings: list[Finding], width: 
     wide = max((len(s) for s in signatures), default=0)
     lines = []
     for conv, signature in zip(rows, signatures, strict=True):
-        told = [findings[i] for i in conv.findings if i < len(findings)]
-        serious = dict.fromkeys(f.code for f in told if f.severity != Severity.INFO)
+        concerned = [findings[i] for i in conv.findings if i < len(findings)]
+        serious = dict.fromkeys(f.code for f in concerned if f.severity != Severity.INFO)
         text = conv.name
         text += f"  + {', '.join(conv.fused)}" if conv.fused else ""
         text += f"  [{', '.join(serious)}]" if serious else ""
@@ -334,8 +334,8 @@ def _layers(layers: Iterable[EngineLayer]) -> list[str]:
 
 def _names(items: list[str], limit: int = 3, counted: bool = True) -> str:
     unique = [i for i in dict.fromkeys(items) if i]
-    told = ", ".join(unique[:limit])
-    return told if len(unique) <= limit else f"{told}, ..." + f" ({len(unique)} in all)" * counted
+    text = ", ".join(unique[:limit])
+    return text if len(unique) <= limit else f"{text}, ..." + f" ({len(unique)} in all)" * counted
 
 
 def _count(number: int | str | None, what: str) -> str:

@@ -24,9 +24,9 @@ def decision_lines(time: TimeEstimate, prediction: Prediction, width: int) -> li
     gain, base = time.gain_range, time.float_time
     if gain is None or base is None:
         return []
-    told = [f"INT8 as placed: {ms(time.total_ms)}", f"{base.precision}: {ms(base.total_ms)}"]
-    told += [f"placed by qdqtool: {ms(time.best.total_ms)}"] if time.best is not None else []
-    lines = wrap(f"{'; '.join(told)} (estimated).", 2, width, first="")
+    parts = [f"INT8 as placed: {ms(time.total_ms)}", f"{base.precision}: {ms(base.total_ms)}"]
+    parts += [f"placed by qdqtool: {ms(time.best.total_ms)}"] if time.best is not None else []
+    lines = wrap(f"{'; '.join(parts)} (estimated).", 2, width, first="")
     if gain.value >= 1:
         verdict = f"INT8 is {gain.value:.2f} times as fast as {base.precision}"
     else:
@@ -92,12 +92,12 @@ def summary_lines(time: TimeEstimate, width: int) -> list[str]:
     if moving:
         lines += wrap(f"{', '.join(moving)} of it", 2, width)
     if time.calibration:
-        told = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
+        text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:
-            told += f", {time.calibration.kernel_us:+.1f} us a kernel"
+            text += f", {time.calibration.kernel_us:+.1f} us a kernel"
         if time.calibration.overhead_us:
-            told += f"; the profile added {time.calibration.overhead_us:.1f} us to each layer"
-        lines += wrap(told, 2, width)
+            text += f"; the profile added {time.calibration.overhead_us:.1f} us to each layer"
+        lines += wrap(text, 2, width)
     for note in time.notes:
         lines += wrap(f"note: {as_options(note)}", 4, width, "  ")
     return lines

@@ -7,11 +7,11 @@ from qdqtool.render.output import as_options, wrap
 from qdqtool.text import as_text, ending
 from qdqtool.tuning.result import Point, SiteResult, Tuning
 
-_WHY = 8  # sites told with their loss, unless everything is asked for
+_WHY = 8  # sites shown with their loss, unless everything is asked for
 
 
 def render(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
-    """The whole answer; ``everything`` tells every site."""
+    """The whole answer; ``everything`` shows every site."""
     lines = _verdict(tuning, width)
     lines += ["", *_bought(tuning, width)]
     lines += ["", *_front(tuning, width)]

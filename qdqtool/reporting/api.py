@@ -84,11 +84,11 @@ def report(
 
     Args:
         model: The Q/DQ model (a float one is shown as well).
-        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is held against them, for
+        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is compared with them, for
             their version.
         before: Another model to show beside it: the float model, or an earlier one.
         target: Which TensorRT to predict for; the build's own where one is given, else ``trt8.5``.
-        gpu: Estimates times for this GPU; the one that the build ran on where that is told.
+        gpu: Estimates times for this GPU; the one that the build ran on where that is known.
         clock: SM clock in MHz.
         calib_cache: A calibration cache of ``insert``: histograms, and what each method would choose.
         tuning: What ``qdqtool tune`` wrote as JSON: its Pareto front.

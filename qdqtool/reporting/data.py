@@ -18,7 +18,7 @@ class Scale:
     """A Q or DQ that a node reads through, or that reads it.
 
     ``where`` says at which end: ``input``, ``residual``, ``weights``, ``output``. ``scale`` and ``highest`` are the
-    smallest and the largest scale, equal for one of the whole tensor; None where they are computed or not at hand.
+    smallest and the largest scale, equal for one of the whole tensor; None where they are computed or not available.
     """
 
     where: str
@@ -202,7 +202,7 @@ class Conversion:
 
 @dataclass(slots=True)
 class ScaleGroup:
-    """Quantized tensors with one scale: tied by the operators between them where the float model is at hand."""
+    """Quantized tensors with one scale: tied by the operators between them where the float model is available."""
 
     scale: float | None
     tensors: list[str]

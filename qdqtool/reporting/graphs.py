@@ -241,7 +241,7 @@ def _modules(
     A module is a stretch of boxes that follow each other and begin with the same part of a path, so that no module
     waits for itself; where names have no path, equal stretches. The page arranges them for the width that it has.
     """
-    # As the nodes stand in the file where that is possible: exporters write module after module.
+    # As the nodes are in the file where that is possible: exporters write module after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
     order = _in_order(places, [(e.source, e.target) for e in edges])
     inner = [b for b in order if boxes[b].rows]

@@ -1,4 +1,4 @@
-"""How names and numbers stand on the page: without hidden characters, and of a length that a page can bear."""
+"""How names and numbers are shown on the page: without hidden characters, and of a length that a page can bear."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqtool.render.log_text import count
 from qdqtool.render.time_text import ms as _ms
 from qdqtool.text import as_line
 
-LONGEST = 400  # characters of a name; of a longer one both ends, which tell it from others
+LONGEST = 400  # characters of a name; of a longer one both ends, which distinguish it from others
 LONGEST_TEXT = 4_000
 
 
@@ -23,13 +23,13 @@ def shown(name: str, longest: int = LONGEST) -> str:
     return as_line(name)
 
 
-def told(text: str) -> str:
+def message(text: str) -> str:
     """A message or a fix for the page."""
     return shown(text, LONGEST_TEXT)
 
 
 def short(name: str, width: int) -> str:
-    """The end of a name, which tells nodes apart, in at most ``width`` characters."""
+    """The end of a name, which distinguishes nodes, in at most ``width`` characters."""
     name = shown(name)
     return name if len(name) <= width else f"…{name[-(width - 1):]}"
 
@@ -41,7 +41,7 @@ def plain(name: str, op: str) -> str:
 
 
 class Spoken:
-    """Which nodes the names of TensorRT's log lines speak of."""
+    """Which nodes the names of TensorRT's log lines refer to."""
 
     def __init__(self, names: Iterable[str]) -> None:
         known = set(names)

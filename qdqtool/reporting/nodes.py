@@ -16,7 +16,7 @@ from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_dq, is_q, is_qdq
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.reporting import data
-from qdqtool.reporting.names import Spoken, plain, shown, told
+from qdqtool.reporting.names import Spoken, message, plain, shown
 from qdqtool.reporting.subject import Subject
 from qdqtool.timing.estimate import in_profile
 from qdqtool.trt import trace
@@ -54,7 +54,7 @@ class Collector:
         self.model = data.Model(
             label=label, path=shown(info.path), sha256=info.sha256, opset=info.opset, node_count=info.nodes,
             target=prediction.target, proof=prediction.target_evidence, verdict=verdict(prediction),
-            counts=prediction.summary(), remarks=[told(line) for line in remarks(prediction)],
+            counts=prediction.summary(), remarks=[message(line) for line in remarks(prediction)],
         )
         self.place: dict[int, int] = {}
         self._case_place: dict[str, int] = {}
@@ -268,7 +268,7 @@ class Collector:
                     self.model.layers[node.layer].findings.append(finding.id)
             self.model.findings.append(data.Finding(
                 finding.id, finding.code, title_of(finding.code), str(finding.severity), shown(finding.node),
-                told(finding.message), told(finding.fix), str(finding.evidence), nodes[0] if nodes else -1, nodes,
+                message(finding.message), message(finding.fix), str(finding.evidence), nodes[0] if nodes else -1, nodes,
                 finding.values, finding.saves_ms, finding.automatic,
             ))  # fmt: skip
 

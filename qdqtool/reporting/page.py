@@ -6,7 +6,7 @@ and the viewer are drawn by small scripts of our own: plotly brings 4.8 MB of Ja
 that needs ``unsafe-eval`` or inline styles, matplotlib's pictures know neither a dark scheme nor a click, and a viewer
 (Cytoscape, d3) would have to be copied into this repository.
 
-Safety: names come from other people's files. The template escapes everything, the data stands packed in a block that
+Safety: names come from other people's files. The template escapes everything, the data is packed in a block that
 cannot end early, scripts write text and never markup, and a content security policy allows nothing but the page's own
 script and style, by their hashes.
 """
@@ -98,5 +98,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names what may stand in the page."""
+    """As a content security policy names what may be in the page."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Sections of the page that stand beside the prediction: a build, a tuning, calibration statistics, weights."""
+"""Sections of the page that are beside the prediction: a build, a tuning, calibration statistics, weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdqtool.operators import WEIGHTED, output_axis
 from qdqtool.progress import track
 from qdqtool.render.verify_text import verdict
 from qdqtool.reporting import data
-from qdqtool.reporting.names import shown, told
+from qdqtool.reporting.names import message, shown
 from qdqtool.reporting.nodes import Collector
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.times import gpu_time
@@ -60,9 +60,9 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
     found = data.Agreement(
         f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
-        result.complete, [told(m) for m in build.missing], rows,
-        [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), told(m.why)] for m in mismatches],
-        [(collector.nodes_of([m.name]) or [-1])[0] for m in mismatches], [told(n) for n in notes],
+        result.complete, [message(m) for m in build.missing], rows,
+        [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)] for m in mismatches],
+        [(collector.nodes_of([m.name]) or [-1])[0] for m in mismatches], [message(n) for n in notes],
     )  # fmt: skip
     if result.times is not None:
         found.measured_ms = result.times["built_ms"]
@@ -132,7 +132,7 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     if timed:
         axis = "estimated milliseconds" + (f" on {shown(str(found['gpu']), 60)}" if found.get("gpu") else "")
     else:
-        axis = told(str(cost.get("sentence") or "convolutions left float, and conversions"))
+        axis = message(str(cost.get("sentence") or "convolutions left float, and conversions"))
     points = []
     for on_front, listed in ((True, front), (False, others)):
         for number, p in enumerate(listed):
@@ -151,12 +151,12 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     float_metric = _optional(metric.get("float"))
     keep = _optional(goal.get("keep"))
     return data.Tuning(
-        shown(str(metric.get("name") or "metric"), 80), told(str(metric.get("sentence") or "")), axis, points,
+        shown(str(metric.get("name") or "metric"), 80), message(str(metric.get("sentence") or "")), axis, points,
         float_metric, keep * float_metric if keep is not None and float_metric is not None else None,
         _optional(goal.get("budget_ms")), goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         [_site(_object(s)) for s in _list(found.get("sites"))[:MOST_SITES]],
         [*([f"{unjudged} more were tried and not judged; they are not drawn"] if unjudged else []),
-         *(told(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50])],
+         *(message(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50])],
     )  # fmt: skip
 
 
@@ -164,12 +164,12 @@ def _site(site: dict[str, Any]) -> list[str]:
     loss, ms = _optional(site.get("loss")), _optional(site.get("ms"))
     return [
         *(shown(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
-        "" if loss is None else f"{loss:.4g}", "" if ms is None else f"{ms:.4g}", told(str(site.get("why", ""))),
+        "" if loss is None else f"{loss:.4g}", "" if ms is None else f"{ms:.4g}", message(str(site.get("why", ""))),
     ]
 
 
 def _float_count(point: dict[str, Any]) -> float:
-    """Where no cost is told: conversions, and INT8 convolutions against the others."""
+    """Where no cost is given: conversions, and INT8 convolutions against the others."""
     return _number(point.get("conversions", 0)) - _number(point.get("int8", 0))
 
 
@@ -207,7 +207,7 @@ def _count(value: Any) -> int | None:
 
 
 BINS = 96
-_EQUAL = 0.01  # two ranges that differ by less are told as one
+_EQUAL = 0.01  # two ranges that differ by less are shown as one
 
 
 def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[list[data.Histogram], str]:
@@ -237,10 +237,10 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
         served = collector.nodes_of([q.name])
         found[tensor] = _histogram(statistics[tensor], tensor, q.name, served[0] if served else -1, chosen)
-    return list(found.values()), _told(statistics, len(found), len({t for _, t in wanted}))
+    return list(found.values()), _what_was_drawn(statistics, len(found), len({t for _, t in wanted}))
 
 
-def _told(statistics: Statistics, shown_: int, wanted: int) -> str:
+def _what_was_drawn(statistics: Statistics, shown_: int, wanted: int) -> str:
     missing = f"; {wanted - shown_} quantized tensors take their range from others of their scale group" if (
         wanted > shown_) else ""
     return f"{shown_} tensors over {statistics.images} images{missing}"

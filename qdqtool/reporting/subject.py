@@ -28,7 +28,7 @@ class Subject:
         model: The index of the ONNX model.
         prediction: What TensorRT makes of it; findings and layers carry times where a GPU is known.
         time: The estimate, None without a GPU.
-        verification: The prediction held against a build, None without one.
+        verification: The prediction compared with a build, None without one.
         build: The build.
         work: What each predicted layer computes and moves, in the prediction's order; empty where layers have no names.
     """

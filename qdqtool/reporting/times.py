@@ -150,11 +150,11 @@ def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGr
         one = params[0].scale
         equal = all(params[0].same_as(p) for p in params[1:])
         if len(tensors) == 1 or not tied:
-            told = "alone" if len(tensors) == 1 else "equal scales"
+            sharing = "alone" if len(tensors) == 1 else "equal scales"
         else:
-            told = "tied, one scale" if equal else "tied, but scales differ"
+            sharing = "tied, one scale" if equal else "tied, but scales differ"
         rows.append(data.ScaleGroup(
             float(one[0]) if one is not None and one.size == 1 and equal else None, [shown(t) for t in tensors],
-            collector.nodes_of(names), len(names), told, int(one.size) if one is not None else 0,
+            collector.nodes_of(names), len(names), sharing, int(one.size) if one is not None else 0,
         ))  # fmt: skip
     return sorted(rows, key=lambda g: -len(g.tensors))

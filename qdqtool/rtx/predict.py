@@ -61,7 +61,7 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
 
 
 def _regions(model: Model, prediction: Prediction) -> list[MyelinRegion]:
-    """Myelin compiles the whole network; told where that matters: with attention or a normalization in it."""
+    """Myelin compiles the whole network; reported where that matters: with attention or a normalization in it."""
     norms = [n for n in model.ordered if n.op in NORMALIZES] + [p.square for p in layer_norms(model)]
     softmaxes = [a.softmax for a in attentions(model)]
     if not norms and not softmaxes:

@@ -1,4 +1,4 @@
-"""What is known about a float tensor: which integers and scales stand behind it, or where they were lost."""
+"""What is known about a float tensor: which integers and scales are behind it, or where they were lost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Float:
     """A tensor that is just float.
 
     Attributes:
-        reason: Where integers were lost; None where no quantizer stands upstream.
+        reason: Where integers were lost; None where no quantizer is upstream.
         node: The node at which the integers were lost.
         dq: The DQ behind it.
     """

@@ -23,7 +23,7 @@ _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _MOST = budgets.JSON_FILE
 _FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else
 _MOST_OVERHEAD = 7.5  # microseconds that a profile adds to a layer, the most of eleven engines (docs/timing.md)
-_FEW = 5  # layers by which a profile tells more than its sum
+_FEW = 5  # layers by which a profile says more than its sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Calibration:
         factor: Measured time over estimated time of a kernel's work.
         kernel_us: Microseconds that each kernel takes more (less, where negative).
         source: What it was made from.
-        overhead_us: What the profile added to each kernel, as the measurement tells; in no estimate.
+        overhead_us: What the profile added to each kernel, as measured; in no estimate.
         direct: Whether it was made from the very network that it corrects.
         profiled: Whether it was made from the layers of a profile.
     """

@@ -55,12 +55,12 @@ class Device:
 
 def of_facts(name: str, facts: Mapping[str, str]) -> Device:
     """Reads the lines of trtexec's device information, ``SMs`` to ``80``."""
-    told = {k.lower().removeprefix("application "): v for k, v in facts.items()}
-    cc = told.get("compute capability", "")
-    sms = _number(told.get("sms", ""))
-    clock = _mhz(told.get("compute clock rate", ""))
-    size = _number(told.get("device global memory", ""))
-    bus = _number(told.get("memory bus width", ""))
+    stated = {k.lower().removeprefix("application "): v for k, v in facts.items()}
+    cc = stated.get("compute capability", "")
+    sms = _number(stated.get("sms", ""))
+    clock = _mhz(stated.get("compute clock rate", ""))
+    size = _number(stated.get("device global memory", ""))
+    bus = _number(stated.get("memory bus width", ""))
     return Device(
         name,
         cc if re.fullmatch(r"\d{1,2}\.\d", cc) else None,
@@ -68,7 +68,7 @@ def of_facts(name: str, facts: Mapping[str, str]) -> Device:
         clock if clock and gpus.MIN_CLOCK <= clock <= gpus.MAX_CLOCK else None,
         next((s for s in _SIZES if size / 1024 <= s), None) if size else None,
         int(bus) if bus and 16 <= bus <= 16384 else None,
-        _mhz(told.get("memory clock rate", "")),
+        _mhz(stated.get("memory clock rate", "")),
     )
 
 
@@ -92,7 +92,7 @@ def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
             gpus.find(device.name)
         return _unnamed(device, clock)
     board = min(named, key=lambda g: _distance(g, device))
-    return _as_told(board, device, clock)
+    return _as_stated(board, device, clock)
 
 
 def _distance(board: Gpu, device: Device) -> tuple[bool, bool, int, float]:
@@ -107,7 +107,7 @@ def _distance(board: Gpu, device: Device) -> tuple[bool, bool, int, float]:
     )
 
 
-def _as_told(board: Gpu, device: Device, clock: float | None) -> Gpu:
+def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
     notes = [board.note] if board.note else []
     sms = device.sms or board.sms
     if sms != board.sms:

@@ -379,8 +379,8 @@ def _best(result: TimeEstimate, given: Model, plain_ms: float, target: Target) -
         simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
     except QdqtoolError as error:
         if result.is_float:
-            told = str(error).removeprefix(f"{given.path or 'model'}: ")
-            result.notes.append(f"what INT8 could gain is not known: {told}")
+            reason = str(error).removeprefix(f"{given.path or 'model'}: ")
+            result.notes.append(f"what INT8 could gain is not known: {reason}")
         return None
     summary = simulated.summary()
     return BestTime(ms, plain_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"])

@@ -19,8 +19,8 @@ _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from
 def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
     """Findings about running a predicted engine on a GPU; ids go on from the prediction's.
 
-    A prediction for TensorRT-RTX gets none: its own rules speak of the GPUs that it supports.
-    ``model`` tells which convolutions are depthwise; without it nothing is said of those.
+    A prediction for TensorRT-RTX gets none: its own rules refer to the GPUs that it supports.
+    ``model`` shows which convolutions are depthwise; without it nothing is said of those.
     """
     if target_named(prediction.target).is_rtx:
         return []

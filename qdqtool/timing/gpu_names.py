@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")  # a name without its se
 _SERIES = ("rtx {}", "gtx {}")
 _FAR = math.log(2.0)  # numbers further apart name GPUs that are not alike
 _ALIKE = 0.8
-_TOLD = 5
+_LISTED = 5
 
 
 def plain(name: str) -> str:
@@ -78,7 +78,7 @@ def nearest(wanted: str, names: Mapping[str, str]) -> list[str]:
             ranked.append((2, far, name))
         elif alike >= _ALIKE and not (number and value and series):
             ranked.append((3, -alike, name))
-    return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_TOLD]
+    return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_LISTED]
 
 
 def _model(name: str) -> tuple[str, int]:

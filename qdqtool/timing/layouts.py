@@ -29,7 +29,7 @@ from qdqtool.types import EngineLayer, Precision
 
 
 class Layout(StrEnum):
-    """Where the channels of a tensor stand in memory, in TensorRT's words."""
+    """Where the channels of a tensor are in memory, in TensorRT's words."""
 
     LINEAR = "linear"
     PAIRS = "NC/2HW2"

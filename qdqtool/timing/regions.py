@@ -1,4 +1,4 @@
-"""Regions that Myelin makes few kernels of: attention and what stands between one LayerNormalization and the next.
+"""Regions that Myelin makes few kernels of: attention and what is between one LayerNormalization and the next.
 
 Inside a region a product with weights is a kernel, an attention (MatMul, Softmax, MatMul) is one, a normalization is
 one; what only maps or moves values, Q and DQ included, is part of the kernel in front of it. So it is in listings of

@@ -62,7 +62,7 @@ class _Saved:
         }
 
     def by(self, finding: Finding, names: dict[str, str | None]) -> float | None:
-        """Milliseconds that the fix of a finding saves at most; None where it saves nothing worth telling."""
+        """Milliseconds that the fix of a finding saves at most; None where it saves nothing worth a line."""
         own = self.place.get(finding.node)
         if own is not None and self.layers[own].type == "Conversion":
             return round(float(self.ms[own]), 5)

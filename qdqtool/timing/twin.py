@@ -15,7 +15,7 @@ from qdqtool.graph import Model, tensor_bytes
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.targets import Target
 
-_MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not at hand
+_MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
 _KEEP = 4096  # bytes; larger constants keep their dimensions only
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, 0)
 
@@ -73,7 +73,7 @@ def float_twin(model: Model) -> Model:
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
-    """A constant of known shape whose data is not at hand."""
+    """A constant of known shape whose data is not available."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")
@@ -151,7 +151,7 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
         added = graph.input.add()
         added.CopyFrom(value)
         if value.name in chosen:
-            shape = added.type.tensor_type.shape  # written anew: an output of that name may have told another rank
+            shape = added.type.tensor_type.shape  # written anew: an output of that name may have given another rank
             del shape.dim[:]
             shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name])
     for value in model.proto.graph.output:

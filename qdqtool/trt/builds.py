@@ -16,11 +16,11 @@ class Build:
     Attributes:
         name: As cases name it.
         tensorrt: Version.
-        gpu: What it was built for; empty where that is not told.
+        gpu: What it was built for; empty where that is not stated.
         flags: What the builder was given.
         network: What was built.
         source: Who published it, and where.
-        parts: What of it is at hand.
+        parts: What of it is available.
         graph: Whether the ONNX graph behind it could be rebuilt, so that the tests hold the simulator to it.
         made_rules: Whether rules were made while looking at it.
     """

@@ -1,6 +1,6 @@
 """What the checks of a model find, without simulation: one frozen class for each kind, as the passes' refusals are.
 
-What Myelin takes of a network, which no pass refuses, is told in the same way.
+What Myelin takes of a network, which no pass refuses, is reported in the same way.
 A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
 """
 

@@ -261,7 +261,7 @@ class Importer:
         )
 
     def _concat(self, node: Node) -> None:
-        node.integer("axis", 0)  # a damaged one is told here
+        node.integer("axis", 0)  # a damaged one is reported here
         self._add(
             LayerKind.CONCATENATION,
             self._name(node),

@@ -125,9 +125,9 @@ class Shuffling:
     Attributes:
         moves: It changes the order of the values.
         perm: The permutation of a Transpose.
-        joined: It was fused of several, or stands behind a Softmax, and may turn out to change nothing.
+        joined: It was fused of several, or is behind a Softmax, and may turn out to change nothing.
         before_matmul: It was inserted in front of a matrix product turned convolution.
-        after_matmul: It stands behind one, and is pushed down past the bias.
+        after_matmul: It is behind one, and is pushed down past the bias.
         pushed: That was done.
     """
 

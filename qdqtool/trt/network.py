@@ -71,8 +71,8 @@ class Network:
     def order(self) -> None:
         """Ranks the layers as the optimizer visits them: breadth first, a layer once all its inputs were visited.
 
-        So stand the lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in turn) and
-        those of the other complete logs, but for some convolutions that QuantizeDoubleInputNodes visits last.
+        The lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in turn) and of the other
+        complete logs are in this order, but for some convolutions that QuantizeDoubleInputNodes visits last.
         Outcomes do not depend on it, only names and the order of lines do.
         """
         for place, layer in enumerate(self.in_order()):

@@ -84,7 +84,7 @@ class Outcome:
         for layer in order:
             self._settle(layer)
         for layer in order:
-            if layer.int8 and layer.inputs:  # also where an operator of unknown types stands behind the Q
+            if layer.int8 and layer.inputs:  # also where an operator of unknown types is behind the Q
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []

@@ -56,8 +56,8 @@ from qdqtool.types import Event, Refusal
 class Loop:
     """Passes that run until none of them changes anything; behind a later one that did, the first begins again.
 
-    So stand the lines of the complete logs: Qs move and merge until nothing is left to do, then Concats are split, then
-    DQ and Q cancel.
+    The complete logs show it so: Qs move and merge until nothing is left to do, then Concats are split, then DQ and Q
+    cancel.
     """
 
     passes: Sequence[type[Pass]]

@@ -1,4 +1,4 @@
-"""What refusals tell of a tensor: who reads it, what writes it, what lies between, how large it is."""
+"""What refusals say of a tensor: who reads it, what writes it, what lies between, how large it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqtool.records import record
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""
 
-STEPS = 100  # of a way that are told; networks have a dozen
+STEPS = 100  # of a way that are listed; networks have a dozen
 
 
 @record

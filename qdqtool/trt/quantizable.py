@@ -60,7 +60,7 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
         return FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
         scales = data.quant.scales
-        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.told)
+        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.summary)
     for dq in (data, weights):
         zero = dq.quant.zero_point if dq.quant is not None else None
         if zero is not None and np.any(zero):
@@ -99,9 +99,9 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
             return node_name(above), blocker
         if above.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY):
             continue
-        stands = above.passage is None or above.kind == LayerKind.CONCATENATION
+        visible = above.passage is None or above.kind == LayerKind.CONCATENATION
         # A DQ still in front of what DQs pass stays there: it has other readers, or a scale for each channel.
-        if blocker is None and (stands or dq_of(above.data) is not None):
+        if blocker is None and (visible or dq_of(above.data) is not None):
             blocker = step_of(above)
         for source in above.inputs:
             if id(source) not in seen:

@@ -218,7 +218,7 @@ class ResidualFloat(Refusal):
 
 @record
 class ResidualBothQuantized(Refusal):
-    """A Q stands between the convolution and the Add, whose other input is quantized as well."""
+    """A Q is between the convolution and the Add, whose other input is quantized as well."""
     reason: ClassVar[str] = "residual-both-quantized"
 
     add: str
@@ -240,7 +240,7 @@ class AddOutputNotQuantized(Refusal):
 
 @record
 class ActivationBeforeAdd(Refusal):
-    """An activation stands between the convolution and the Add.
+    """An activation is between the convolution and the Add.
 
     Attributes:
         readers: Everything that reads the sum.

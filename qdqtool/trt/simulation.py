@@ -21,7 +21,7 @@ Assume = Mapping[str, str]
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
     """The prediction of a classic target, without findings.
 
-    Where it rests on a choice that reports tell differently, the other choice is simulated as well and told in
+    Where it rests on a choice on which reports differ, the other choice is simulated as well and reported in
     ``assumptions``; a model without such places is simulated once.
 
     Args:
@@ -38,7 +38,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         value = _value(chosen)
         other = next(v for v in SiluAdd if v != value)
         alternative, _ = _once(model, _with(target, other))
-        if _told(alternative) != _told(prediction):
+        if _visible(alternative) != _visible(prediction):
             given = assume is not None and SILU_ADD in assume
             prediction.assumptions.append(Assumption(
                 SILU_ADD, value, {other: _counts(alternative)}, places, given,
@@ -107,7 +107,7 @@ def _counts(prediction: Prediction) -> Counts:
     return Counts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
 
 
-def _told(prediction: Prediction) -> object:
+def _visible(prediction: Prediction) -> object:
     """What users see of it: types and fusions of every convolution, and the conversions."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions

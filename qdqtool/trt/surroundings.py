@@ -14,13 +14,13 @@ from qdqtool.trt.refusals import OutputDifferentScales, OutputManyConsumers, Out
 
 _LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
 _BEHIND = 400  # layers looked at behind one
-_READERS = 100  # of one tensor that are told; a network has a dozen
+_READERS = 100  # of one tensor that are listed; a network has a dozen
 
 
 def scale_of(layer: Layer | None) -> Scale:
     """The scale of a Q or DQ: one number, or one for each channel."""
     scales = None if layer is None or layer.quant is None else layer.quant.scales
-    return None if scales is None else scales.told
+    return None if scales is None else scales.summary
 
 
 def elements(tensor: Tensor) -> Size | None:

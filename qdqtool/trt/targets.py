@@ -17,7 +17,7 @@ _APART_10 = (
     "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ for the fused form "
     "since 2025-10"
 )
-_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was at hand"
+_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was available"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Target:
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
             channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
             the kernels and no support per output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1,
-            issue 1699 computes wrongly), and newer toolkits write axis 1 with no build at hand that shows it.
+            issue 1699 computes wrongly), and newer toolkits write axis 1 with no available build that shows it.
     """
 
     name: str
@@ -154,7 +154,7 @@ TARGETS: dict[str, Target] = {
             "trt11",
             (11, 0),
             Evidence.ASSUMED,
-            "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was at hand",
+            "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
             strongly_typed=True,
             multiply_in_pointwise_name=True,
             constants_first=True,

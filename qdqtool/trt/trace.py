@@ -3,7 +3,7 @@
 A line is what TensorRT prints behind ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with B``),
 some belong to the pass that the last ``Running: ...`` line named (``Removing A``), some to none (``Merging layers:``).
 
-What cannot be told apart
+What cannot be decided
     A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as well. One side is
     nearly always the layer that the pass is running on, so a :class:`TraceReader`, which has read that line, splits
     exactly. Without it :func:`parse` splits where the brackets of both sides close, at the first such place; a name
@@ -46,7 +46,7 @@ class Format:
     """The wording of one kind of line.
 
     Attributes:
-        before: What stands before the subject; ``{pass}`` in it is the pass's name.
+        before: What is before the subject; ``{pass}`` in it is the pass's name.
         between: What joins subject and object; an empty string where the line names one thing.
         after: What follows.
         scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last Running line.
@@ -114,7 +114,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
     """The event that a line of the optimizer says, None when it is no such line.
 
     Args:
-        line: What stands behind ``[V] [TRT] ``, without the line end.
+        line: What is behind ``[V] [TRT] ``, without the line end.
         running: The pass that the last ``Running`` line named.
         layer: The layer that it is running on: settles where a line joins two names (see the module's docstring).
     """

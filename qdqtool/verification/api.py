@@ -1,4 +1,4 @@
-"""``qdqtool.verify``: a prediction held against a real build."""
+"""``qdqtool.verify``: a prediction compared with a real build."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def verify(
         builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build; ``-`` is
             standard input.
         target: Overrides the target that the build's version chooses.
-        gpu: Where it ran, for comparing times, if the build does not tell.
-        clock: SM clock in MHz, if the build does not tell.
+        gpu: Where it ran, for comparing times, if the build does not say.
+        clock: SM clock in MHz, if the build does not say.
 
     Returns:
-        Agreement in counts and every mismatch; what the build does not tell is unknown, never agreement.
+        Agreement in counts and every mismatch; what the build does not say is unknown, never agreement.
 
     Raises:
         ModelError: The model cannot be read.
@@ -89,7 +89,7 @@ def build_of(builds: tuple[BuildSource | Build, ...]) -> Build:
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[str]]:
-    """The target to predict for, and what to tell the user about the choice."""
+    """The target to predict for, and what to report about the choice."""
     if target is not None:
         return target_named(target), []
     if build.is_rtx:
@@ -162,15 +162,15 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
         wrong = {assumption.value: _wrong(best)} | {value: _wrong(result) for value, result in others.items()}
         shown = min(wrong, key=lambda value: wrong[value])
         if len(set(wrong.values())) == 1:
-            best.notes.append(f"{assumption.name}: the build does not tell which of {', '.join(wrong)} it is; compared "
+            best.notes.append(f"{assumption.name}: the build does not show which of {', '.join(wrong)} it is; compared "
                               f"with {assumption.value}")
             continue
         fits = "" if wrong[shown] == (0, 0) else ", the nearest, though it does not fit everywhere"
         if shown != assumption.value:
             best = others[shown]
-            told = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
-            if best.prediction is not None and told is not None:
-                best.prediction.assumptions[0] = replace(told, why="shown by the build")
+            assumed = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
+            if best.prediction is not None and assumed is not None:
+                best.prediction.assumptions[0] = replace(assumed, why="shown by the build")
             best.notes.append(
                 f"{assumption.name}: the build shows {shown}{fits}; {assumption.value} is what {target.name} assumes"
             )

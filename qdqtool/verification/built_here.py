@@ -27,7 +27,7 @@ def verify_with_builder(
         BuilderError: The builder is not here, or the build ran out of time.
         ModelError: The model cannot be read.
     """
-    from qdqtool.builders.child import tell_once
+    from qdqtool.builders.child import print_once
     from qdqtool.rtx.predict import status_of
     from qdqtool.verification import api
     from qdqtool.verification.build_model import build_model
@@ -36,7 +36,7 @@ def verify_with_builder(
 
     index = load(model)
     if builder == "tensorrt-rtx":
-        tell_once()
+        print_once()
     result = build_model(model, builder, sm=_capability(sm))
     if result.status == "timeout":
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")

@@ -1,11 +1,11 @@
-"""Convolution by convolution: the prediction held against the engine listing and the pass lines."""
+"""Convolution by convolution: the prediction compared with the engine listing and the pass lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qdqtool.agreement import ConvolutionCounts, Mismatch, MismatchKind, Told
+from qdqtool.agreement import ConvolutionCounts, Described, Mismatch, MismatchKind
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
@@ -22,7 +22,7 @@ _SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in
 
 @dataclass
 class BuiltConv:
-    """What a build says of one convolution; None where it does not tell."""
+    """What a build says of one convolution; None where it does not say."""
 
     precision: Precision | None = None
     inputs: list[Precision] | None = None
@@ -32,7 +32,7 @@ class BuiltConv:
     line: int = 0
     contradiction: str = ""
 
-    def as_json(self) -> Told:
+    def as_json(self) -> Described:
         return {
             "precision": None if self.precision is None else str(self.precision),
             "inputs": None if self.inputs is None else [str(p) for p in self.inputs],
@@ -49,7 +49,7 @@ class ConvComparison:
     Attributes:
         total: Convolutions predicted.
         agree: Those that the build confirms.
-        unknown: Those of which the build does not tell enough.
+        unknown: Those of which the build does not say enough.
         unknown_names: Their names.
         mismatches: One for each of the rest.
     """
@@ -124,7 +124,7 @@ def compare_convolutions(
     return result
 
 
-def _said(conv: ConvOutcome) -> Told:
+def _said(conv: ConvOutcome) -> Described:
     data = conv.as_json()
     return {key: data[key] for key in ("precision", "inputs", "output", "fused", "layer", "evidence")}
 
@@ -186,7 +186,7 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
 
 
 def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
-    """A kernel of Myelin tells in which type it multiplies and what it writes, and nothing where it holds two."""
+    """A kernel of Myelin shows in which type it multiplies and what it writes, and nothing where it holds two."""
     products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
     if product_rank(layer) is None or len(products) > 1:
         return BuiltConv(layer=layer.name, line=layer.line)
@@ -200,7 +200,7 @@ def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
 
 
 def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> str:
-    """What differs, in words; an empty string when nothing that the build tells does."""
+    """What differs, in words; an empty string when nothing that the build shows does."""
     if built.contradiction:
         return built.contradiction
     if built.precision is not None and not _agrees(conv.precision, built.precision):

@@ -1,4 +1,4 @@
-"""Verifying without a model: no model at hand, the graph is rebuilt from the log's own parse section.
+"""Verifying without a model: the graph is rebuilt from the log's own parse section.
 
 A log never prints a scale. The graph is therefore predicted twice, once with all scales equal and once with all
 different: what both say is known, what they differ in depends on scales and counts as unknown, never as agreement.
@@ -43,7 +43,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     name = f"graph of {', '.join(build.files) or 'the log'}"
     chosen, notes = choose_target(build, target)
     if chosen.is_rtx:
-        raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to hold against; give the model as well")
+        raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well")
     _check_whole(build, proto, name)
     equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
@@ -63,7 +63,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
 
 
 def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Refuses a graph with holes where later sections tell of all of it: each hole would count as a mismatch."""
+    """Refuses a graph with holes where later sections describe all of it: each hole would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
     torn = next((m for m in build.missing if m.startswith(PARSE)), "")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from qdqtool.agreement import ConversionCounts, LayerCounts, Mismatch, MismatchKind, Told, TraceCounts
+from qdqtool.agreement import ConversionCounts, Described, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
 from qdqtool.graph import Model
 from qdqtool.qdq import precision_of
@@ -16,7 +16,7 @@ from qdqtool.types import Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.mapping import Mapper, in_myelin
 from qdqtool.verification.sequences import agreement
 
-#: Passes that speak of Q/DQ and of what they are fused into. Left out: those that only prepare names of constants and
+#: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
 QDQ_PASSES = frozenset(
     {
@@ -37,7 +37,7 @@ COPY_KINDS = frozenset(
     }
 )
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
-MOST = 50  # mismatches of one kind listed; the counts tell the rest
+MOST = 50  # mismatches of one kind listed; the counts give the rest
 
 
 @dataclass
@@ -87,8 +87,8 @@ def compare_trace(
         ended: Whether the log holds the passes to their end; otherwise a predicted line that is not there says nothing.
         uncertain: Predicted events that rest on scales that are not known: left out on both sides.
     """
-    told = any(map(is_pass_line, build.trace))
-    return _compare(prediction, build, is_pass_line, MismatchKind.TRACE, told, ended, uncertain)
+    shown = any(map(is_pass_line, build.trace))
+    return _compare(prediction, build, is_pass_line, MismatchKind.TRACE, shown, ended, uncertain)
 
 
 def compare_copies(
@@ -98,18 +98,18 @@ def compare_copies(
 
     They are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they were.
     """
-    told = any(map(is_copy_line, build.trace)) or build.milestone("After concat removal") is not None
-    return _compare(prediction, build, is_copy_line, MismatchKind.COPY, told, ended, uncertain)
+    shown = any(map(is_copy_line, build.trace)) or build.milestone("After concat removal") is not None
+    return _compare(prediction, build, is_copy_line, MismatchKind.COPY, shown, ended, uncertain)
 
 
 def _compare(
-    prediction: Prediction, build: Build, wanted: Callable[[Event], bool], kind: MismatchKind, told: bool, ended: bool,
+    prediction: Prediction, build: Build, wanted: Callable[[Event], bool], kind: MismatchKind, shown: bool, ended: bool,
     uncertain: Iterable[Event],
 ) -> TraceComparison:
     unsure = set(uncertain)
     predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
     logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
-    if not told:
+    if not shown:
         return TraceComparison(TraceCounts(len(predicted)))
     events = [e.event for e in logged]
     result = TraceComparison(agreement(predicted, events))
@@ -168,7 +168,7 @@ def _whole_listing(build: Build) -> bool:
 def compare_layers(
     prediction: Prediction, build: Build, mapper: Mapper, reported: Collection[str | None] = ()
 ) -> LayerComparison:
-    """Compares engine layers by name and, where both tell, by the data types at their edges.
+    """Compares engine layers by name and, where both have them, by the data types at their edges.
 
     Args:
         prediction: The prediction.
@@ -218,7 +218,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
             why = f"the model's {name} is {expected}, the engine lists {built}"
-            said: Told = {"precision": str(expected)}
+            said: Described = {"precision": str(expected)}
             found.append(Mismatch(MismatchKind.LAYER, name, said, where.as_json(), why, where.line))
     return found
 

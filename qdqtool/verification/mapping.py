@@ -15,7 +15,7 @@ Place = tuple[BuiltLayer, int]
 
 _PLAIN = re.compile(r"[^A-Za-z0-9_/]")
 _ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
-# Layer types of Myelin that multiply, the most telling first. A kgen kernel is generated code: small matrix products
+# Layer types of Myelin that multiply, the most certain first. A kgen kernel is generated code: small matrix products
 # end up in one, among the elementwise work around them.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
@@ -92,7 +92,7 @@ def in_myelin(layer: BuiltLayer) -> bool:
 
 
 def product_rank(layer: BuiltLayer) -> int | None:
-    """How telling a layer is of a product among those of one node, 0 the most; None where it multiplies nothing."""
+    """How sure a sign of a product a layer is among those of one node, 0 the most; None where it multiplies nothing."""
     if layer.type in _MULTIPLY:
         return _MULTIPLY.index(layer.type)
     kind = layer.type.lower()
@@ -102,15 +102,15 @@ def product_rank(layer: BuiltLayer) -> int | None:
 
 
 def makes_product(layer: BuiltLayer) -> bool:
-    """Whether a generated kernel's name, or a fusion's tactic, tells of a product inside."""
+    """Whether a generated kernel's name, or a fusion's tactic, names a product inside."""
     if layer.type not in _GENERATED:
         return False
-    told = layer.tactic if layer.type == "fusion" else ""
-    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in told
+    tactic = layer.tactic if layer.type == "fusion" else ""
+    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
 
 
 def is_aside(layer: BuiltLayer) -> bool:
-    """A layer that no prediction speaks of: layout reformats, constants, shape and host layers, Myelin blocks."""
+    """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
     if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
         return True
     return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")

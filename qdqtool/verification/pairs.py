@@ -1,4 +1,4 @@
-"""A prediction for TensorRT-RTX held against one of its builds."""
+"""A prediction for TensorRT-RTX compared with one of its builds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Pair:
 
     @property
     def same_precision(self) -> bool | None:
-        """Whether both multiply in the same type; None where the plan does not tell."""
+        """Whether both multiply in the same type; None where the plan does not say."""
         return None if self.built is None else self.predicted.precision.agrees(self.built.precision)
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both multiply in the same type and write the same; None where the plan does not tell."""
+        """Whether both multiply in the same type and write the same; None where the plan does not say."""
         if self.built is None:
             return None
         return (self.predicted.precision.agrees(self.built.precision)
@@ -46,5 +46,5 @@ def status_agrees(prediction: Prediction, result: BuiltModel) -> bool | None:
 
 
 def verify_rtx(prediction: Prediction, result: BuiltModel) -> list[Pair]:
-    """The pairs that part, and those that cannot be told, left out are those that agree."""
+    """The pairs that part, and those that cannot be judged, left out are those that agree."""
     return [p for p in compare(prediction, result) if p.agrees is not True]

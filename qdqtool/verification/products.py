@@ -63,7 +63,7 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
     mapper = Mapper(model, layers, names)
     products = [n for n in model.nodes if n.op in WEIGHTED]
     inside = Counter(id(layer) for n in products for layer in {id(x): x for x, _ in mapper.places(n)}.values())
-    # A generated kernel that computes several small products does not tell which of them is in which type.
+    # A generated kernel that computes several small products does not say which of them is in which type.
     crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
     return [
         _row(n.index, n.name, n.op, [layer for layer, _ in mapper.places(n) if id(layer) not in crowded])
@@ -92,9 +92,9 @@ def _widened(layer: BuiltLayer) -> bool:
 
 
 def _choose(layers: list[BuiltLayer]) -> BuiltLayer | None:
-    """The layer that multiplies; the first of the most telling kind."""
-    telling = [x for x in layers if product_rank(x) is not None]
-    return min(telling, key=lambda x: product_rank(x) or 0, default=None)
+    """The layer that multiplies; the first of the most certain kind."""
+    multiplying = [x for x in layers if product_rank(x) is not None]
+    return min(multiplying, key=lambda x: product_rank(x) or 0, default=None)
 
 
 def computes_in(layer: BuiltLayer) -> Precision:
@@ -123,7 +123,7 @@ def computes_in(layer: BuiltLayer) -> Precision:
 
 
 def _integers_arrive(name: str, first: Precision) -> bool:
-    """Whether a fused kernel's product takes integers, told from the steps in its name and its first input's type.
+    """Whether a fused kernel's product takes integers, read from the steps in its name and its first input's type.
 
     The Cast of a Q follows a Round, or is the first step where the kernel in front has rounded; that of a DQ is
     followed by the Mul with its scale. MulSum and slices are products of floats, written out.

@@ -1,4 +1,4 @@
-"""The estimated time held against a build that was profiled or timed."""
+"""The estimated time compared with a build that was profiled or timed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compare_times(
     gpu: str | None = None,
     clock: float | None = None,
 ) -> Json | None:
-    """Estimated against measured milliseconds; None where the build tells no times, or not on which GPU.
+    """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU.
 
     Raises:
         QdqtoolError: ``gpu`` is no GPU that is known.
@@ -75,13 +75,13 @@ def not_compared(build: Build) -> list[str]:
 
 
 def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
-    """What the profile added to each layer, as its layers tell against the estimate; the usual where they do not."""
+    """What the profile added to each layer, as its layers show against the estimate; the usual where they do not."""
     usual = constants().overhead_us
     try:
-        told = calibration.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
+        found = calibration.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
     except QdqtoolError:
         return usual
-    return told.overhead_us or usual
+    return found.overhead_us or usual
 
 
 def plain_in(build: Build) -> Precision:

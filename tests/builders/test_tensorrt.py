@@ -15,7 +15,7 @@ import pytest
 from qdqtool import builders
 from qdqtool.builders import child as child_module
 from qdqtool.builders import run as runs
-from qdqtool.builders.child import Child, is_installed, tell_once
+from qdqtool.builders.child import Child, is_installed, print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
@@ -346,9 +346,9 @@ def test_said_once_for_each_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert tell_once()
+    assert print_once()
     assert "NVIDIA's licence" in capsys.readouterr().err
-    assert not tell_once()
+    assert not print_once()
     assert capsys.readouterr().err == ""
 
 
@@ -366,4 +366,4 @@ def test_said_each_time_where_nothing_can_be_kept(
     if refuses:
         monkeypatch.setattr("os.stat", refused)
         monkeypatch.setattr("pathlib.Path.mkdir", refused)
-    assert tell_once() and tell_once()
+    assert print_once() and print_once()

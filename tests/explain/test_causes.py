@@ -77,7 +77,7 @@ def test_sum_not_quantized():
 
 def test_activation_in_front_of_the_add():
     _, codes = outcome(residual("own", activation=True, relu=False))
-    assert codes["ADD-ACT"].node == "sum" and "s2.m stands between" in codes["ADD-ACT"].message
+    assert codes["ADD-ACT"].node == "sum" and "s2.m is between" in codes["ADD-ACT"].message
 
 
 def test_pool_with_a_float_reader():
@@ -465,5 +465,5 @@ def test_a_pair_in_front_of_a_resize_and_a_q_behind_the_concat_tell_both_scales(
     low = g.pair(g.input(1, 16, 8, 8), "low", 0.045)
     joined = g.concat([g.resize(low, "up"), g.input(1, 16, 16, 16, name="y")], "join")
     _, codes = outcome(g.model(g.pair(joined, "joined", 0.06), low))
-    assert "join (Concat) stands between scales 0.045 (low.Q) and 0.06 (joined.Q)" in codes["CONCAT-SCALE"].message
+    assert "join (Concat) is between scales 0.045 (low.Q) and 0.06 (joined.Q)" in codes["CONCAT-SCALE"].message
     assert "0.06 (the smallest range loses 0.4 bits)" in codes["CONCAT-SCALE"].fix  # log2(0.06 / 0.045)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.explain.lines import MEANINGS, explain_line
+from qdqtool.render.explain_text import line_text
 from qdqtool.trt.rules import passes
 from qdqtool.types import Evidence
 
@@ -43,10 +44,23 @@ def test_line_that_may_be_of_several_passes_says_so() -> None:
     assert "last 'Running: ...' line" in answer.note
 
 
+@pytest.mark.parametrize(("line", "case"), [
+    ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear into /m/conv/Conv", "int8-convolution"),
+    ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear_1 into /m/Add_2", "sum"),
+    ("QuantizeDoubleInputNodes: fusing a into b", "int8-convolution"),
+])  # fmt: skip
+def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
+    answer = explain_line(line)
+    assert answer is not None
+    rule = answer.rules[0]
+    assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
+    assert line_text(answer, 80).count(" - ") == 1
+
+
 def test_pass_that_is_not_known_says_so() -> None:
     answer = explain_line("Running: SomethingNew on Conv_1")
     assert answer is not None and answer.rules == ()
-    assert "SomethingNew is a pass that no build at hand shows" in answer.note
+    assert "SomethingNew is a pass that no available build shows" in answer.note
 
 
 def test_heading_with_a_count() -> None:

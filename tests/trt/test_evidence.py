@@ -177,7 +177,7 @@ def test_names_are_unique() -> None:
         assert len(names) == len(set(names)), kind
 
 
-@pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not at hand")
+@pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
 @pytest.mark.parametrize(("name", "build"), BY_LINE)
 def test_the_line_says_so(name: str, build: str) -> None:
     folder, _, number = build.partition(":")

@@ -206,7 +206,7 @@ def test_a_build_that_does_not_tell() -> None:
     """A log that ends before the passes fits both alike; the default is kept."""
     build = replace(read_build(io.BytesIO("\n".join(LINES["fused"]).encode())), layers=[], trace=[], headings=[])
     result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
-    assert result.notes == ["silu-add: the build does not tell which of apart, fused it is; compared with apart"]
+    assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
 

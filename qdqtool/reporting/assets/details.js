@@ -10,7 +10,7 @@ function facts(pairs) {
 }
 
 function scaleText(scale) {
-  if (!known(scale.scale)) return 'computed or not at hand';
+  if (!known(scale.scale)) return 'computed or not available';
   return scale.scale === scale.highest ? formatNumber(scale.scale, 5)
     : `${formatNumber(scale.scale)} to ${formatNumber(scale.highest)}`;
 }

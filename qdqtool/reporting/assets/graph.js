@@ -130,7 +130,7 @@ class GraphView {
     return times.length ? times.reduce((a, b) => a + b, 0) : null;
   }
 
-  // Shapes stand where an edge leaves its box, once for each tensor, below each other where there are many.
+  // Shapes are where an edge leaves its box, once for each tensor, below each other where there are many.
   shapeRows(drawing) {
     const leaving = new Map();
     drawing.edges.forEach((edge, at) => {

@@ -109,7 +109,7 @@ function setUpGraph() {
       onOpen: open,
       onSelect: (side, number, layer, at) => {
         select(side, number, layer, { from: { view, at } });
-        // On a narrow screen the details stand below the network.
+        // On a narrow screen the details are below the network.
         if (panel.getBoundingClientRect().top > window.innerHeight - 90) panel.scrollIntoView({ block: 'nearest' });
       },
     });

@@ -1,4 +1,4 @@
-// Small plots in SVG: axes, and what stands in them. Drawn for the width that there is, again when it changes.
+// Small plots in SVG: axes, and what is in them. Drawn for the width that there is, again when it changes.
 
 
 function axis(values, { log = false, zero = false, low, high } = {}) {
@@ -102,7 +102,7 @@ class Plot {
     return this.add('path', { class: `curve ${name}`, d: points.map(([x, y], i) => `${i ? 'L' : 'M'}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`).join('') });
   }
 
-  upright(value, name, text, row = -1) {  // its label stands above the plot in a row of its own, or at the top inside
+  upright(value, name, text, row = -1) {  // its label is above the plot in a row of its own, or at the top inside
     const x = this.px(value);
     const y = row < 0 ? this.top + 11 : 28 + 13 * row;
     this.add('line', { class: `rule ${name}`, x1: x, x2: x, y1: row < 0 ? this.top : y + 3, y2: this.height - this.bottom }, text);
@@ -129,7 +129,7 @@ function drawn(host, draw) {
   observer.observe(host);
 }
 
-// Values that stand at one place in a plot, with the names of all of them; the smallest first.
+// Values that are at one place in a plot, with the names of all of them; the smallest first.
 function together(values, near) {
   const found = [];
   for (const [value, name] of [...values].sort((a, b) => a[0] - b[0])) {
@@ -212,7 +212,7 @@ function setUpWeights(go) {
       `${found.shape}, ${shown.length} channels; `,
       sorted.length ? `the widest channel is ${formatNumber(spread, 3)} times the narrowest. ` : 'all weights are zero. ',
       one ? 'One scale serves all channels: narrow ones keep fewer levels. ' : 'The line is what each channel\'s own scale can hold. ',
-      found.largest.length ? '' : 'The weights are not at hand; the ranges are those of their scales. ',
+      found.largest.length ? '' : 'The weights are not available; the ranges are those of their scales. ',
       el('button', { type: 'button', class: 'link', onclick: () => go('after', found.node) }, 'Show in the network'),
     );
   };

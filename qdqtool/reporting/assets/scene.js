@@ -59,7 +59,7 @@ function plainName(node) {
 
 const ending = (name, width) => (name.length <= width ? name : `…${name.slice(1 - width)}`);
 
-// The drawing as a file that stands alone: what the style sheet says is written into each element.
+// The drawing as a file that is complete by itself: what the style sheet says is written into each element.
 function svgOf(view) {
   const properties = ['fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-family', 'font-size', 'font-weight', 'text-anchor', 'opacity', 'paint-order'];
   const usual = { 'fill-opacity': '1', stroke: 'none', 'stroke-width': '1px', 'stroke-dasharray': 'none', 'text-anchor': 'start', opacity: '1', 'paint-order': 'normal' };

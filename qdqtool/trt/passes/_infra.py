@@ -116,7 +116,7 @@ def weights_position(layer: Layer) -> int | None:
 
 
 def node_name(layer: Layer | None) -> str:
-    """The ONNX name to tell users for a layer."""
+    """The ONNX name to show users for a layer."""
     if layer is None:
         return ""
     return layer.nodes[0] if layer.nodes else layer.of or layer.name

@@ -29,7 +29,7 @@ SHARED = assumed(
     "although a convolution reads it as well would refute it",
 )
 STOMPING = assumed(
-    "stomping", "An input that is a view of another tensor, stands in a Concat twice, or is the network's input, with "
+    "stomping", "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
     "a Q or a reshape behind it at most, is copied.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
     "to, "

@@ -14,7 +14,7 @@ IDENTITY = seen(
 )
 CAST = assumed(
     "cast", "A Cast of weights that their DQ moved past is folded (half-precision exports).",
-    "the parser makes an Identity layer of both; no log of such an export is at hand",
+    "the parser makes an Identity layer of both; no log of such an export is available",
 )
 
 

@@ -9,7 +9,7 @@ from qdqtool.trt.passes._infra import Pass, constant_of
 
 FOLDED = assumed(
     "dequantized-weights", "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
-    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no build at hand a case "
+    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no available build a case "
     "under it; a Reformat layer with such a DQ's name would refute it",
 )
 

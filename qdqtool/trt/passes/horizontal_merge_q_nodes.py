@@ -29,7 +29,7 @@ OUTPUT = assumed(
     "an output has a name and memory of its own",
 )
 UNKNOWN = assumed(
-    "unknown-scale", "A scale that is not known counts as different.", "its data is not at hand",
+    "unknown-scale", "A scale that is not known counts as different.", "its data is not available",
 )
 
 

@@ -97,7 +97,7 @@ def _rows(shape: Dims | None, images: bool) -> Dims | None:
 
 
 def _turn_of(layer: Layer) -> Layer | None:
-    """The Transpose that alone stands between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
+    """The Transpose that alone is between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
     turn = layer.inputs[1].producer if layer.op == "MatMul" else None
     if turn is None or turn.kind != LayerKind.SHUFFLE or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
         return None

@@ -29,7 +29,7 @@ DEQUANTIZE = assumed(
 )
 ATTENTION = assumed(
     "attention", "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
-    "no listing of an INT8 attention is at hand. Where TensorRT makes one kernel of the whole attention (developer "
+    "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole attention (developer "
     "guide, MHA fusion: Q/DQ in front of the first MatMul, behind the Softmax and behind the second), the Q is in it",
 )
 

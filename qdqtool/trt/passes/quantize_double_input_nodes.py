@@ -37,7 +37,7 @@ DECONVOLUTION = documented(
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q stand behind it, else in "
+    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q are behind it, else in "
     "float.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such layers in FP16 "
     "(NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it would refute it",

@@ -1,0 +1,237 @@
+"""SmoothQuant: the same network in float, with activations whose channels are alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qdqtool
+from qdqtool.cli import run as command
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.smoothing import Smoothed, smooth
+from tests.insertion.nets import run
+from tests.insertion.test_transformers import needs_compiler
+from tests.insertion.transformers import WIDTH, Tokens, samples, vit
+
+OUT = 3  # the outlier channel
+
+
+def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
+    """One channel of what each LayerNormalization writes is large, and those that read it have small weights there."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        value = numpy_helper.to_array(tensor).copy()
+        if tensor.name.endswith((".gamma", ".beta")) and tensor.name.startswith("b"):
+            value[OUT] *= factor
+        elif tensor.name.endswith((".q.weight", ".k.weight", ".v.weight", ".fc1.weight")):
+            value[OUT] /= factor
+        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return made
+
+
+def smoothed(model: onnx.ModelProto, alpha: float = 0.5) -> tuple[onnx.ModelProto, list[Smoothed]]:
+    """The model in float after smoothing."""
+    work = Model(model).copy()
+    done, _ = smooth(work, place(work, Rules()), alpha, samples(model))
+    return work.proto, done
+
+
+def same(one: onnx.ModelProto, two: onnx.ModelProto) -> None:
+    """Both compute the same, up to rounding."""
+    for sample in samples(one):
+        for a, b in zip(run(one, sample), run(two, sample), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * float(np.abs(a).max()))
+
+
+def error(model: onnx.ModelProto, **options: Any) -> float:
+    """What INT8 moves the outputs by, as a part of their spread."""
+    made = qdqtool.insert(model, samples(model), predict=False, **options).model
+    pairs = [(run(model, s)[0], run(made, s)[0]) for s in samples(model)]
+    floats = np.concatenate([a.ravel() for a, _ in pairs])
+    return float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs]) / floats.var()))
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
+    """Each block: q, k and v share one s, fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling.
+    The last projection of an attention reads channels that went through the heads."""
+    model = heavy(vit(pieces=pieces))
+    made, done = smoothed(model, alpha)
+    same(model, made)
+    assert [len(s.linears) for s in done] == [3, 1, 1, 3, 1, 1, 1]
+    assert "b0.attn.out" not in {n for s in done for n in s.linears}
+    before = {t.name: t for t in model.graph.initializer}
+    changed = {t.name for t in made.graph.initializer if t.name not in before or t != before[t.name]}
+    assert {"b0.ln1.gamma", "b0.attn.q.weight", "b0.fc1.weight", "b0.fc2.weight"} <= changed
+    assert not changed & {"b0.attn.out.weight", "embed.weight", "head.bias"}
+    assert [n.name for n in made.graph.node] == [n.name for n in model.graph.node]
+
+
+def test_s_is_that_of_the_paper() -> None:
+    model = heavy(vit())
+    made, (first, *_) = smoothed(model, 0.7)
+    values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
+    seen = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
+    weights = np.max([np.abs(values[f"b0.attn.{p}.weight"]).max(axis=1) for p in "qkv"], axis=0)
+    gamma = numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "b0.ln1.gamma"))
+    np.testing.assert_allclose(values["b0.ln1.gamma"] / gamma, seen**0.7 / weights**0.3, rtol=1e-4)
+    assert first.before == pytest.approx(seen.max() / np.median(seen), rel=1e-3) and first.after < first.before / 10
+
+
+def test_int8_loses_less() -> None:
+    model = heavy(vit())
+    assert error(model, smooth=0.5) < 0.1 * error(model)
+    assert error(vit(), smooth=0.5) < 1.3 * error(vit())  # where nothing sticks out it costs next to nothing
+
+
+def chain(build: Callable[[Tokens, str], str], readers: int = 1) -> onnx.ModelProto:
+    """Tokens of an embedding, what ``build`` makes of them, Linears on it and an output of each."""
+    net = Tokens(3, 32)
+    x = build(net, net.embed(8))
+    for i in range(readers):
+        net.output(net.linear(f"last{i}", x))
+    return net.model(17)
+
+
+def gelu(net: Tokens, x: str) -> str:
+    x = net.linear("first", x)
+    erf = net.op("Erf", "erf", net.op("Div", "by", x, net.const("root", 1.4142)))
+    gate = net.op("Mul", "gate", x, net.op("Add", "one", erf, net.const("1", 1.0)))
+    return str(net.op("Mul", "half", gate, net.const("0.5", 0.5)))
+
+
+def windows(net: Tokens, x: str) -> str:
+    """Swin's way from a normalization to its Linears: a shift and windows, which leave the channels alone."""
+    x = net.layer_norm("ln", x)
+    bounds = [[net.const(f"{n}{i}", [v], np.int64) for n, v in (("from", a), ("to", b), ("axis", 1))]
+              for i, (a, b) in enumerate([(4, 16), (0, 4)])]
+    x = net.op("Concat", "roll", *(net.op("Slice", f"slice{i}", x, *b) for i, b in enumerate(bounds)), axis=1)
+    x = net.op("Reshape", "grid", x, net.const("grid.shape", [1, 2, 2, 4, WIDTH], np.int64))
+    x = net.op("Transpose", "turn", x, perm=[0, 2, 1, 3, 4])
+    return str(net.op("Reshape", "flat", x, net.const("flat.shape", [4, 4, WIDTH], np.int64)))
+
+
+def scaled(net: Tokens, x: str) -> str:
+    """A Linear and a Mul behind a normalization, the Mul's result an output: it takes s in, as a Linear does."""
+    x = net.layer_norm("ln", x)
+    net.output(net.op("Mul", "mul", x, net.const("factor", net.rng.uniform(1, 2, WIDTH))))
+    return x
+
+
+def summed(net: Tokens, x: str) -> str:
+    return str(net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x))))
+
+
+@pytest.mark.parametrize(("build", "makers"), [
+    (gelu, {"half"}),
+    (windows, {"ln"}),
+    (scaled, {"ln"}),
+    (summed, {"one", "two"}),
+    (lambda net, x: net.op("Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)), {"first"}),
+    (lambda net, x: net.op("Div", "div", net.op("Sigmoid", "s", x), net.const("c", np.full((1, 1, WIDTH), 2.0))),
+     {"div"}),
+    (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
+])
+def test_what_can_make_it(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
+    model = chain(build, 2)
+    made, done = smoothed(model)
+    same(model, made)
+    found = next(s for s in done if "last0" in s.linears)
+    assert set(found.makers) == makers and set(found.linears) >= {"last0", "last1"}
+
+
+def test_constants_that_others_read_stay_for_them() -> None:
+    """``last0`` reads the third normalization, whose scale and bias the first and second have too."""
+    net = Tokens(3, 32)
+    x = net.embed(8)
+    first = net.layer_norm("ln", x)
+    other = net.op("LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1)
+    net.output(net.linear("last0", other))
+    model = net.model(17)
+    made, (only,) = smoothed(model)
+    same(model, made)
+    assert only.makers == ("other",) and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
+
+
+def read_outside(net: Tokens, x: str) -> str:
+    x = net.layer_norm("ln", x)
+    net.output(x)
+    return x
+
+
+def read_by_norm(net: Tokens, x: str) -> str:
+    """As in a network that normalizes behind its sums: the stream itself goes on."""
+    x = net.layer_norm("ln", x)
+    net.output(net.layer_norm("next", net.op("Add", "sum", x, net.linear("branch", x))))
+    return x
+
+
+def split_channels(net: Tokens, x: str) -> str:
+    x = net.layer_norm("ln", x)
+    x = net.op("Tanh", "t", net.op("Reshape", "r", x, net.const("s", [1, 32, 8], np.int64)))
+    return str(net.op("Reshape", "back", x, net.const("s2", [1, 16, WIDTH], np.int64)))
+
+
+@pytest.mark.parametrize("build", [
+    read_outside, read_by_norm, split_channels,
+    lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
+    lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
+    lambda net, x: net.op("Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]),
+    lambda net, x: x,
+])
+def test_nothing_is_moved_where_something_would_change(build: Callable[[Tokens, str], str]) -> None:
+    model = chain(build)
+    done: list[Smoothed] = []
+    with contextlib.suppress(ModelError):  # nothing at all could be
+        made, done = smoothed(model)
+        same(model, made)
+    assert "last0" not in {n for s in done for n in s.linears}
+
+
+def test_a_network_without_any_such_linear_is_refused() -> None:
+    model = chain(lambda net, x: x)
+    with pytest.raises(ModelError, match="smooth"):
+        qdqtool.insert(model, samples(model), smooth=0.5)
+
+
+def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:
+    model = vit()
+    for options, data in (({"smooth": 1.5}, samples(model)), ({"smooth": float("nan")}, samples(model)),
+                          ({"smooth": 0.5}, iter(samples(model))), ({"smooth": "yes"}, samples(model))):
+        with pytest.raises(QdqtoolError, match="smooth"):
+            qdqtool.insert(model, data, **options)
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", samples(model)[0]["x"])
+    arguments = [str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npy"), "-o", str(tmp_path / "q.onnx")]
+    assert command(["insert", "--smooth", *arguments]) == 2 and not (tmp_path / "q.onnx").exists()
+    assert command(["insert", *arguments, "--smooth", "--losses", "0"]) == 0
+    assert (tmp_path / "q.onnx").exists()
+
+
+def test_it_is_told_and_in_the_json() -> None:
+    result = qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, predict=False)
+    assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 7
+    assert any("smooth" in n for n in result.notes)
+    assert qdqtool.insert(vit(), samples(vit()), predict=False).as_json()["smoothed"] == []
+
+
+@needs_compiler
+def test_the_compiler_makes_the_same_of_it() -> None:
+    from tests.fuzz.driver import Lab
+
+    with Lab() as lab:
+        answer = lab.answer(qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model)
+    assert (answer.convolutions, answer.wrong, answer.absent) == (14, [], 0)
