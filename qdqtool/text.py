@@ -55,6 +55,15 @@ def ending(name: str, width: int) -> str:
     return name if len(name) <= width else f"...{name[-(width - 3):]}"
 
 
+def middle(name: str, width: int) -> str:
+    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
+    width = max(20, width)
+    if len(name) <= width:
+        return name
+    tail = (width - 3) * 2 // 3
+    return f"{name[: width - 3 - tail]}...{name[-tail:]}"
+
+
 def layers_counted(convolutions: int, products: int) -> str:
     """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
     kinds = [counted(n, what) for n, what in ((convolutions, "convolution"), (products, "matrix product")) if n]

@@ -71,12 +71,11 @@ def command(
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
             return 0
-    from qdqtool.render.engine_text import render
+    from qdqtool.render.build_text import render, render_comparison
 
     width = 100 if output else terminal_width()
     if other:
         from qdqtool.comparing.api import compare
-        from qdqtool.render.compare_text import render as render_comparison
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None

@@ -110,7 +110,7 @@ def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, firs
 
 def _verified(quantized: Path) -> Iterator[str]:
     from qdqtool.builders.child import is_installed
-    from qdqtool.render.verify_text import render_verification
+    from qdqtool.render.build_text import render_verification
 
     if not is_installed("tensorrt_rtx"):
         recorded = verify_recorded(quantized)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from qdqtool.buildlog.names import parts
-from qdqtool.render.log_text import count
-from qdqtool.render.time_text import ms as _ms
-from qdqtool.text import as_line
+from qdqtool.render.predict_text import ms as _ms
+from qdqtool.text import as_line, counted
 
 LONGEST = 400  # characters of a name; of a longer one both ends, which distinguish it from others
 LONGEST_TEXT = 4_000
@@ -57,7 +56,6 @@ class Spoken:
 
 
 NONE = "–"
-plural = count
 
 
 def ms(value: float | None) -> str:
@@ -93,5 +91,5 @@ def sort_key(value: float | None) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "ms": ms, "amount": amount, "number": number, "percent": percent, "sort_key": sort_key, "plural": plural,
+    "ms": ms, "amount": amount, "number": number, "percent": percent, "sort_key": sort_key, "plural": counted,
 }

@@ -19,7 +19,7 @@ from qdqtool.jsontext import parse_json
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import WEIGHTED, output_axis
 from qdqtool.progress import track
-from qdqtool.render.verify_text import verdict
+from qdqtool.render.build_text import verdict
 from qdqtool.reporting import data
 from qdqtool.reporting.names import message, shown
 from qdqtool.reporting.nodes import Collector

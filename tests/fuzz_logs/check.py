@@ -16,7 +16,8 @@ from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
 from qdqtool.errors import QdqtoolError
 from qdqtool.reconstruct import graph_from_log
-from qdqtool.render import engine_text, log_text
+from qdqtool.render import build_text, log_text
+from qdqtool.render.output import Page
 
 SECONDS = 10.0
 
@@ -68,9 +69,9 @@ def use(build: Build) -> None:
     report = analyze(build)
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
-    engine_text.render(report, "ms", 80, everything=True)
+    build_text.render(report, "ms", 80, everything=True)
     drawing.dot(drawing.drawing_of(report))
     if len(report.rows) < 300:
-        engine_text.render_engines(compare(report, report))
+        build_text.engines(Page(), compare(report, report))
     with contextlib.suppress(QdqtoolError):
         graph_from_log(build)
