@@ -51,6 +51,7 @@ bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py
 
 fit-timing: $(VENV)/.test-installed
+	$(BIN)/pip install -q --disable-pip-version-check matplotlib
 	$(BIN)/python benchmarks/fit_timing.py --write
 	$(BIN)/python benchmarks/timing_docs.py
 

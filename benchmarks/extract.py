@@ -1,7 +1,7 @@
 """Size of what `qdqtool extract` cuts out for each finding of the evidence graphs and of two spoilt YOLOv8n.
 
 usage: python benchmarks/extract.py [--builds N] [--minimize N] [--private N] [--only WORD] [--keep rows.json]
-                                    [--docs docs/extract.md]
+                                    [--page docs/extract.md]
 
 For each finding: does the extract show the same finding (code, node, message and fix) with the convolutions that it
 names predicted alike, and with how many nodes? Targets: all do, at most 20 nodes in the median of each network. With
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from marked import kept_rows, replace_between
+from common import kept_rows, publish, table
 from onnx import helper, numpy_helper
 
 import qdqtool
@@ -42,7 +42,6 @@ from qdqtool.onnxgraph.view import View
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "tests" / "data" / "evidence"
 MEDIAN_NODES = 20
-BEGIN, END = "<!-- extract: written by benchmarks/extract.py -->", "<!-- end of extract -->"
 
 
 @functools.cache
@@ -212,29 +211,29 @@ class Measuring:
         return f"'{min(left)}' is left" if left else ""
 
 
-def page(wholes: dict[str, Any], rows: dict[str, Any]) -> list[str]:
+def page(wholes: dict[str, Any], rows: dict[str, Any]) -> str:
     """The table, and the figures of all networks."""
-    lines = ["| network | nodes | findings (codes) | nodes in the median | at most | built | private |",
-             "|---|---|---|---|---|---|---|"]
+    lines = []
     for name, whole in [*wholes.items(), ("all", {})]:
-        here = [rows[r] for r in rows if name == "all" or r.partition(" | ")[0] == name]
-        sizes = [r["nodes"] for r in here if "nodes" in r]
-        codes = {r.partition(" | ")[2].partition(":")[0] for r in rows if name in ("all", r.partition(" | ")[0])}
-        built = [r["builds"] for r in here if "builds" in r]
-        private = [not r["private"] for r in here if "private" in r]
-        told = f"{sum(built)} of {len(built)}" if built else "the whole does not" if whole else "-"
-        lines.append(
-            f"| {name} | {whole.get('nodes', '')} | {len(here)} ({len(codes)}) | "
-            f"{statistics.median(sizes) if sizes else 0:g} | {max(sizes, default=0)} | {told} | "
-            f"{sum(private)} of {len(private)} |"
-        )
+        here = {r.partition(" | ")[2]: rows[r] for r in rows if name == "all" or r.partition(" | ")[0] == name}
+        found = here.values() if name != "all" else rows.values()
+        sizes = [r["nodes"] for r in found if "nodes" in r]
+        built = [r["builds"] for r in found if "builds" in r]
+        private = [not r["private"] for r in found if "private" in r]
+        lines.append((
+            name, whole.get("nodes", ""), f"{len(found)} ({len({w.partition(':')[0] for w in here})})",
+            f"{statistics.median(sizes) if sizes else 0:g}", max(sizes, default=0),
+            f"{sum(built)} of {len(built)}" if built else "the whole does not" if whole else "-",
+            f"{sum(private)} of {len(private)}",
+        ))  # fmt: skip
+    text = table(("network", "nodes", "findings (codes)", "nodes in the median", "at most", "built", "private"), lines)
     spent = sorted(r["seconds"] for r in rows.values() if "seconds" in r)
     if spent:
-        lines += ["", f"CPU time of an extract: {statistics.median(spent):g} s in the median, {spent[-1]:g} s at most."]
+        text += f"\n\nCPU time of an extract: {statistics.median(spent):g} s in the median, {spent[-1]:g} s at most."
     small = [r["minimized"] for r in rows.values() if "minimized" in r]
     if small:
-        lines += ["", f"With `--minimize`: {len(small)} findings, {statistics.median(small):g} nodes in the median."]
-    return lines
+        text += f"\n\nWith `--minimize`: {len(small)} findings, {statistics.median(small):g} nodes in the median."
+    return text
 
 
 def main() -> int:
@@ -244,28 +243,22 @@ def main() -> int:
     parser.add_argument("--private", type=int, default=0, help="findings of each network to make private as well")
     parser.add_argument("--only", default="", help="networks whose name holds this")
     parser.add_argument("--keep", type=Path, help="rows measured so far: written after each, taken up where it ended")
-    parser.add_argument("--docs", type=Path, help="page to write the table into")
+    parser.add_argument("--page", type=Path, help="page to write the table into")
     options = parser.parse_args()
     measuring = Measuring(options.builds if is_installed("tensorrt_rtx") else 0, options.minimize, options.private)
     names = [n for n in measuring.made if options.only in n]
     suffix = options.keep.suffix if options.keep else ""
     wholes = kept_rows(names, options.keep and options.keep.with_suffix(f".networks{suffix}"), measuring.network)
-    wholes = {n: wholes[n] for n in names}
     cells = {f"{n} | {which}": (n, which) for n in names for which in wholes[n]["findings"]}
     rows = kept_rows(cells, options.keep, lambda cell: measuring.finding(*cells[cell], wholes[cells[cell][0]]))
-    rows = {cell: rows[cell] for cell in cells}
-    lines = page(wholes, rows)
-    print("\n".join(lines))
     failed = [f"{cell}: {wrong}" for cell, row in rows.items() for wrong in row["wrong"]]
-    for line in failed:
-        print(f"FAILED {line}")
-    sizes = {n: [rows[c]["nodes"] for c in cells if cells[c][0] == n and "nodes" in rows[c]] for n in names}
-    large = [n for n in names if sizes[n] and statistics.median(sizes[n]) > MEDIAN_NODES]
-    for name in large:
-        print(f"FAILED {name}: more than {MEDIAN_NODES} nodes in the median")
-    if options.docs:
-        replace_between(options.docs, BEGIN, END, "\n".join(lines))
-    return int(bool(failed or large or not rows))
+    for name in names:
+        sizes = [rows[c]["nodes"] for c in cells if cells[c][0] == name and "nodes" in rows[c]]
+        if sizes and statistics.median(sizes) > MEDIAN_NODES:
+            failed.append(f"{name}: more than {MEDIAN_NODES} nodes in the median")
+    publish("extract", page(wholes, rows), options.page)
+    print("\n".join(f"FAILED {line}" for line in failed))
+    return int(bool(failed or not rows))
 
 
 if __name__ == "__main__":

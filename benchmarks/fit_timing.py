@@ -2,11 +2,11 @@
 
 usage: python benchmarks/fit_timing.py [--write] [--quick]
 
-Reads the derived tables in benchmarks/timing alone: layers.tsv (profiles), networks.tsv.gz with latencies.tsv (whole
-networks). Fits all, then again without each architecture in turn, and judges what was left out. --write puts the
-constants, with the spreads measured on what was left out, into qdqtool/timing/constants.json, and the tables and the
-plot into docs/. Damped least squares on logarithms with robust weights; a prior holds each constant near its start,
-so that data that say nothing about one do not move it.
+Reads the derived tables in benchmarks/timing alone (see timing_data.py). Fits all, then again without each architecture
+in turn, and judges what was left out. --write puts the constants, with the spreads measured on what was left out, into
+qdqtool/timing/constants.json; timing_docs.py then writes the tables and the plot into docs/. Damped least squares on
+logarithms with robust weights; a prior holds each constant near its start, so that data that say nothing about one do
+not move it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from timing_measurements import OVERHEAD, Data, joined, layers, replace_overhead, totals
-from timing_tables import HERE
+from timing_data import HERE, OVERHEAD, Data, joined, layers, totals
 
 from qdqtool.timing import physics, work
 
@@ -35,31 +34,12 @@ Array = npt.NDArray[np.float64]
 HOST = "host_us"
 GAP = "gap_us"  # between two kernels of an engine that is enqueued without a CUDA graph, as trtexec does by default
 START = {
-    "floor_us": 1.0,
-    "floor_clocks": 4000.0,
-    "int8": 0.75,
-    "fp16": 0.75,
-    "tf32": 0.75,
-    "fp32": 0.75,
-    "dp4a": 0.65,
-    "dram": 0.85,
-    "l2": 0.35,
-    "l2_share": 0.5,
-    "few_int8": 450.0,
-    "few_fp16": 350.0,
-    "narrow": 20.0,
-    "step_clocks": 130.0,
-    "step_clocks_old": 400.0,
-    "overlap": 2.0,
-    "depthwise": 0.25,
-    "copy": 0.5,
-    "few_copy": 0.3,
-    "pool": 0.55,
-    HOST: 1.0,
-    GAP: 0.8,
-    "layout": 0.45,
+    "floor_us": 1.0, "floor_clocks": 4000.0, "int8": 0.75, "fp16": 0.75, "tf32": 0.75, "fp32": 0.75, "dp4a": 0.65,
+    "dram": 0.85, "l2": 0.35, "l2_share": 0.5, "few_int8": 450.0, "few_fp16": 350.0, "narrow": 20.0,
+    "step_clocks": 130.0, "step_clocks_old": 400.0, "overlap": 2.0, "depthwise": 0.25, "copy": 0.5, "few_copy": 0.3,
+    "pool": 0.55, HOST: 1.0, GAP: 0.8, "layout": 0.45,
     "to_float_old": 0.65,  # the one such layer of a TITAN RTX takes 1.5 times what those that write INT8 do
-}
+}  # fmt: skip
 # How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
 SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
 GAIN_WEIGHT = 0.1  # of a measured pair; one network on one GPU has .3
@@ -107,12 +87,8 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     model = Model(data)
     architectures = sorted({g.cc for g in data.gpus})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
-    prior = np.sqrt(
-        np.asarray(
-            [FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START] + [ARCHITECTURE_PRIOR] * len(architectures)
-        )
-    )
-
+    prior = np.sqrt(np.asarray([FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START]
+                               + [ARCHITECTURE_PRIOR] * len(architectures)))
     halves, integers, weights = gain_places(data)
     model.weights = np.concatenate([model.weights, np.sqrt(weights)])
 
@@ -172,10 +148,8 @@ def gain_places(data: Data) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 
 def summary(errors: Array) -> str:
     off = np.abs(np.exp(errors) - 1)
-    return (
-        f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
-        f"middle x{np.exp(np.median(errors)):.2f}"
-    )
+    return (f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
+            f"middle x{np.exp(np.median(errors)):.2f}")
 
 
 def groups(data: Data) -> dict[tuple[str, str], list[int]]:
@@ -183,14 +157,8 @@ def groups(data: Data) -> dict[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, (gpu, label) in enumerate(zip(data.firsts, data.labels, strict=True)):
         words = label.split()
-        found[
-            gpu.name,
-            label
-            if len(words) == 1
-            else " ".join(words[:3])
-            if words[0] != "python" or "yolo" in label
-            else f"python {words[2]} {words[3]}",
-        ].append(i)
+        many = words[0] == "python" and "yolo" not in label
+        found[gpu.name, f"python {words[2]} {words[3]}" if many else " ".join(words[:3])].append(i)
     return found
 
 
@@ -202,11 +170,14 @@ def report(title: str, data: Data, constants: Mapping[str, float], factors: Mapp
     return errors
 
 
+def gpu_names(data: Data) -> list[str]:
+    """The GPU of each measurement; an A100 is one GPU, whatever its memory."""
+    return ["A100" if g.name.startswith("A100") else g.name for g in data.firsts]
+
+
 def left_out(data: Data, key: str) -> tuple[list[str], Array]:
     """Errors of every measurement by a fit that has not seen its GPU (``name``) or its architecture (``cc``)."""
-    which = [g.name.split(" ")[0] if g.name.startswith("A100") else g.name for g in data.firsts]
-    if key == "cc":
-        which = [g.cc for g in data.firsts]
+    which = [g.cc for g in data.firsts] if key == "cc" else gpu_names(data)
     errors = np.zeros(len(which))
     fits: dict[tuple[bool, ...], tuple[dict[str, float], dict[str, float]]] = {}  # the same for all that are in none
     for one in sorted(set(which)):
@@ -259,7 +230,7 @@ def main() -> int:
     if args.quick:
         return 0
     engines = [i for i, label in enumerate(single.labels) if not label.startswith("convolutions-")]
-    blind = replace_overhead(single, OVERHEAD)
+    blind = single.with_overhead(OVERHEAD)
     print("\nOne GPU left out")
     _, by_gpu = left_out(joined(blind, whole), "name")
     print("\nOne architecture left out")
@@ -276,60 +247,33 @@ def main() -> int:
     print("\nPairs of INT8 and FP16, network and GPU left out")
     pairs = judge_pairs(joined(blind, whole), whole, count)
     gains = gain_figures(pairs)
-    for pair in pairs:
-        if abs(np.log(pair["measured"])) > np.log(1.05) and (pair["measured"] > 1) != (pair["left_out"] > 1):
-            print(f"  wrong: {pair['gpu']}: {pair['what']}: {pair['measured']:.2f}, estimated {pair['left_out']:.2f}")
     print(f"  {len(pairs)} pairs: {gains}")
     spreads["gain"] = gains["spread"]
-    print("\nLayers of a GPU left out, the usual overhead of profiles assumed")
-    rows = []
-    for (gpu, name), at in sorted(groups(single).items()):
-        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[at])}")
-        rows.append(
-            {
-                "gpu": gpu,
-                "engine": name,
-                "layers": len(at),
-                "left_out": median_off(by_gpu[at]),
-                "in_fit": median_off(Model(blind).errors(constants, factors)[at]),
-            }
-        )
-    print("\nWhole networks of a GPU left out")
+    in_fit = Model(blind).errors(constants, factors)
+    rows = [{"gpu": gpu, "engine": name, "layers": len(at), "left_out": median_off(by_gpu[at]),
+             "in_fit": median_off(in_fit[at])} for (gpu, name), at in sorted(groups(single).items())]  # fmt: skip
     networks_rows = []
-    for (gpu, name), at in sorted(groups(whole).items()):
-        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(by_gpu[count:][at])}")
     for i, (one, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
-        networks_rows.append(
-            {
-                "gpu": one.name,
-                "what": label,
-                "measured_ms": whole.measured[i] * 1e3,
-                "fitted": whole.weights[i] > 0,
-                "model_ms": float(whole.measured[i] * 1e3 * np.exp(seen[i])),
-                "left_out_ms": float(whole.measured[i] * 1e3 * np.exp(by_gpu[count + i])),
-            }
-        )
+        ms = whole.measured[i] * 1e3
+        networks_rows.append({
+            "gpu": one.name, "what": label, "measured_ms": ms, "fitted": whole.weights[i] > 0,
+            "model_ms": float(ms * np.exp(seen[i])), "left_out_ms": float(ms * np.exp(by_gpu[count + i])),
+        })  # fmt: skip
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
     for name, errors in (("GPU", by_gpu), ("architecture", by_cc)):
         used = total_weights > 0
         factor = spreads["total" if name == "GPU" else "total_unknown"]
         inside = np.abs(errors[count:][used]) <= np.log(factor)
-        print(
-            f"coverage of the range of whole networks, {name} left out: "
-            f"{np.average(inside, weights=total_weights[used]):.0%}"
-            f" by weight, {inside.mean():.0%} of {used.sum()} measurements"
-        )
+        print(f"coverage of the range of whole networks, {name} left out: "
+              f"{np.average(inside, weights=total_weights[used]):.0%} by weight, {inside.mean():.0%} of {used.sum()}")
     if args.write:
         data = {
             "made_by": "benchmarks/fit_timing.py --write",
             "values": rounded({k: v for k, v in constants.items() if k not in (HOST, GAP)}),
-            HOST: float(f"{constants[HOST]:.3g}"),
-            "architectures": rounded(factors),
-            "overhead_us": OVERHEAD,
-            GAP: float(f"{constants[GAP]:.3g}"),
-            "spreads": rounded(spreads),
+            HOST: float(f"{constants[HOST]:.3g}"), "architectures": rounded(factors), "overhead_us": OVERHEAD,
+            GAP: float(f"{constants[GAP]:.3g}"), "spreads": rounded(spreads),
             "signs": {"right": gains["right"], "pairs": gains["pairs"]},
-        }
+        }  # fmt: skip
         CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
         judged = {"layers": rows, "networks": networks_rows, "pairs": pairs}
         (HERE / "judged.json").write_text(json.dumps(judged, indent=0) + "\n")
@@ -388,16 +332,14 @@ def base_of(network: str) -> str:
 def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any]]:
     """Each pair by a fit that has seen neither its network nor its GPU; ``first`` is where whole networks begin."""
     pairs = pairs_of(whole)
-    gpus = [g.name.split(" ")[0] if g.name.startswith("A100") else g.name for g in everything.firsts]
+    gpus = gpu_names(everything)
     networks = [base_of(label.split()[1]) if " " in label else label for label in everything.labels]
     fits: dict[tuple[bool, ...], tuple[dict[str, float], dict[str, float]]] = {}
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         gpu = gpus[first + pair.half]
-        used = tuple(
-            g != gpu and not n.startswith(pair.network) and w > 0
-            for g, n, w in zip(gpus, networks, everything.weights, strict=True)
-        )
+        used = tuple(g != gpu and not n.startswith(pair.network) and w > 0
+                     for g, n, w in zip(gpus, networks, everything.weights, strict=True))
         if used not in fits:
             fits[used] = fit(everything.of(used))
         both = whole.of([i in (pair.half, pair.integer) for i in range(len(whole.labels))])

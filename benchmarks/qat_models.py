@@ -1,22 +1,29 @@
 """Networks of Ultralytics and torchvision through qdqtool.qat: prepare, calibrate, two steps of training, export.
 
     pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
-    python benchmarks/qat_models.py --keep FILE.json --docs docs/qat-models.md
+    python benchmarks/qat_models.py --keep FILE.json --page docs/qat-models.md
+    python benchmarks/qat_models.py --cost --page docs/qat.md
 
 The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
 convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file and why the
 others are float, what the export check measured (see docs/qat.md) and the network's own noise. With ``--rtx``
 TensorRT-RTX builds each file, and the row says how many convolutions it ran as predicted.
+
+``--cost``: what qat.calibrate costs in float forward passes over the same images: CPU time of all threads, calibration
+and forward passes in turns on the same batches; the median of the pairs' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import io
+import statistics
 import string
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -27,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from marked import kept_rows, replace_between
+from common import failure, kept_rows, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
@@ -35,7 +42,6 @@ from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.sites import WEIGHTED
 from qdqtool.types import Prediction
 
-BEGIN, END = "<!-- models: written by benchmarks/qat_models.py -->", "<!-- end of models -->"
 ULTRALYTICS = (
     "yolov8n", "yolov8s", "yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolov8n-cls", "yolov8n-p2", "yolov8n-ghost",
     "yolov8s-world", "yolov5n", "yolov6n", "yolov3-tiny", "yolov9t", "yolov10n", "yolo11n", "yolo11n-seg", "yolo12n",
@@ -60,19 +66,32 @@ DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn
 RESIZED = 160  # what torchvision's detectors make of a picture, instead of 800
 
 
+COSTS = {
+    "resnet18": 224, "mobilenet_v2": 224, "efficientnet_b0": 224, "shufflenet_v2_x1_0": 224, "squeezenet1_1": 224,
+    "yolov8n": 320, "yolo11n": 320, "yolov9t": 320,
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=[*ULTRALYTICS, *TORCHVISION])
+    parser.add_argument("--models", nargs="+", help="default: all, with --cost some")
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
-    parser.add_argument("--docs", type=Path, help="a page whose table between markers is replaced")
+    parser.add_argument("--page", type=Path, help="a page whose table between marks is replaced")
     parser.add_argument("--rtx", action="store_true", help="let TensorRT-RTX build each file")
+    parser.add_argument("--cost", action="store_true", help="measure what calibration costs instead")
+    parser.add_argument("--images", type=int, default=128, help="of --cost")
+    parser.add_argument("--batch", type=int, nargs="+", default=[16, 1], help="of --cost")
+    parser.add_argument("--pairs", type=int, default=3, help="of --cost")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = kept_rows(options.models, options.keep, lambda name: measured(name, options.rtx))
-    text = table({n: found[n] for n in options.models})
-    print(text)
-    if options.docs is not None:
-        replace_between(options.docs, BEGIN, END, text)
+    if options.cost:
+        head = (f"{options.images} images, method mse", "tensors", *(f"in batches of {b}" for b in options.batch))
+        rows = [costs(name, options) for name in options.models or COSTS]
+        publish("calibration", table(head, rows), options.page)
+        return
+    models = options.models or [*ULTRALYTICS, *TORCHVISION]
+    found = kept_rows(models, options.keep, lambda name: measured(name, options.rtx))
+    publish("models", page(found), options.page)
 
 
 def measured(name: str, rtx: bool) -> dict[str, Any]:
@@ -82,7 +101,7 @@ def measured(name: str, rtx: bool) -> dict[str, Any]:
             return _measured(name, Path(folder) / "model.onnx", rtx)
     except Exception as error:
         traceback.print_exc()
-        return {"fails": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+        return {"fails": failure(error)}
 
 
 def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
@@ -221,32 +240,65 @@ def tensors(value: Any) -> list[Tensor]:
     return [t for v in value for t in tensors(v)] if isinstance(value, list | tuple) else []
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def page(found: dict[str, dict[str, Any]]) -> str:
     """Markdown, with a line on top that counts."""
     good = [r for r in found.values() if "fails" not in r]
+    letters = dict(zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False))
+    rows = []
+    for name, r in found.items():
+        if "fails" in r:
+            rows.append((name, r["fails"], *[""] * 8))
+            continue
+        why = ", ".join(f"{count} {letters[reason]}" for reason, count in r["apart"].items())
+        rows.append((name, r["planned"], f"{r['int8']} of {r['convolutions']}", why, r["int8_to_int8"],
+                     r["conversions"], r["pieces"], *(f"{r[k]:.1e}" for k in ("worst", "difference", "noise"))))
     planned = sum(r["int8"] == r["planned"] for r in good)
-    lines = [
+    legend = "; ".join(f"{letter}: {reason}" for reason, letter in letters.items())
+    return "\n\n".join([
         f"{len(good)} of {len(found)} networks are exported, {planned} of them with all planned layers predicted INT8 "
         f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
         "(limit 2e-3).",
-        "",
-        "| network | planned | INT8 | float | INT8 in and out | conversions | "
-        "pieces | worst piece | end to end | own noise |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    letters = dict(zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False))
-    for name, r in found.items():
-        if "fails" in r:
-            lines.append(f"| {name} | {r['fails']} | | | | | | | | |")
-            continue
-        why = ", ".join(f"{count} {letters[reason]}" for reason, count in r["apart"].items())
-        counts = f"{r['planned']} | {r['int8']} of {r['convolutions']} | {why}"
-        counts += f" | {r['int8_to_int8']} | {r['conversions']}"
-        errors = f"{r['pieces']} | {r['worst']:.1e} | {r['difference']:.1e} | {r['noise']:.1e}"
-        lines.append(f"| {name} | {counts} | {errors} |")
-    legend = "; ".join(f"{letter}: {reason}" for reason, letter in letters.items())
-    lines += ["", f"Layers in float, as the plan says: {legend}."]
-    return "\n".join(lines)
+        table(("network", "planned", "INT8", "float", "INT8 in and out", "conversions", "pieces", "worst piece",
+               "end to end", "own noise"), rows),
+        f"Layers in float, as the plan says: {legend}.",
+    ])  # fmt: skip
+
+
+# What calibration costs -------------------------------------------------------------------------------------------
+
+
+def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
+    """A row: how many tensors are calibrated, and the ratio for each size of batch."""
+    torch.manual_seed(0)
+    made, (channels, *_) = built(name)
+    network = unwrapped(made)
+    size = COSTS.get(name, 224)
+    settle(network, lambda: call(network, torch.rand(4, channels, size, size)))
+    plain = copy.deepcopy(network).eval()
+    plan = qat.prepare(made, torch.rand(1, channels, size, size), report=None)
+    ratios = []
+    for batch in options.batch:
+        images = list(torch.rand(options.images, channels, size, size).split(batch))
+
+        def forward(images: list[Tensor] = images) -> None:
+            with torch.no_grad():
+                for x in images:
+                    plain(x)
+
+        forward()
+        ratios.append(statistics.median(
+            seconds(lambda images=images: qat.calibrate(made, images)) / seconds(forward)  # type: ignore[misc]
+            for _ in range(options.pairs)))  # fmt: skip
+    row = (f"{name}, {size} x {size}", len(plan.activations), *(f"{r:.2f}" for r in ratios))
+    print(*row, file=sys.stderr, flush=True)
+    return row
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """CPU time of all threads."""
+    before = time.process_time()
+    run()
+    return time.process_time() - before
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that can run here.
 
 Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
-`--` go to the script: `python benchmarks/run.py growth -- fix`.
+`--` go to the script: `python benchmarks/run.py extract -- --only resnet`.
 
 `python benchmarks/run.py --compare COMMIT [CASE ...]` is the one tool for claims about speed and memory: it runs whole
 processes of that version and of the sources at hand in turns, and prints ratios with intervals (`benchmarks/speed.py`).
@@ -19,25 +19,19 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from marked import replace_between  # noqa: E402
-
-from benchmarks.speed import BEGIN, CASES, END, HEAD, USUAL, compare  # noqa: E402
+from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
 DATA = {  # run these by name, with their arguments
     "accuracy": "models and images of your own",
-    "qat": "a trained checkpoint and photographs",
-    "qat_training": "a folder, and half an hour for each seed",
-    "timing_data": "published profiles",
-    "timing_networks": "published latencies",
-    "tune": "models and images of your own",
+    "qat": "a trained checkpoint and photographs, or half an hour for each seed",
+    "tune": "models and images of your own, or `--trained`",
 }
 PACKAGES = {
     "cluster": ("distributed",),
-    "qat_calibration": ("torch", "torchvision", "ultralytics"),
     "qat_models": ("torch", "torchvision", "ultralytics"),
     "report": ("selenium",),
     "scales": ("torch", "torchvision", "ultralytics"),
-    "tune_trained": ("torch",),
+    "timing_docs": ("matplotlib",),
 }
 
 
@@ -59,20 +53,10 @@ def missing(name: str) -> str:
     return ", ".join(p for p in PACKAGES.get(name, ()) if importlib.util.find_spec(p) is None)
 
 
-def compared(options: argparse.Namespace) -> int:
-    """Measures two versions; nothing is right or wrong about it."""
-    rows = compare(options.compare, options.names or USUAL, options.runs, options.model, options.photos)
-    if options.page is not None:
-        replace_between(options.page, BEGIN, END, "\n".join([HEAD, *rows]))
-    return 0
-
-
 def main() -> int:
     arguments = sys.argv[1:]
-    passed: list[str] = []
-    if "--" in arguments:
-        at = arguments.index("--")
-        arguments, passed = arguments[:at], arguments[at + 1 :]
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments, passed = arguments[:at], arguments[at + 1 :]
     known = benchmarks()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
@@ -82,20 +66,23 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=7, help="turns of --compare")
     parser.add_argument("--model", type=Path, help="for the cases of --compare with photographs")
     parser.add_argument("--photos", type=Path, help="a folder of them")
-    parser.add_argument("--page", type=Path, help="write the table of --compare between the markers of that page")
+    parser.add_argument("--page", type=Path, help="write the table of --compare between the marks of that page")
     options = parser.parse_args(arguments)
-    if options.compare:
-        unknown = [n for n in options.names if n not in CASES]
-        if unknown or options.runs < 1:
-            parser.error(f"no case '{unknown[0]}'" if unknown else "--runs: at least 1")
-        return compared(options)
-    if options.list:
-        for name, text in known.items():
-            print(f"{name:<20} {text}")
-        return 0
-    unknown = [n for n in options.names if n not in known]
+    choices = CASES if options.compare else known
+    unknown = [n for n in options.names if n not in choices]
     if unknown:
-        parser.error(f"no benchmark '{unknown[0]}'; there are {', '.join(known)}")
+        parser.error(f"no {'case' if options.compare else 'benchmark'} '{unknown[0]}'; there are {', '.join(choices)}")
+    if options.runs < 1:
+        parser.error("--runs: at least 1")
+    if options.compare:  # nothing is right or wrong about two versions
+        from common import publish
+
+        rows = compare(options.compare, options.names or USUAL, options.runs, options.model, options.photos)
+        publish("speed", "\n".join([HEAD, *rows]), options.page)
+        return 0
+    if options.list:
+        print("\n".join(f"{name:<20} {text}" for name, text in known.items()))
+        return 0
     failed = []
     for name in options.names or known:
         why = "" if options.names else missing(name)

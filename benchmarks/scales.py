@@ -1,6 +1,6 @@
 """False alarms of W-SCALE and ACT-SCALE on what quantizers write, and how many spoilt models they find.
 
-    python benchmarks/scales.py --keep FILE.json --docs docs/scales.md [--models yolov8n resnet18 ...] [--onnx FILE ...]
+    python benchmarks/scales.py --keep FILE.json --page docs/scales.md [--models yolov8n resnet18 ...] [--onnx FILE ...]
 
 Networks of Ultralytics and torchvision with weights as training leaves them (``trained-like``): heavy tails, ranges of
 output channels that spread by a factor of ten and more, dead channels, BatchNormalization with its own statistics.
@@ -32,8 +32,10 @@ import numpy.typing as npt
 import onnx
 import torch
 from accuracy import MODELOPT
-from marked import kept_rows, replace_between
+from common import failure, kept_rows, publish
+from common import table as markdown
 from onnx import numpy_helper
+from qat import pytorch_quantized
 from qat_models import ULTRALYTICS, built, call, settle
 from torch import nn
 
@@ -42,7 +44,6 @@ from qdqtool.prediction import check_activations
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.trace import Call, export_proto
 
-BEGIN, END = "<!-- scales: written by benchmarks/scales.py -->", "<!-- end of scales -->"
 TORCHVISION = (
     "alexnet", "vgg11_bn", "resnet18", "resnet50", "resnext50_32x4d", "squeezenet1_1", "densenet121", "googlenet",
     "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0", "mnasnet1_0", "regnet_x_400mf",
@@ -50,7 +51,6 @@ TORCHVISION = (
 )  # fmt: skip
 Array = npt.NDArray[np.float32]
 Feed = list[dict[str, Array]]
-Scales = dict[str, npt.NDArray[np.float64]]  # name of the node with weights to its scales
 ABOUT_WEIGHTS = {"W-SCALE", "W-AXIS", "SCALE-COUNT", "SCALE-NONPOS", "AXIS-OPSET", "CT-AXIS"}
 
 
@@ -59,17 +59,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[*ULTRALYTICS, *TORCHVISION])
     parser.add_argument("--onnx", nargs="*", type=Path, default=[], help="float models with trained weights")
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
-    parser.add_argument("--docs", type=Path, help="a page whose tables between markers are replaced")
+    parser.add_argument("--page", type=Path, help="a page whose tables between marks are replaced")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     files = {f"{p.stem} (trained)": p for p in options.onnx}
     names = [*files, *(f"{m} (trained-like)" for m in options.models)]
-    found = kept_rows(names, options.keep, lambda name: measured(name, files.get(name)))
-    text = table({n: found[n] for n in names})
-    print(text)
-    if options.docs is not None:
-        replace_between(options.docs, BEGIN, END, text)
+    publish("scales", table(kept_rows(names, options.keep, lambda name: measured(name, files.get(name)))), options.page)
 
 
 def measured(name: str, file: Path | None) -> dict[str, Any]:
@@ -79,7 +75,7 @@ def measured(name: str, file: Path | None) -> dict[str, Any]:
         try:
             subject = Subject(name, file, Path(folder))
         except Exception as error:
-            return {"fails": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            return {"fails": failure(error)}
         for tool, make in TOOLS.items():
             with contextlib.suppress(ImportError):
                 looked_at = None if tool.startswith("the same") else subject.others  # nobody calibrated these weights
@@ -99,7 +95,7 @@ def tried(make: Callable[[], Any]) -> Any:
     except ImportError:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
+        return failure(error)
 
 
 def codes(proto: onnx.ModelProto | None, data: Feed | None) -> list[str] | None:
@@ -183,11 +179,16 @@ def unfolded(network: nn.Module, shape: tuple[int, ...]) -> onnx.ModelProto:
                         do_constant_folding=False)
 
 
+def copied(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy, and its constants by name."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    return copy, {t.name: t for t in copy.graph.initializer}
+
+
 def trained_on(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Weights that moved by a tenth of their spread after their scales were taken, as in training."""
     rng = np.random.default_rng(0)
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    tensors = {t.name: t for t in copy.graph.initializer}
+    copy, tensors = copied(proto)
     for q in copy.graph.node:
         if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
             weights = numpy_helper.to_array(tensors[q.input[0]])
@@ -214,12 +215,11 @@ def by_insert(subject: Subject) -> onnx.ModelProto:
 def by_onnxruntime(subject: Subject, per_channel: bool) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.left = iter(subject.calibration)
+    rows = iter(subject.calibration)
 
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> dict[str, Array] | None:
-            return next(self.left, None)
+            return next(rows, None)
 
     path = subject.folder / "ort.onnx"
     quantize_static(subject.path, path, Reader(), per_channel=per_channel, weight_type=QuantType.QInt8,
@@ -251,39 +251,11 @@ def by_modelopt_torch(subject: Subject) -> onnx.ModelProto | None:
 
 
 def by_pytorch_quantization(subject: Subject) -> onnx.ModelProto | None:
-    from absl import logging as absl_logging
-    from pytorch_quantization import calib, quant_modules
-    from pytorch_quantization import nn as quant_nn
-
     if subject.network is None:
         return None
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    quant_modules.initialize()
-    try:
-        network = unwrapped(built(subject.name)[0])
-    finally:
-        quant_modules.deactivate()
-    network.load_state_dict(subject.network.state_dict(), strict=False)
-    network.eval()
-    quantizers = [m for m in network.modules() if isinstance(m, quant_nn.TensorQuantizer)]
-    for quantizer in quantizers:
-        quantizer._calibrator = calib.MaxCalibrator(8, quantizer._axis, False)
-        quantizer.disable_quant()
-        quantizer.enable_calib()
-    with torch.no_grad():
-        for x in tensors_of(subject):
-            network(x)
-    for quantizer in quantizers:
-        quantizer.load_calib_amax(strict=False)
-        quantizer.enable_quant()
-        quantizer.disable_calib()
-        if getattr(quantizer, "_amax", None) is None:
-            quantizer.disable()  # a module that did not run
-    quant_nn.TensorQuantizer.use_fb_fake_quant = True
-    try:
-        return export_proto(network, Call((tensors_of(subject)[0],)), 17)
-    finally:
-        quant_nn.TensorQuantizer.use_fb_fake_quant = False
+    weights, data = subject.network.state_dict(), tensors_of(subject)
+    with pytorch_quantized(lambda: unwrapped(built(subject.name)[0]), weights, data) as network:
+        return export_proto(network, Call((data[0],)), 17)
 
 
 def tensors_of(subject: Subject) -> list[torch.Tensor]:
@@ -308,8 +280,7 @@ Change = Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64], int], npt.N
 
 def rescaled(proto: onnx.ModelProto, change: Change, dtype: Any = np.float32) -> onnx.ModelProto | None:
     """A copy with other weight scales: ``change`` gets scales, weights (channels first) and the layer's number."""
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    tensors = {t.name: t for t in copy.graph.initializer}
+    copy, tensors = copied(proto)
     number = changed = 0
     for q in copy.graph.node:
         if q.op_type != "QuantizeLinear" or q.input[0] not in tensors:
@@ -338,7 +309,7 @@ def along_the_other_axis(subject: Subject, placed: onnx.ModelProto) -> onnx.Mode
 
 
 def other_axis_named(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelProto | None:
-    copy = onnx.ModelProto.FromString(placed.SerializeToString())
+    copy, _ = copied(placed)
     for node in copy.graph.node:
         for attribute in node.attribute:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear") and attribute.name == "axis":
@@ -348,7 +319,7 @@ def other_axis_named(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelPro
 
 def of_convolutions(placed: onnx.ModelProto, weights: list[npt.NDArray[Any]]) -> onnx.ModelProto | None:
     """Scales from other weights of the same convolutions, which both files hold in the same order."""
-    tensors = {t.name: t for t in placed.graph.initializer}
+    copy, tensors = copied(placed)
     makers = {o: n for n in placed.graph.node for o in n.output}
     quantizers = []
     for node in placed.graph.node:
@@ -358,11 +329,10 @@ def of_convolutions(placed: onnx.ModelProto, weights: list[npt.NDArray[Any]]) ->
             quantizers.append(q.input[1] if q is not None and q.input[0] in tensors else None)
     if len(quantizers) != len(weights):
         return None
-    copy = onnx.ModelProto.FromString(placed.SerializeToString())
     found = {name: largest(w.astype(np.float64)) for name, w in zip(quantizers, weights, strict=True) if name}
-    for tensor in copy.graph.initializer:
-        if tensor.name in found and numpy_helper.to_array(tensor).size == found[tensor.name].size:
-            tensor.CopyFrom(numpy_helper.from_array(found[tensor.name].astype(np.float32), tensor.name))
+    for name, scale in found.items():
+        if numpy_helper.to_array(tensors[name]).size == scale.size:
+            tensors[name].CopyFrom(numpy_helper.from_array(scale.astype(np.float32), name))
     return copy if found else None
 
 
@@ -410,8 +380,7 @@ def activations(
     placed: onnx.ModelProto, change: Callable[[list[float]], list[float]]
 ) -> onnx.ModelProto:
     """A copy with other scales of activations."""
-    copy = onnx.ModelProto.FromString(placed.SerializeToString())
-    tensors = {t.name: t for t in copy.graph.initializer}
+    copy, tensors = copied(placed)
     names = list(dict.fromkeys(
         n.input[1] for n in copy.graph.node if n.op_type == "QuantizeLinear" and n.input[0] not in tensors))
     new = change([float(numpy_helper.to_array(tensors[n]).ravel()[0]) for n in names])
@@ -435,20 +404,19 @@ ACTIVATIONS: dict[str, Callable[[Subject, onnx.ModelProto], tuple[onnx.ModelProt
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Two tables: false alarms by tool, spoilt models found by way; with what could not be done."""
-    good = {n: r for n, r in found.items() if "fails" not in r}
-    lines = [f"{len(good)} models.", "", "| tool | models | W-SCALE | ACT-SCALE | failed |", "|---|---|---|---|---|"]
+    good = [r for r in found.values() if "fails" not in r]
+    tools, spoilt = [], []
     for tool in TOOLS:
-        rows = [r["tools"].get(tool) for r in good.values()]
+        rows = [r["tools"].get(tool) for r in good]
         done = [r for r in rows if isinstance(r, list)]
-        lines.append(f"| {tool} | {len(done)} | {sum('W-SCALE' in r for r in done)} | "
-                     f"{sum('ACT-SCALE' in r for r in done)} | {sum(isinstance(r, str) for r in rows)} |")
-    lines += ["", "| spoilt | models | found |", "|---|---|---|"]
+        tools.append((tool, len(done), *(sum(code in r for r in done) for code in ("W-SCALE", "ACT-SCALE")),
+                      sum(isinstance(r, str) for r in rows)))
     for way in [*WEIGHTS, *ACTIVATIONS]:
-        done = [r["spoilt"].get(way) for r in good.values()]
-        done = [r for r in done if isinstance(r, list)]
+        done = [r for r in (g["spoilt"].get(way) for g in good) if isinstance(r, list)]
         wanted = {"ACT-SCALE"} if way in ACTIVATIONS else ABOUT_WEIGHTS
-        lines.append(f"| {way} | {len(done)} | {sum(bool(wanted & set(r)) for r in done)} |")
-    return "\n".join(lines)
+        spoilt.append((way, len(done), sum(bool(wanted & set(r)) for r in done)))
+    return "\n\n".join([f"{len(good)} models.", markdown(("tool", "models", "W-SCALE", "ACT-SCALE", "failed"), tools),
+                        markdown(("spoilt", "models", "found"), spoilt)])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Both versions get the same files, made by the sources at hand: the demo model (YOLOv8n, random weights) and generated
 PNG images of its size, or what `--model` and `--photos` name. Their modules are compiled beforehand, as pip does.
 A ratio is the median over the turns, between order statistics of the turns: whatever the distribution, the median
-lies there with the probability told (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the least of
+lies there with the probability given (5 turns: 94 %, 6: 97 %, 3: only 75 %). Seconds and megabytes are the least of
 the turns; processor time is user and system, of all threads and child processes.
 """
 
@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = """\
 | | processor time | times before | times plain | peak memory | times before | times plain |
 |---|---|---|---|---|---|---|"""
-BEGIN, END = "<!-- speed: written by benchmarks/run.py --compare -->", "<!-- end of speed -->"
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Case:
     """One comparison.
 
     Attributes:
-        told: In a table.
+        title: In a table.
         command: The arguments of qdqtool; MODEL, IMAGES and OUT stand for files.
         model: Writes MODEL.
         images: Number and size of IMAGES; where the second is 0, those of `--photos`.
         plain: Whether plain onnxruntime inference over the same images is measured too.
     """
 
-    told: str
+    title: str
     command: str
     model: Callable[[Path], None] | None = None
     images: tuple[int, int] | None = None
@@ -124,33 +123,13 @@ def _quantized(path: Path) -> None:
     insert(yolov8n(), data, method="max", predict=False).save(path)
 
 
-def _large(path: Path, nodes: int = 100_000) -> None:
-    """A long quantized network of small tensors: residual blocks, SiLU, Split and Concat, pooling and upsampling."""
-    import numpy as np
+def _large(path: Path) -> None:
+    """A long quantized network of small tensors, C2f blocks without end."""
     import onnx
 
-    from tests.growth import Net
+    from tests.growth import c2f
 
-    net = Net()
-    last = "x"
-    for name, value in (("up", [1, 1, 2, 2]), ("w4", np.ones((4, 4, 1, 1))), ("w12", np.ones((8, 12, 1, 1))),
-                        ("w16", np.ones((8, 16, 1, 1)))):  # fmt: skip
-        net.weights[name] = onnx.numpy_helper.from_array(np.asarray(value, np.float32), name)
-
-    def silu(made: str) -> str:
-        return net.add("Mul", made, net.add("Sigmoid", made))
-
-    def conv(x: str, weights: str) -> str:
-        return net.add("Conv", net.pair(x), net.pair(weights))
-
-    while len(net.nodes) < nodes:
-        last = net.add("Relu", net.add("Add", net.conv(net.add("Relu", net.conv(last))), net.pair(last)))
-        half = net.add("Split", silu(net.conv(last)), outputs=2, axis=1)
-        inner = net.add("Add", net.pair(f"{half}.1"), net.pair(silu(conv(f"{half}.1", "w4"))))
-        last = silu(conv(net.add("Concat", half, f"{half}.1", inner, axis=1), "w12"))
-        small = net.add("MaxPool", last, kernel_shape=[2, 2], strides=[2, 2])
-        last = net.add("Relu", conv(net.add("Concat", net.add("Resize", small, "", "up"), last, axis=1), "w16"))
-    onnx.save(net.done(last), path)
+    onnx.save(c2f(100_000), path)
 
 
 CASES = {
@@ -276,8 +255,8 @@ def _in_turns(name: str, files: Files, trees: dict[str, Path], turns: int) -> st
     for turn in range(turns):
         for what in commands if turn % 2 else reversed(commands):
             runs[what].append(measure(*commands[what]))
-    print(f"{name} ({case.told}), {turns} turns")
-    cells = [case.told]
+    print(f"{name} ({case.title}), {turns} turns")
+    cells = [case.title]
     for part, unit in (("cpu", "s"), ("wall", "s"), ("peak", "MB")):
         values = {what: [float(getattr(r, part)) for r in found] for what, found in runs.items()}
         against = {other: ratio(values["now"], values[other]) for other in values if other != "now"}

@@ -1,220 +1,250 @@
-"""Derives the tables that the time model is fitted on, in our own format, from published profiles.
+"""What the time model is fitted on and judged by: layers of profiles and latencies of whole networks, with weights.
 
-usage: python benchmarks/timing_data.py SHARED      # a folder with timing/ and evidence/ as they were published
+usage: python benchmarks/timing_data.py FOLDER          # FOLDER holds exported models, <network>.onnx
 
-Writes benchmarks/timing/layers.tsv: for each measured kernel of an engine what it computes and moves
-(qdqtool.timing.work) and how long it took. The fit (benchmarks/fit_timing.py) reads that file alone, so that nobody
-needs SHARED to repeat it.
+Adds these networks to benchmarks/timing/networks.tsv.gz, as the simulator predicts their layers (work of each at batch
+1; float types are left open in networks without Q/DQ, FP16 in those with). ``<network>@<target>.onnx`` names another
+target than trt8.6. The other tables there are layers.tsv (kernels of published profiles: what each computes and moves,
+:mod:`qdqtool.timing.work`, and how long it took), latencies.tsv and latencies-2026.tsv (published milliseconds a call)
+and blind.tsv (published times that are judged only).
 """
 
 from __future__ import annotations
 
 import csv
-import math
-import re
+import gzip
+import io
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from timing_tables import LAYERS, WORK, cells, number, write
+import numpy as np
 
-from qdqtool.buildlog.read import read_build
-from qdqtool.engine.costs import analyze
-from qdqtool.timing import work
-from qdqtool.timing.built import work_of
+from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
+from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.prepare import prepare
+from qdqtool.modelfile import load
+from qdqtool.onnxgraph.half import HALF_OPSET
+from qdqtool.prediction import predict
+from qdqtool.timing import twin, work
+from qdqtool.timing.gpus import Gpu, find
+from qdqtool.timing.physics import weights_are_cold
+from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work, width
+from qdqtool.trt.targets import strongly_typed, target_named
 from qdqtool.types import Precision
 
-FIELDS = ("engine", "gpu", "layer", *WORK, "ms")
-BUILDS = (  # engine, GPU, files
-    (
-        "resnet18-fp32",
-        "A100 80GB PCIe",
-        ("timing/resnet18-a100-fp32/graph.json", "timing/resnet18-a100-fp32/profile.json"),
-    ),
-    *(
-        (
-            name,
-            "A100 80GB PCIe",
-            (f"evidence/resnet18-a100-{folder}/graph.json", f"evidence/resnet18-a100-{folder}/profile.json"),
-        )
-        for name, folder in (
-            ("resnet18-fp16", "fp16"),
-            ("resnet18-qat", "qat"),
-            ("resnet18-qat-residual", "qat-residual"),
-            ("resnet18-qat-residual-qgap", "qat-residual-qgap"),
-        )
-    ),
-    (
-        "mobilenetv2-qat",
-        "TITAN RTX",
-        (
-            "evidence/mobilenetv2-titanrtx-qat-residual/graph.json",
-            "evidence/mobilenetv2-titanrtx-qat-residual/profile.json",
-        ),
-    ),
-    (
-        "bevfusion-3080ti",
-        "RTX 3080 Ti",
-        (
-            "evidence/bevfusion-camera-rtx3080ti-trt8600/log.txt",
-            "evidence/bevfusion-camera-rtx3080ti-trt8600/layer_info.json",
-        ),
-    ),
+HERE = Path(__file__).parent / "timing"
+NETWORKS = "networks.tsv.gz"
+WORK = (
+    "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups", "read", "weights", "written",
+    "steps",
+)  # fmt: skip
+FIELDS = ("network", "variant", *WORK)
+# Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
+TOTALS = (
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP32", 2.0),
+    ("A100 80GB PCIe", "resnet18-qat", "float", "FP16", 0.8628),
+    ("A100 80GB PCIe", "resnet18-qat", "qdq", "FP16", 0.8823),
+    ("A100 80GB PCIe", "resnet18-qat-residual", "qdq", "FP16", 0.5457),
+    ("A100 80GB PCIe", "resnet18-qat-residual-qgap", "qdq", "FP16", 0.4998),
+    ("TITAN RTX", "mobilenetv2-qat", "qdq", "FP16", 0.2639),
+    ("RTX 2000 Ada Laptop", "resnet18-qat-laptop", "qdq", "FP16", 0.134),
+    ("Jetson AGX Orin 64GB", "bevfusion-orin", "qdq", "FP16", 8.607),
+    ("RTX 3080 Ti", "bevfusion-3080ti", "qdq", "FP16", 1.584),
 )
-V100_EVERY = 3  # of the 4,500 single convolutions
-_TYPES = {"Float": Precision.FP32, "Half": Precision.FP16, "Int8": Precision.INT8, "FP16": Precision.FP16}
+# What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
+OVERHEADS = {
+    "resnet18-fp32": 5.2, "resnet18-fp16": 6.2, "resnet18-qat": 6.1, "resnet18-qat-residual": 7.1,
+    "resnet18-qat-residual-qgap": 7.5, "mobilenetv2-qat": 1.6, "centerpoint-fp16": 2.4, "resnet18-qat-laptop": 3.2,
+    "bevfusion-orin": 0.0, "bevfusion-3080ti": 0.5,
+}  # fmt: skip
+# For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
+OVERHEAD = 2.4
+# Judged only: published latencies of another power mode, about four times too slow; one network on one Blackwell.
+UNFIT = ("Jetson AGX Orin 64GB", "RTX PRO 6000 Blackwell")
+TARGET = "trt8.6"
+GPUS = {"yolo26m-416": "RTX PRO 6000 Blackwell", "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell"}  # others: any
+TYPED = ("yolov8n-modelopt@trt10",)  # built strongly typed, with an FP16 remainder
 
 
-def main(shared: Path) -> None:
-    rows = [*builds(shared), *orin(shared), *listed(shared), *v100(shared)]
-    write(LAYERS, FIELDS, rows)
-    print(f"{len(rows)} layers written")
+def read(name: str) -> list[dict[str, str]]:
+    raw = (HERE / name).read_bytes()
+    text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
+    return list(csv.DictReader((line for line in io.StringIO(text) if not line.startswith("#")), delimiter="\t"))
 
 
-def row_of(engine: str, gpu: str, layer: str, found: Work, ms: float) -> list[object]:
-    return [engine, gpu, layer, *cells(found), number(ms)]
+@dataclass
+class Data:
+    """Measurements: layers, and totals over segments of layers."""
+
+    works: list[Work] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)  # seconds
+    overhead: list[float] = field(default_factory=list)  # seconds that the measurement added
+    weights: list[float] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)  # number of works of each measurement
+    cold: list[bool] = field(default_factory=list)  # of each work: its network's weights do not fit the L2
+
+    def add(
+        self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float,
+        cold: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.works += works
+        self.cold += [weights_are_cold(works, gpu) if cold is None else cold] * len(works)
+        self.gpus += [gpu] * len(works)
+        self.labels.append(label)
+        self.measured.append(ms * 1e-3)
+        self.overhead.append(overhead * 1e-6)
+        self.weights.append(weight)
+        self.segments.append(len(works))
+
+    def of(self, keep: Sequence[bool]) -> Data:
+        """Some of the measurements."""
+        result, start = Data(), 0
+        for i, count in enumerate(self.segments):
+            if keep[i]:
+                result.add(self.works[start : start + count], self.gpus[start], self.labels[i], self.measured[i] * 1e3,
+                           self.overhead[i] * 1e6, self.weights[i], self.cold[start])
+            start += count
+        return result
+
+    @property
+    def firsts(self) -> list[Gpu]:
+        """The GPU of each measurement."""
+        return [self.gpus[i] for i in np.cumsum([0, *self.segments[:-1]])]
+
+    def with_overhead(self, overhead: float) -> Data:
+        """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
+        usual = [0.0 if label.startswith("convolutions-") else overhead * 1e-6 for label in self.labels]
+        return replace(self, overhead=usual)
 
 
-def builds(shared: Path) -> Iterator[list[object]]:
-    for engine, gpu, files in BUILDS:
-        report = analyze(read_build(*(str(shared / f) for f in files)))
-        for cost in report.rows:
-            found = work_of(cost)
-            if found is not None and found.kind != work.NOTHING and cost.ms:
-                yield row_of(engine, gpu, f"{cost.index}", found, cost.ms)
+def joined(*parts: Data) -> Data:
+    result = Data()
+    for part in parts:
+        for name, values in vars(part).items():
+            getattr(result, name).extend(values)
+    return result
 
 
-def orin(shared: Path) -> Iterator[list[object]]:
-    with open(shared / "evidence/bevfusion-camera-orin-trt8502/profile.tsv") as file:
-        for number, row in enumerate(csv.DictReader(file, delimiter="\t")):
-            source, target = ([int(d) for d in row[k].split("x")] for k in ("in", "out"))
-            yield row_of(
-                "bevfusion-orin",
-                "Jetson AGX Orin 64GB",
-                str(number),
-                shaped(
-                    row["layer"],
-                    row["type"],
-                    source,
-                    target,
-                    row["in_dtype"],
-                    row["out_dtype"],
-                    row["residual"],
-                    int(row["kernel"] or 0),
-                ),
-                float(row["avg_ms"]),
-            )
+def layers() -> Data:
+    """Kernels of profiles."""
+    data, rows = Data(), read("layers.tsv")
+    counts: dict[str, int] = defaultdict(int)
+    weights: dict[str, float] = defaultdict(float)
+    for row in rows:
+        counts[row["engine"]] += 1
+        weights[row["engine"]] += float(row["weights"])
+    for row in rows:
+        gpu, single = find(row["gpu"]), row["engine"].startswith("convolutions-")
+        overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
+        data.add([work_of(row)], gpu, row["engine"], float(row["ms"]), overhead,
+                 (0.02 if single else 0.35) / counts[row["engine"]],
+                 not single and weights[row["engine"]] > gpu.l2 * 1e6)
+    return data
 
 
-def listed(shared: Path) -> Iterator[list[object]]:
-    for engine, gpu, name in (
-        ("centerpoint-fp16", "A100 40GB", "centerpoint-a100-fp16.tsv"),
-        ("resnet18-qat-laptop", "RTX 2000 Ada Laptop", "resnet18-rtx2000ada-qat.tsv"),
-    ):
-        with open(shared / "timing" / name) as file:
-            for number, row in enumerate(csv.DictReader(file, delimiter="\t")):
-                inputs, outputs = ([tensor(t) for t in row[k].split(";") if t.strip()] for k in ("inputs", "outputs"))
-                if not inputs or not outputs:
-                    continue
-                (intype, source), (outtype, target) = inputs[0], outputs[0]
-                if len(outputs) > 1:
-                    target = [target[0], sum(o[1][1] for o in outputs), *target[2:]]
-                residual = inputs[1][0] if len(inputs) > 1 else ""
-                found = shaped(row["layer"], row["type"], source, target, intype, outtype, residual, 0)
-                yield row_of(engine, gpu, str(number), found, float(row["median_ms"] or row["avg_ms"]))
-
-
-def tensor(text: str) -> tuple[str, list[int]]:
-    match = re.match(r"\s*(\w+)(?::\d+)?\[([\dx]+)\]", text)
-    assert match, text
-    return match[1], [int(d) for d in match[2].split("x")]
-
-
-def shaped(
-    layer: str,
-    kind: str,
-    source: list[int],
-    target: list[int],
-    intype: str,
-    outtype: str,
-    residual: str,
-    kernel: int,
-) -> Work:
-    """The work of a layer of which a table tells types and shapes."""
-    low, high = (_TYPES[t.split()[0].split(":")[0]] for t in (intype, outtype))
-    read, written = math.prod(source) * width(low), math.prod(target) * width(high)
-    if residual:
-        read += math.prod(target) * width(_TYPES[residual.split()[0].split(":")[0]])
-    if "Conv" not in kind and "Gemm" not in kind:
-        plain = {"Resize": work.RESIZE, "CudaSoftMax": work.SOFTMAX, "Shuffle": work.SHUFFLE, "PoolingV2": work.POOL}
-        text = kind.lower()
-        name = plain.get(kind) or (
-            work.POOL
-            if "pool" in text
-            else work.POINTWISE
-            if "pointwise" in text
-            else work.SHUFFLE
-            if "shuffle" in text
-            else work.CONVERSION
-            if low != high or "QDQ" in kind
-            else work.REFORMAT
-            if "eformat" in layer
-            else work.COPY
+def totals() -> Data:
+    """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
+    data = Data()
+    networks: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in read(NETWORKS):
+        networks[row["network"], row["variant"]].append(row)
+    for name, network, variant, plain, ms in TOTALS:
+        data.add(network_work(networks[network, variant], Precision(plain), 1.0, find(name)), find(name),
+                 f"engine {network} {variant} {plain}", ms, 0.0, 0.15)
+    rows = read("latencies.tsv") + read("latencies-2026.tsv") + [row | {"how": "blind"} for row in read("blind.tsv")]
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row["gpu"], row["network"]] += 1
+    for row in rows:
+        yolo, batch, gpu = row["network"].startswith("yolo"), float(row["batch"]), find(row["gpu"])
+        slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
+        doubtful = (
+            row["gpu"] in UNFIT or slow_host or row["how"] in ("validation", "blind")
+            or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
         )
-        return Work(name, low, high, channels=float(source[1]), read=read, written=written)
-    if not kernel:
-        kernel = guessed(layer, source, target)
-    pooled = "Pool" in layer or "Pool" in kind
-    positions = math.prod(target[2:]) * (4 if pooled else 1)
-    depth = source[1] * kernel * kernel
-    kind = work.DECONV if "Deconv" in kind else work.CONV
-    rows = target[0] * positions if kind == work.CONV else math.prod(source) // source[1]
-    columns = target[1] * (kernel * kernel if kind == work.DECONV else 1)
-    depth = depth if kind == work.CONV else source[1]
-    read -= (math.prod(source) - work.touched(math.prod(source), rows, depth, 1)) * width(low)
-    return Work(kind, low, high, rows, columns, depth, source[1], 1, read, depth * columns * width(low), written)
+        remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
+        offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
+        weight = (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]]
+        data.add(network_work(networks[row["network"], row["variant"]], Precision(row["float"]), batch, gpu), gpu,
+                 f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}", float(row["ms"]),
+                 0.0 if doubtful else offset, 0.0 if doubtful else weight)
+    return data
 
 
-def guessed(layer: str, source: list[int], target: list[int]) -> int:
-    """The kernel that the tables do not tell: ResNet-18's and CenterPoint's."""
-    if len(source) < 3 or source[2] == 1:
-        return 1
-    if "downsample" in layer:
-        return 1
-    if layer.startswith("conv1.weight"):
-        return 7
-    if target[2] > source[2]:  # ConvTranspose without overlap
-        return target[2] // source[2]
-    if (source[1], target[1]) == (128, 256) and source[2] == target[2]:  # CenterPoint's first upsampling branch
-        return 1
-    return 3
+def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu) -> list[Work]:
+    made = [work_of(row, plain, batch) for row in rows]
+    if plain == Precision.FP32:  # no reformats to FP16 at the edges; without TF32 linear everywhere
+        without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
+        made = [w for w in made if not (w.kind in without and w.precision.is_float and w.written_as.is_float)]
+    return made
 
 
-def v100(shared: Path) -> Iterator[list[object]]:
-    with open(shared / "timing/v100-single-convolutions.tsv") as file:
-        for number, row in enumerate(csv.DictReader(file, delimiter="\t")):
-            if number % V100_EVERY:
-                continue
-            precision = Precision(row["precision"])
-            n, c, h, w, out, k, s = (
-                int(row[x])
-                for x in ("batch", "in_channels", "in_height", "in_width", "out_channels", "kernel", "stride")
-            )
-            deep = row["type"] == "Depthwise"
-            ho, wo = -(-h // s), -(-w // s)
-            size = width(precision)
-            residual = int(row["fused_elementwise"]) * n * out * ho * wo * size
-            found = Work(
-                work.DEPTHWISE if deep else work.CONV, precision, precision, n * ho * wo, 1 if deep else out,
-                k * k * (1 if deep else c), 1 if deep else c, c if deep else 1,
-                work.touched(n * c * h * w, n * ho * wo * k * k, 1 if deep else c, c if deep else 1) * size + residual,
-                k * k * out * (1 if deep else c) * size, n * out * ho * wo * size,
-            )  # fmt: skip
-            yield row_of(f"convolutions-{row['precision'].lower()}", "Tesla V100", str(number), found, float(row["ms"]))
+def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: float = 1.0) -> Work:
+    low, high = Precision(row["precision"]), Precision(row["written_as"])
+    real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
+    grow, widen = width(real_low) / width(low), width(real_high) / width(high)
+    return Work(
+        row["kind"], real_low, real_high, float(row["rows"]) * batch, float(row["columns"]), float(row["depth"]),
+        float(row["channels"]), float(row["groups"]), float(row["read"]) * grow * batch, float(row["weights"]) * grow,
+        float(row["written"]) * widen * batch, float(row.get("steps") or 1),
+    )  # fmt: skip
+
+
+# Adding networks --------------------------------------------------------------------------------------------------
+
+
+def add_networks(folder: Path) -> None:
+    """The networks of a folder beside those of the table."""
+    models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
+    rows: list[list[object]] = [
+        [row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models]
+    for name, path in models.items():
+        print(name, flush=True)
+        rows += of_network(name, path)
+    buffer = io.StringIO()
+    csv.writer(buffer, delimiter="\t", lineterminator="\n").writerows([FIELDS, *rows])
+    (HERE / NETWORKS).write_bytes(gzip.compress(buffer.getvalue().encode(), mtime=0))
+
+
+def of_network(name: str, path: Path) -> list[list[object]]:
+    target = target_named(name.partition("@")[2] or TARGET)
+    model = load(path)
+    if name in TYPED:
+        target = strongly_typed(target)
+        prepare(model, opset=HALF_OPSET)
+        to_half(model)
+    model, _ = twin.resolved(Model(model.proto, str(path)))
+    if twin.has_qdq(model):
+        variants = [("qdq", model), ("float", twin.float_twin(model))]
+    else:
+        variants = [("float", model)]
+        try:
+            variants.append(("qdq", twin.best_placement(model, target)))
+        except QdqtoolError as error:
+            print(f"  {error}")
+    rows: list[list[object]] = []
+    for variant, chosen in variants:
+        # With Q/DQ some tensors of a layer are floats and some are not: their width has to be settled here.
+        plain = Precision.FLOAT if variant == "float" else Precision.FP16
+        gpu = find(GPUS[name]) if name in GPUS else None
+        found = workload_of(chosen, predict(chosen, target, advice=False), plain, gpu=gpu)
+        if found.unknown:
+            print(f"  {variant}: {len(found.unknown)} of {len(found.layers)} layers of unknown shape: "
+                  f"{found.unknown[:3]}")
+        for each in found.all:
+            values = (getattr(each, f) for f in WORK)
+            rows.append([name, variant, *(f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values)])
+    return rows
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: timing_data.py SHARED")
-    main(Path(sys.argv[1]))
+        sys.exit("usage: timing_data.py FOLDER")
+    add_networks(Path(sys.argv[1]))

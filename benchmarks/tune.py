@@ -1,7 +1,8 @@
 """The front of `qdqtool tune` against what one would try without it, on images that tune never saw.
 
     python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX] [--chosen-on N] [--judge N]
-                              [--json FILE] [--docs FILE]
+                              [--json FILE] [--page docs/tune.md]
+    python benchmarks/tune.py --trained [--work FOLDER] [--only REGEX] [--gpu NAME] [--json FILE] [--page docs/tune.md]
 
 SPLITS.toml lists the splits; paths are relative to it. Models and images are the user's: nothing is downloaded.
 
@@ -11,54 +12,61 @@ SPLITS.toml lists the splits; paths are relative to it. Models and images are th
     calibration = "photographs"         # ranges are made from these: a folder of images, or an npy of inputs
     choose = "photographs-2"            # tune gets these as --eval: it chooses on one half and judges on the other
     judge = "video"                     # nothing is chosen by these: what the table shows is measured here
-    others = { "ModelOpt entropy" = "modelopt.onnx" }   # finished Q/DQ models to hold against the front, if any
+    others = { "ModelOpt entropy" = "modelopt.onnx" }   # finished Q/DQ models to compare with the front, if any
 
-Held against every placement is the most accurate point of the front (by the images that were chosen on) that costs no
+Every placement is compared with the most accurate point of the front (by the images that were chosen on) that costs no
 more; the interval is that of a paired bootstrap over the images to judge. What was measured is kept in the work folder.
+
+`--trained` trains networks on drawings made here (torch and torchvision are needed; some minutes on one core):
+characters on noise for a ResNet and an EfficientNet of torchvision's blocks, and disks, squares and triangles for a
+fully convolutional network. `tune` gets the pictures as files and judges by labels that the metric looks up by name
+(top-1 accuracy, mean IoU). Choices are made on 128 pictures; everything in the table is measured on further ones that
+`tune` never saw, with the networks' own labels.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import sys
 import time
-import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
+from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from detectors import load_samples, run_model
-from marked import publish
+from common import Images, detect, evenly, input_name, load_samples, paired, pooled, publish, read_splits, table
 
 import qdqtool
-from qdqtool.tuning.configuration import cost_of
-from qdqtool.tuning.detection import Matches, match, precision
-from qdqtool.tuning.result import Point
+from qdqtool.runtime import open_session
+from qdqtool.tuning.configuration import Cost, cost_of
+from qdqtool.tuning.detection import match
+from qdqtool.tuning.result import Tuning
 
-RESAMPLES = 500
-BEGIN, END = "<!-- tune: written by benchmarks/tune.py -->", "<!-- end of tune -->"
+Array = npt.NDArray[Any]
+CHARACTERS = "0123456789"
+SIZE, SCENE, SHAPES, BATCH = 32, 48, 3, 32
+CALIBRATION, CHOSEN, JUDGED, UNSEEN = 64, 128, 64, 400
+OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # what one would try without a search, by name
 
 
 @dataclass
-class Held:
-    """One placement on the images to judge, and the point of the front that it is held against."""
+class Row:
+    """One placement on the images to judge, and the point of the front that costs no more minus it."""
 
     split: str
     name: str
     int8: int
     conversions: int
     cost: float
-    on_front: bool
+    mark: str
     chosen_on: float | None
     metric: float
     against: str = ""
@@ -67,51 +75,52 @@ class Held:
     high: float | None = None
 
 
-@dataclass
-class Judge:
-    """Detections on the images to judge, kept by model."""
+def rows_of(
+    split: str, tuning: Tuning, others: Mapping[str, bytes], judge: Callable[[bytes], Sequence[Any]],
+    value: Callable[[Sequence[Any]], float],
+) -> list[Row]:
+    """The front and what it is compared with, each judged once.
 
-    samples: list[npt.NDArray[np.float32]]
-    work: Path
-    references: list[Any] = field(default_factory=list)
+    Args:
+        split: A name.
+        tuning: What ``tune`` found.
+        others: Finished models by name.
+        judge: From a model to what it does on each image.
+        value: Of that over images.
+    """
+    front = [p for p in tuning.front if p.chosen_on is not None]
+    found: list[tuple[Row, Sequence[Any]]] = []
 
-    def matches(self, model: onnx.ModelProto | bytes) -> list[Matches]:
-        data = model if isinstance(model, bytes) else model.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(data)
-        for sample in self.samples:
-            digest.update(sample.tobytes())
-        path = self.work / f"{digest.hexdigest()[:24]}.matches.json"
-        if not path.exists():
-            found = run_model(data, self.samples, 2)
-            if not self.references:
-                return [match(f.above(0.25), f) for f in found]
-            rows = [match(r, f).as_json() for r, f in zip(self.references, found, strict=True)]
-            path.with_suffix(".part").write_text(json.dumps(rows), "utf-8")
-            path.with_suffix(".part").rename(path)
-        return [Matches.from_json(row) for row in json.loads(path.read_text("utf-8"))]
+    def add(name: str, cost: Cost, mark: str, chosen_on: float | None, model: bytes) -> None:
+        seen = judge(model)
+        row = Row(split, name, cost.int8, cost.conversions, cost.value, mark, chosen_on, value(seen))
+        fits = [(r, s) for r, s in found if r.mark and r.cost <= row.cost + 1e-9]
+        if not mark and fits:
+            row.against = fits[-1][0].name
+            row.difference, row.low, row.high = paired([(fits[-1][1], seen)], value)
+        found.append((row, seen))
+        print(f"  {row}", flush=True)
 
-
-def value(matches: Sequence[Matches]) -> float:
-    return float(precision(matches, True).mean())
-
-
-def evenly(array: npt.NDArray[np.float32], wanted: int) -> list[npt.NDArray[np.float32]]:
-    chosen = np.unique(np.linspace(0, len(array) - 1, min(wanted, len(array))).astype(int))
-    return [np.ascontiguousarray(array[i : i + 1]) for i in chosen]
-
-
-def digest_of(image: npt.NDArray[np.float32]) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest()
+    for point in [*front, *(p for p in tuning.others if OBVIOUS.search(p.name))]:
+        mark = "chosen" if point is tuning.chosen else "front" if any(p is point for p in front) else ""
+        model = tuning.model_of(point).SerializeToString(deterministic=True)
+        add(point.name, point.cost, mark, point.chosen_on, model)
+    for name, model in others.items():
+        add(name, cost_of(qdqtool.predict(model), None), "", None, model)
+    return [row for row, _ in found]
 
 
-def measure(entry: dict[str, Any], home: Path, options: argparse.Namespace) -> list[Held]:
+def measured_split(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
     """One split: tune, then everything on the images to judge."""
-    model = home / entry["model"]
-    name = onnx.load(model, load_external_data=False).graph.input[0].name
-    calibration, choose, unseen = (load_samples(model, home / entry[k]) for k in ("calibration", "choose", "judge"))
+    model: Path = entry["model"]
+    name = input_name(model)
+    calibration, choose, unseen = (load_samples(model, entry[k]) for k in ("calibration", "choose", "judge"))
 
-    def feeds(array: npt.NDArray[np.float32], wanted: int) -> list[dict[str, npt.NDArray[np.float32]]]:
+    def feeds(array: Images, wanted: int) -> list[dict[str, Images]]:
         return [{name: x} for x in evenly(array, wanted)]
+
+    def digest_of(image: Images) -> bytes:
+        return hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest()
 
     began = time.process_time()
     tuning = qdqtool.tune(
@@ -123,70 +132,216 @@ def measure(entry: dict[str, Any], home: Path, options: argparse.Namespace) -> l
     print(f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time", flush=True)
     seen = {digest_of(x) for array in (calibration, choose) for x in array}
     samples = [x for x in evenly(unseen, options.judge) if digest_of(x[0]) not in seen]
-    judge = Judge(samples, options.work)
-    judge.references = [d.above(0.25) for d in run_model(model.read_bytes(), samples, 2)]
-    boxes = sum(len(r.scores) for r in judge.references)
-    left = min(options.judge, len(unseen)) - len(samples)
-    print(f"judged on {len(samples)} images, {boxes} boxes{f'; {left} that tune was given left out' * bool(left)}",
-          flush=True)  # fmt: skip
-    front = [p for p in tuning.front if p.chosen_on is not None]
-    measured: list[tuple[Held, list[Matches]]] = []
-    of_front: list[tuple[Point, list[Matches]]] = []
-    for point in [*front, *(p for p in tuning.others if "worst" in p.name or "head" in p.name or "last" in p.name)]:
-        matches = judge.matches(tuning.model_of(point))
-        on_front = any(p is point for p in front)
-        if on_front:
-            of_front.append((point, matches))
-        measured.append((held(entry["name"], point, on_front, value(matches)), matches))
-        print(f"  {measured[-1][0]}", flush=True)
-    for other, path in entry.get("others", {}).items():
-        data = (home / path).read_bytes()
-        predicted = qdqtool.predict(data)
-        cost = cost_of(predicted, None)
-        matches = judge.matches(data)
-        measured.append((Held(entry["name"], other, cost.int8, cost.conversions, cost.value, False, None,
-                              value(matches)), matches))  # fmt: skip
-    for row, matches in measured:
-        fits = [(p, m) for p, m in of_front if p.cost.value <= row.cost + 1e-9]
-        if not row.on_front and fits:
-            compare(row, *fits[-1], matches)
-    return [row for row, _ in measured]
+    references = [d.above(0.25) for d in detect(model.read_bytes(), samples, options.work, 2)]
+    print(f"judged on {len(samples)} images that tune was not given, {sum(len(r.scores) for r in references)} boxes")
+
+    def judge(data: bytes) -> Sequence[Any]:
+        return [match(r, f) for r, f in zip(references, detect(data, samples, options.work, 2), strict=True)]
+
+    others = {o: (options.splits.parent / path).read_bytes() for o, path in entry.get("others", {}).items()}
+    return rows_of(entry["name"], tuning, others, judge, pooled)
 
 
-def held(split: str, point: Point, on_front: bool, metric: float) -> Held:
-    return Held(split, point.name, point.cost.int8, point.cost.conversions, point.cost.value, on_front,
-                point.chosen_on, metric)  # fmt: skip
+# Networks that are trained here -----------------------------------------------------------------------------------
 
 
-def compare(row: Held, point: Point, mine: Sequence[Matches], theirs: Sequence[Matches]) -> None:
-    """The front's point minus the placement, with the 95 % interval of a paired bootstrap over the images."""
+def character(rng: np.random.Generator) -> tuple[Array, int]:
+    """A picture [SIZE, SIZE, 3] of 8-bit values, and the class of the character in it."""
+    label = int(rng.integers(len(CHARACTERS)))
+    colours = rng.permutation([rng.integers(0, 100, 3), rng.integers(140, 256, 3)])
+    paper, ink = (tuple(int(c) for c in colour) for colour in colours)
+    picture = Image.new("RGB", (SIZE, SIZE), paper)
+    font = ImageFont.load_default(int(rng.integers(16, 28)))
+    at = tuple(float(v) for v in SIZE / 2 + rng.normal(0, 2, 2))
+    ImageDraw.Draw(picture).text(at, CHARACTERS[label], ink, font, "mm")
+    turned = picture.rotate(float(rng.normal(0, 10)), fillcolor=paper)
+    noisy = np.asarray(turned, np.float32) + rng.normal(0, rng.uniform(5, 50), (SIZE, SIZE, 3))
+    return np.clip(noisy, 0, 255).astype(np.uint8), label
+
+
+def scene(rng: np.random.Generator) -> tuple[Array, Array]:
+    """A picture [SCENE, SCENE, 3] of 8-bit values, and what its pixels show: 0 for nothing."""
+    colours = rng.integers(0, 256, (8, 3))
+    picture = Image.new("RGB", (SCENE, SCENE), tuple(int(c) for c in colours[0]))
+    labels = Image.new("L", (SCENE, SCENE), 0)
+    for k in range(int(rng.integers(2, 6))):
+        kind, radius = int(rng.integers(SHAPES)), float(rng.uniform(6, 14))
+        x, y = (float(v) for v in rng.uniform(0, SCENE, 2))
+        for canvas, fill in ((picture, tuple(int(c) for c in colours[k + 1])), (labels, kind + 1)):
+            draw = ImageDraw.Draw(canvas)
+            if kind == 0:
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill)
+            else:
+                draw.regular_polygon((x, y, radius), 4 if kind == 1 else 3, fill=fill)
+    noisy = np.asarray(picture, np.float32) + rng.normal(0, rng.uniform(5, 30), (SCENE, SCENE, 3))
+    return np.clip(noisy, 0, 255).astype(np.uint8), np.asarray(labels)
+
+
+def top1(outputs: Mapping[str, Array], label: Any) -> float:
+    return float(int(outputs["logits"].argmax()) == label)
+
+
+def mean_iou(outputs: Mapping[str, Array], label: Any) -> float:
+    """Mean over the classes that one picture shows or that are found in it."""
+    found = outputs["logits"][0].argmax(axis=0)
+    ious = [((found == c) & (label == c)).sum() / union
+            for c in range(SHAPES + 1) if (union := ((found == c) | (label == c)).sum())]  # fmt: skip
+    return float(np.mean(ious))
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is trained, on what, and how it is judged."""
+
+    name: str
+    make: Callable[[], Any]
+    draw: Callable[[np.random.Generator], tuple[Array, Any]]
+    judge: Callable[[Mapping[str, Array], Any], float]
+    pictures: int
+    epochs: int
+
+
+def resnet() -> Any:
+    """Three stages of torchvision's basic blocks, 16 to 64 channels."""
+    from torch import nn
+    from torchvision.models.resnet import BasicBlock
+
+    def block(before: int, after: int, stride: int) -> Any:
+        down = None
+        if stride > 1:
+            down = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        return BasicBlock(before, after, stride, down)
+
+    stem = [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    blocks = [block(16, 16, 1), block(16, 32, 2), block(32, 32, 1), block(32, 64, 2), block(64, 64, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, len(CHARACTERS)))
+
+
+def efficientnet() -> Any:
+    """torchvision's EfficientNet (MBConv, SiLU, squeeze and excitation), narrow and short."""
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    stages = [MBConvConfig(1, 3, 1, 16, 16, 1, 1.0, 1.0), MBConvConfig(4, 3, 2, 16, 24, 2, 1.0, 1.0),
+              MBConvConfig(4, 5, 2, 24, 32, 2, 1.0, 1.0), MBConvConfig(4, 3, 1, 32, 48, 1, 1.0, 1.0)]  # fmt: skip
+    return EfficientNet(stages, dropout=0.1, num_classes=len(CHARACTERS), last_channel=128)
+
+
+def fcn() -> Any:
+    """Down to a quarter and up again, with a skip connection by concatenation."""
+    import torch
+    from torch import nn
+
+    def conv(before: int, after: int, stride: int = 1) -> Any:
+        return nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.SiLU())
+
+    class Fcn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fine = nn.Sequential(conv(3, 16, 2), conv(16, 16))
+            self.coarse = nn.Sequential(conv(16, 32, 2), conv(32, 32), conv(32, 32), conv(32, 32))
+            self.up = nn.Upsample(scale_factor=2, mode="nearest")
+            self.joined = nn.Sequential(conv(48, 24), nn.Conv2d(24, SHAPES + 1, 1))
+
+        def forward(self, x: Any) -> Any:
+            fine = self.fine(x)
+            return self.up(self.joined(torch.cat([fine, self.up(self.coarse(fine))], 1)))
+
+    return Fcn()
+
+
+NETWORKS = (
+    Network("ResNet (top-1)", resnet, character, top1, 3000, 4),
+    Network("EfficientNet (top-1)", efficientnet, character, top1, 3000, 5),
+    Network("segmentation (mean IoU)", fcn, scene, mean_iou, 1500, 9),
+)
+
+
+def trained(network: Network, path: Path) -> None:
+    """Trains on drawings of seed 0 and exports."""
+    import torch
+
+    torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    gains = []
-    for _ in range(RESAMPLES):
-        images = rng.integers(0, len(mine), len(mine))
-        gains.append(value([mine[i] for i in images]) - value([theirs[i] for i in images]))
-    row.against, row.difference = point.name, value(mine) - value(theirs)
-    row.low, row.high = (float(v) for v in np.nanpercentile(gains, [2.5, 97.5]))
+    drawn = [network.draw(rng) for _ in range(network.pictures)]
+    inputs = torch.from_numpy(np.stack([p for p, _ in drawn])).permute(0, 3, 1, 2).float() / 255
+    labels = torch.from_numpy(np.stack([np.asarray(label, np.int64) for _, label in drawn]))
+    model = network.make()
+    batches = len(drawn) // BATCH
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, network.epochs * batches)
+    for epoch in range(network.epochs):
+        for rows in torch.randperm(len(drawn))[: batches * BATCH].split(BATCH):
+            loss = torch.nn.functional.cross_entropy(model(inputs[rows]), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        print(f"{network.name}: epoch {epoch + 1} of {network.epochs}, loss {float(loss.detach()):.3f}", flush=True)
+    torch.onnx.export(model.eval(), (inputs[:1],), str(path), input_names=["images"], output_names=["logits"],
+                      opset_version=17, dynamo=False)  # fmt: skip
 
 
-def table(rows: Sequence[Held]) -> str:
-    lines = ["| split | placement | INT8 | conversions | cost | chosen on | judged on | front at no more cost |",
-             "|---" * 8 + "|"]  # fmt: skip
+def pictures(network: Network, folder: Path, count: int, seed: int) -> dict[str, Any]:
+    """Writes pictures; their labels by file name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    labels = {}
+    for i in range(count):
+        name = f"{seed}-{i:04d}.png"
+        picture, labels[name] = network.draw(rng)
+        Image.fromarray(picture).save(folder / name)
+    return labels
+
+
+def measured_network(network: Network, options: argparse.Namespace) -> list[Row]:
+    """One network: train, tune, then everything on the unseen pictures."""
+    home = options.work / network.name.partition(" ")[0]
+    home.mkdir(parents=True, exist_ok=True)
+    model = home / "float.onnx"
+    if not model.exists():
+        trained(network, model)
+    pictures(network, home / "calibration", CALIBRATION, 1)
+    labels = pictures(network, home / "choose", CHOSEN + JUDGED, 2)
+    unseen = pictures(network, home / "unseen", UNSEEN, 3)
+
+    def metric(reference: Mapping[str, Array], outputs: Mapping[str, Array], image: str) -> float:
+        return network.judge(outputs, labels[Path(image).name])
+
+    def judge(data: bytes) -> list[float]:
+        session = open_session(data, 1, optimize="basic", fold_qdq=False)
+        found = []
+        for name, label in unseen.items():
+            picture = np.asarray(Image.open(home / "unseen" / name), np.float32).transpose(2, 0, 1)[None] / 255
+            found.append(network.judge({"logits": session.run(["logits"], {"images": picture})[0]}, label))
+        return found
+
+    tuning = qdqtool.tune(model, home / "calibration", evaluation=home / "choose", metric=metric, keep=0.99,
+                          gpu=options.gpu, chosen_on=CHOSEN, judged_on=JUDGED, whole_front=True, say=print)
+    tuning.save_result(home / "tuning.json")
+    print(f"{network.name}: {tuning.effort}", flush=True)
+    plain = float(np.mean(judge(model.read_bytes())))
+    return [Row(network.name, "float", 0, 0, tuning.base.convolutions, "", None, plain),
+            *rows_of(network.name, tuning, {}, judge, lambda found: float(np.mean(found)))]
+
+
+def page(rows: Sequence[Row]) -> str:
+    lines = []
     for r in sorted(rows, key=lambda r: (r.split, r.cost, r.name)):
         chosen = "-" if r.chosen_on is None else f"{r.chosen_on:.3f}"
-        against = "front" if r.on_front else "-"
+        against = r.mark or "-"
         if r.difference is not None:
             against = f"{r.difference:+.3f} ({r.low:+.3f} to {r.high:+.3f})"
-        lines.append(f"| {r.split} | {r.name} | {r.int8} | {r.conversions} | {r.cost:.4g} | {chosen} | {r.metric:.3f} "
-                     f"| {against} |")
-    return "\n".join(lines)
+        lines.append((r.split, r.name, r.int8, r.conversions, f"{r.cost:.4g}", chosen, f"{r.metric:.3f}", against))
+    return table(("of", "placement", "INT8", "conversions", "cost", "chosen on", "judged on", "front at no more cost"),
+                 lines)  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("splits", type=Path)
+    parser.add_argument("splits", type=Path, nargs="?", help="the TOML file, see the head of this script")
+    parser.add_argument("--trained", action="store_true", help="train networks on drawings instead")
     parser.add_argument("--gpu")
-    parser.add_argument("--only", metavar="REGEX")
+    parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--chosen-on", type=int, default=16)
     parser.add_argument("--swept-on", type=int, help="of these, for the sensitivity of single sites")
     parser.add_argument("--workers", type=int)
@@ -194,14 +349,19 @@ def main() -> int:
     parser.add_argument("--judge", type=int, default=24, help="images that the table is measured on")
     parser.add_argument("--work", type=Path, default=Path("tune-work"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", type=Path, help="write the table between its marks")
+    parser.add_argument("--page", type=Path, help="write the table between its marks")
     options = parser.parse_args()
+    if options.trained == bool(options.splits):
+        parser.error("give SPLITS.toml or --trained")
     options.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Held] = []
-    for entry in tomllib.loads(options.splits.read_text("utf-8"))["split"]:
-        if not options.only or re.search(options.only, entry["name"]):
-            rows += measure(entry, options.splits.parent, options)
-    publish(rows, table(rows), options.json, options.docs, BEGIN, END)
+    rows: list[Row] = []
+    if options.trained:
+        for network in NETWORKS:
+            rows += measured_network(network, options) if re.search(options.only, network.name) else []
+    else:
+        for entry in read_splits(options.splits, ("model", "calibration", "choose", "judge")):
+            rows += measured_split(entry, options) if re.search(options.only, entry["name"]) else []
+    publish("tune_trained" if options.trained else "tune", page(rows), options.page, options.json, rows)
     return 0
 
 

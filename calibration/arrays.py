@@ -1,14 +1,16 @@
-"""npz and npy files as calibration data, read one sample at a time and never unpickled."""
+"""Arrays as calibration data: npz and npy files, read one sample at a time and never unpickled, and in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -75,107 +77,82 @@ class StackedArray:
             self.file.close()
 
 
-def array_file_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
-    """An npz of stacked arrays keyed by input name, or an npy for a model with one input.
+class StackedSource(Source):
+    """Rows of arrays in one file: an npz of stacked arrays keyed by input name, or an npy for a model with one input.
 
     An array that has the input's own rank is stacked along the batch dimension; one rank more is a stack of batches.
-
-    Raises:
-        DataError: It does not fit the inputs.
+    Another process opens the file when it wants the first row.
     """
-    if path.suffix.lower() == ".npy":
-        arrays = {inputs[0].name: StackedArray(path)}
-        if len(inputs) > 1:
-            raise DataError(f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz")
-    else:
+
+    def __init__(self, path: Path, inputs: Sequence[InputSpec]) -> None:
+        """Opens the file.
+
+        Raises:
+            DataError: It does not fit the inputs.
+        """
+        self.path = path
+        self.inputs = inputs
+        lengths = {name: len(a) for name, a in self.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            text = ", ".join(f"'{n}' {k}" for n, k in lengths.items())
+            raise DataError(f"{path}: the arrays have different numbers of samples: {text}")
+        self.rows: Sequence[int] = range(next(iter(lengths.values())))
+        if not self.rows:
+            raise DataError(f"{path}: holds no samples")
+        self.random_access = all(a.random_access for a in self.arrays.values())
+        first = self.load(0)  # the shapes are checked before any work is done
+        self.single_rows = all(first[i.name].ndim == len(self.arrays[i.name].shape) for i in inputs)
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, StackedArray]:
+        """By input."""
+        path, inputs = self.path, self.inputs
+        if path.suffix.lower() == ".npy":
+            if len(inputs) > 1:
+                raise DataError(f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz")
+            return {inputs[0].name: StackedArray(path)}
         archive = Archive(path)
         names = {m: m for m in archive.members}
         if len(inputs) == 1 and len(names) == 1:
             names = {inputs[0].name: next(iter(names))}
-        arrays = {}
-        for spec in inputs:
-            if spec.name not in names:
-                found = ", ".join(f"'{n}'" for n in names) or "nothing"
-                raise DataError(f"{path}: has no array for the model's input '{spec.name}'; it has {found}")
-            arrays[spec.name] = StackedArray(path, archive, names[spec.name])
-    return StackedSource(path, arrays, inputs)
+        missing = next((i.name for i in inputs if i.name not in names), None)
+        if missing is not None:
+            found = ", ".join(f"'{n}'" for n in names) or "nothing"
+            raise DataError(f"{path}: has no array for the model's input '{missing}'; it has {found}")
+        return {i.name: StackedArray(path, archive, names[i.name]) for i in inputs}
 
+    @functools.cached_property
+    def _file_digest(self) -> bytes:
+        return file_digest(self.path)
 
-class StackedSource(Source):
-    """Rows of arrays in one file."""
-
-    def __init__(self, path: Path, arrays: dict[str, StackedArray], inputs: Sequence[InputSpec]) -> None:
-        self.path = path
-        self._file_digest = b""
-        self.arrays = arrays
-        self.inputs = inputs
-        self.random_access = all(a.random_access for a in arrays.values())
-        lengths = {name: len(a) for name, a in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            text = ", ".join(f"'{n}' {k}" for n, k in lengths.items())
-            raise DataError(f"{path}: the arrays have different numbers of samples: {text}")
-        if not next(iter(lengths.values())):
-            raise DataError(f"{path}: holds no samples")
-        first = self.load(0)  # the shapes are checked before any work is done
-        self.single_rows = all(first[i.name].ndim == len(arrays[i.name].shape) for i in inputs)
-
-    def count(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def load(self, index: int) -> Sample:
-        return {i.name: i.fit(self.arrays[i.name].row(index), self.arrays[i.name].what) for i in self.inputs}
-
-    def digest(self, index: int) -> bytes:
-        return file_digest(self.path) + index.to_bytes(8, "big") if index == 0 else index.to_bytes(8, "big")
-
-    def identity(self, index: int) -> bytes:
-        if not self._file_digest:
-            self._file_digest = file_digest(self.path)
-        return index.to_bytes(8, "big") + self._file_digest
-
-    def portion(self, indices: Sequence[int]) -> RowsSource:
-        if not self.random_access:
-            raise DataError(f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
-                            "numpy.savez, uncompressed")
-        return RowsSource(Path(os.path.abspath(self.path)), self.inputs, indices)
-
-    def name(self, index: int) -> str:
-        return f"{printable(self.path.name)}[{index}]"
-
-
-class RowsSource(Source):
-    """Some rows of arrays in one file, which is opened when the first is wanted."""
-
-    def __init__(self, path: Path, inputs: Sequence[InputSpec], rows: Sequence[int]) -> None:
-        self.path = path
-        self.inputs = inputs
-        self.rows = list(rows)
-        self._whole: Source | None = None
-
-    @property
-    def whole(self) -> Source:
-        if self._whole is None:
-            self._whole = array_file_source(self.path, self.inputs)
-        return self._whole
-
-    @property
-    def single_rows(self) -> bool:  # type: ignore[override]
-        return self.whole.single_rows
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
         return len(self.rows)
 
     def load(self, index: int) -> Sample:
-        return self.whole.load(self.rows[index])
+        row = self.rows[index]
+        return {i.name: i.fit(self.arrays[i.name].row(row), self.arrays[i.name].what) for i in self.inputs}
 
     def digest(self, index: int) -> bytes:
-        return self.whole.digest(self.rows[index])
+        row = self.rows[index]
+        return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
     def identity(self, index: int) -> bytes:
-        return self.whole.identity(self.rows[index])
+        return self.rows[index].to_bytes(8, "big") + self._file_digest
+
+    def portion(self, indices: Sequence[int]) -> StackedSource:
+        if not self.random_access:
+            raise DataError(f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
+                            "numpy.savez, uncompressed")
+        part = copy.copy(self)
+        part.path = Path(os.path.abspath(self.path))
+        part.rows = [self.rows[i] for i in indices]
+        return part
 
     def name(self, index: int) -> str:
-        return self.whole.name(self.rows[index])
+        return f"{printable(self.path.name)}[{self.rows[index]}]"
 
 
 class SampleFilesSource(Source):
@@ -212,3 +189,79 @@ class SampleFilesSource(Source):
 
     def name(self, index: int) -> str:
         return printable(self.paths[index].relative_to(self.root).as_posix())
+
+
+# In memory -----------------------------------------------------------------------------------------------------------
+
+_BLOCK = 1 << 16
+_BLOCKS = 16
+
+
+def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
+    """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
+    named = {name: np.asarray(array) for name, array in arrays.items()}
+    by_input = {i.name: named[i.name] for i in inputs if i.name in named}
+    lengths = {len(a) for a in by_input.values() if a.ndim}
+    stacked = len(by_input) == len(inputs) and all(
+        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None) for i in inputs
+    )
+    if not stacked or len(lengths) != 1:
+        return [named]
+    return [{name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())]
+
+
+class MemorySource(Source):
+    """Dictionaries of arrays from any iterable; a list can be gone through again, a generator once."""
+
+    def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
+        self.inputs = inputs
+        self.samples: Sequence[object] | None = source if isinstance(source, Sequence) else None
+        self.iterable = source
+        self.iterator: Iterator[object] | None = None
+        self.repeatable = not isinstance(source, Iterator)
+        self.random_access = self.samples is not None
+        self.used = False
+
+    def count(self) -> int | None:
+        return None if self.samples is None else len(self.samples)
+
+    def restart(self) -> None:
+        if self.samples is None:
+            if self.used and not self.repeatable:
+                raise DataError("the calibration data was a one-time iterator and is used up; give a list")
+            self.iterator = iter(self.iterable)
+            self.used = True
+
+    def load(self, index: int) -> Sample:
+        if self.samples is not None:
+            sample = self.samples[index]
+        else:
+            assert self.iterator is not None
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                raise IndexError(index) from None
+        if not isinstance(sample, Mapping):
+            raise DataError(f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to array")
+        return fit_all(sample, self.inputs, f"calibration sample {index}")
+
+    def portion(self, indices: Sequence[int]) -> MemorySource:
+        """They travel with it."""
+        if self.samples is None:
+            raise DataError("calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
+                            "folder that all machines share")
+        return MemorySource([self.samples[i] for i in indices], self.inputs)
+
+    def digest(self, index: int) -> bytes:
+        if self.samples is None:
+            return b""
+        sample = self.samples[index]
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted(sample.items()) if isinstance(sample, Mapping) else ():
+            value = np.ascontiguousarray(array)
+            digest.update(f"{name}{value.dtype}{value.shape}".encode())
+            flat = value.reshape(-1).view(np.uint8)
+            step = max(_BLOCK, (flat.size - _BLOCK) // (_BLOCKS - 1))
+            for start in range(0, flat.size, step):  # evenly spread blocks, as for files
+                digest.update(flat[start : start + _BLOCK].data)
+        return digest.digest()

@@ -15,10 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter
-from calibration.looks import Looks
-from calibration.spots import CHANNELS, POSITIONS
-from calibration.statistics import TensorStatistics
+from calibration.dataset import Looks
+from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool import budgets
 from qdqtool.arrayfiles import Archive, short
 from qdqtool.errors import DataError
@@ -304,7 +302,7 @@ def _looks(values: dict[str, Any]) -> Looks:
 
 
 def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """Gives each tensor what was kept of it: see :mod:`calibration.spots`."""
+    """Gives each tensor what was kept of it: see :mod:`calibration.statistics`."""
     if shapes.dtype != np.int64 or shapes.shape[1:] != (3,) or values.dtype != np.float32 or values.ndim != 1:
         raise ValueError("its arrays do not fit together")
     if not np.isfinite(values).all():

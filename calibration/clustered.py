@@ -1,26 +1,168 @@
-"""The samples of one pass, counted by the workers of a cluster."""
+"""Calibration on a cluster: portions of the samples, counted by workers where they are read, merged by the client."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
+import queue
+import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.cache import Statistics
-from calibration.counting import Snapshot
-from calibration.dataset import Dataset, Source
+from calibration.counting import Tally
+from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
 from calibration.focus import Focus
-from calibration.looks import Looks
-from calibration.remote import Assignment, Portion
-from calibration.session import fetched_bytes, packed_model
-from calibration.spots import chosen
-from calibration.statistics import TensorStatistics
+from calibration.listing import UNREADABLE
+from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
+from calibration.statistics import TensorStatistics, spotted_samples
 from qdqtool.cluster.mapping import Cluster, Job
+from qdqtool.errors import ClusterError
 from qdqtool.graph import Model
+
+
+@dataclass
+class Assignment:
+    """What all portions share; it reaches each worker once.
+
+    Attributes:
+        model: Computes the tensors that are not inputs; serialized, empty where all are inputs.
+        sha256: Of these bytes.
+        path: The model's, for messages.
+        names: Tensors to count.
+        bins: See :class:`calibration.statistics.TensorStatistics`.
+        focus: See :func:`calibration.runner.collect`.
+        inputs: The model's.
+        fetched: Bytes of one sample's tensors.
+    """
+
+    model: bytes
+    sha256: str
+    path: str
+    names: tuple[str, ...]
+    bins: int
+    focus: Focus | None
+    inputs: tuple[InputSpec, ...]
+    fetched: int
+
+
+@dataclass
+class Portion:
+    """Some samples.
+
+    Attributes:
+        numbers: The samples' numbers.
+        source: Their parts, in order; the last sample alone may be filled up.
+        identities: Of the parts, as the client sees them.
+        spotted: Those of the numbers to look at closely, see :mod:`calibration.statistics`.
+    """
+
+    numbers: tuple[int, ...]
+    source: Source
+    identities: Sequence[bytes]
+    spotted: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"samples {self.numbers[0]} to {self.numbers[-1]}"
+
+
+class Engine:
+    """An assignment on one worker: the session, and how many portions may run at the same time."""
+
+    def __init__(self, assignment: Assignment, threads: int) -> None:
+        if hashlib.sha256(assignment.model).hexdigest() != assignment.sha256:
+            raise ClusterError("the model arrived damaged")
+        slots = worker_count(assignment.fetched, threads)
+        self.assignment = assignment
+        counters = max(1, threads // slots)
+        session: Any = None
+        if assignment.model:
+            session = open_packed(assignment.model, counters, assignment.path)
+            assignment.model = b""
+        self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
+        for _ in range(slots):
+            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters))
+
+    @contextlib.contextmanager
+    def tally(self) -> Iterator[Tally]:
+        """One with nothing counted yet, as soon as one is free."""
+        tally = self._free.get()
+        try:
+            yield tally
+        finally:
+            tally.forget()
+            self._free.put(tally)
+
+
+class Held(Part):
+    """A source whose samples have to be those that the client of a cluster saw."""
+
+    def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
+        """Holds them.
+
+        Args:
+            source: What this process reads.
+            identities: :meth:`~calibration.dataset.Source.identity` of each sample, as the client sees it.
+        """
+        super().__init__(source, range(len(identities)))
+        self.identities = identities
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Held, (self.whole, self.identities)
+
+    def load(self, index: int) -> Sample:
+        found = self.whole.identity(index)
+        if found != self.identities[index]:
+            fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
+            raise ClusterError(f"{self.name(index)} {fault} there; let all machines see the same files")
+        return super().load(index)
+
+
+def shared(dataset: Dataset) -> Dataset:
+    """The same samples under the same numbers, as other processes can read them: what Dask can send.
+
+    Raises:
+        DataError: They are in this process only.
+    """
+    indices = list(dataset.indices or ())
+    source = dataset.source.portion(indices)
+    held = Held(source, [dataset.source.identity(i) for i in indices])
+    return Dataset(held, dataset.inputs, len(indices))
+
+
+def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[str, Any]:
+    """Statistics over the samples of a portion, and what was noticed about them.
+
+    Raises:
+        ClusterError: This worker sees other files than the client, or the job is over.
+        QdqtoolError: What a sample raises.
+    """
+    given = engine.assignment
+    with engine.tally() as tally, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        begin = time.perf_counter()
+        dataset = Dataset(Held(portion.source, portion.identities), given.inputs, len(portion.identities))
+        tally.spotted = portion.spotted
+        for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
+            if stopped.is_set():
+                raise ClusterError("the job is over")
+            tally.add(number, load())
+        return {
+            "tensors": tally.tensors,
+            "images": tally.images,
+            "looks": asdict(dataset.looks),
+            "skipped": dataset.skipped,
+            "seconds": time.perf_counter() - begin,
+        }
+
+
+# The client ----------------------------------------------------------------------------------------------------------
 
 _MOST_SAMPLES = 256  # of a portion: their names travel, and a scheduler remembers what it sent for a while
 _FIRST = 2  # samples of a portion while nothing is known of their time
@@ -35,7 +177,7 @@ class ClusterPass:
     The result does not depend on who counts what, or when: see :class:`calibration.statistics.TensorStatistics`.
     """
 
-    counting = "calibration.remote:count"  # what the workers do with a portion
+    counting = "calibration.clustered:count"  # what the workers do with a portion
 
     def __init__(
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
@@ -86,7 +228,7 @@ class ClusterPass:
 
     def _results(self) -> Iterator[int]:
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with self.cluster.job("calibration.remote:prepare", assignment, self.counting) as job:
+        with self.cluster.job("calibration.clustered:Engine", assignment, self.counting) as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):
@@ -108,13 +250,13 @@ class ClusterPass:
         if running is not None:
             running.close()
 
-    def snapshot(self) -> Snapshot:
-        """What was merged so far."""
-        return Snapshot(Statistics(self.tensors, images=self.images), self.done.copy())
+    def snapshot(self) -> tuple[Statistics, Set[int]]:
+        """What was merged so far, and the numbers of the samples."""
+        return Statistics(self.tensors, images=self.images), self.done.copy()
 
     def _portions(self, job: Job) -> Iterator[Portion]:
         left = len(self.dataset) - len(self.left_out)
-        spotted = chosen(len(self.dataset))
+        spotted = spotted_samples(len(self.dataset))
         samples = self._samples()
         while left > 0:
             taken = list(itertools.islice(samples, self._pace.size(left, job.slots)))

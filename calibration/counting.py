@@ -8,16 +8,15 @@ import threading
 from collections.abc import Collection, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy.typing as npt
 
 from calibration.cache import Statistics
 from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
-from calibration.histogram import scratch_buffer
 from calibration.session import Fetcher
-from calibration.statistics import TensorStatistics
+from calibration.statistics import TensorStatistics, scratch_buffer
 from qdqtool.threads import Crew
 
 
@@ -43,7 +42,7 @@ class Tally:
             bins: See :class:`calibration.statistics.TensorStatistics`.
             focus: See :func:`calibration.runner.collect`.
             counters: Threads that count the tensors of a sample.
-            spotted: Numbers of the samples to look at closely, see :mod:`calibration.spots`.
+            spotted: Numbers of the samples to look at closely, see :mod:`calibration.statistics`.
         """
         self._names = tuple(names)
         self._bins = bins
@@ -129,18 +128,6 @@ _thread = _Thread()
 # One pass by the threads of this process ----------------------------------------------------------------------------
 
 
-class Snapshot(NamedTuple):
-    """What a pass has counted so far.
-
-    Attributes:
-        statistics: With the number of images.
-        done: Numbers of the samples that went in.
-    """
-
-    statistics: Statistics
-    done: Set[int]
-
-
 class ThreadPass:
     """Threads that each load samples and count them on their own; a snapshot merges what they have."""
 
@@ -175,8 +162,8 @@ class ThreadPass:
                 tally.add(number, load_sample())
                 self.crew.put(number)
 
-    def snapshot(self) -> Snapshot:
-        """What was counted so far, whole samples only."""
+    def snapshot(self) -> tuple[Statistics, Set[int]]:
+        """What was counted so far, whole samples only, and the numbers of these."""
         result = Statistics({})
         done: set[int] = set()
         with contextlib.ExitStack() as stack:
@@ -187,4 +174,4 @@ class ThreadPass:
                 done |= tally.done
             if not self._ended:  # the threads go on counting
                 result.tensors = {n: part.copy() for n, part in result.tensors.items()}
-        return Snapshot(result, done)
+        return result, done

@@ -6,22 +6,71 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.listing import read_ahead
-from calibration.looks import Looks
 from qdqtool import budgets
 from qdqtool.errors import DataError
+
+FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
+_FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not
+
+
+@dataclass
+class Looks:
+    """What was noticed about the samples loaded; ``low`` and ``high`` are over all of them."""
+
+    total: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+    constant: int = 0
+    nonfinite: int = 0
+    broken: int = 0
+
+    def merge(self, other: Looks) -> None:
+        """Takes in what was noticed about other samples."""
+        self.total += other.total
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.constant += other.constant
+        self.nonfinite += other.nonfinite
+        self.broken += other.broken
+
+    def add(self, low: float, high: float, constant: bool, nonfinite: bool) -> None:
+        self.total += 1
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.constant += constant
+        self.nonfinite += nonfinite
+
+    def warnings(self) -> Iterator[str]:
+        total, low, high = self.total, self.low, self.high
+        if not total:
+            return
+        if self.broken:
+            yield f"{self.broken} of {total + self.broken} images could not be read and were skipped"
+        if total < FEW_IMAGES:
+            yield f"only {total} calibration image{'s' * (total != 1)}; {FEW_IMAGES} or more give steadier ranges"
+        if max(-low, high) > _FAR_OUTSIDE:  # minus infinity where nothing was finite
+            yield (
+                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
+                "is the division by 255 missing (scale 1/255)?"
+            )
+        elif low >= 0 and 0 < high < 1.5 / 255:
+            yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
+        if self.constant:
+            yield f"{self.constant} of {total} images are constant (every value the same)"
+        if self.nonfinite:
+            yield f"{self.nonfinite} of {total} samples hold NaN or infinities"
+
 
 Array = npt.NDArray[Any]
 Sample = dict[str, Array]
 Task = Callable[[], tuple[Sample, int] | None]
-
 
 
 @dataclass(frozen=True)
@@ -151,34 +200,56 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-class Spread(Sequence[int]):
-    """``wanted`` of more than so many indices, evenly spread, ascending, the first and last included."""
+class Part(Source):
+    """Some samples of another source, in the order given."""
 
-    def __init__(self, total: int, wanted: int) -> None:
-        self.total = total
-        self.wanted = wanted
+    def __init__(self, whole: Source, indices: Sequence[int]) -> None:
+        self.whole = whole
+        self.indices = list(indices)
+        self.repeatable = whole.repeatable
+        self.random_access = whole.random_access
+        self.single_rows = whole.single_rows
 
-    def __len__(self) -> int:
-        return self.wanted
+    def count(self) -> int:
+        return len(self.indices)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.wanted))]
-        if not -self.wanted <= index < self.wanted:
-            raise IndexError(index)
-        index %= self.wanted
-        if self.wanted == 1:
-            return 0
-        return (index * (self.total - 1) + (self.wanted - 1) // 2) // (self.wanted - 1)
+    def load(self, index: int) -> Sample:
+        return self.whole.load(self.indices[index])
+
+    def digest(self, index: int) -> bytes:
+        return self.whole.identity(self.indices[index])  # a digest may be of the file with its first sample alone
+
+    def portion(self, indices: Sequence[int]) -> Source:
+        return self.whole.portion([self.indices[i] for i in indices])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the files itself; samples in memory go along."""
+        try:
+            return _opened, (self.whole.portion(self.indices),)
+        except DataError:
+            return Part, (self.whole, self.indices)
+
+    def name(self, index: int) -> str:
+        return self.whole.name(self.indices[index])
+
+    def settings(self) -> str:
+        return self.whole.settings()
+
+    @property
+    def is_images(self) -> bool:
+        return self.whole.is_images
+
+
+def _opened(source: Source) -> Source:
+    return source
 
 
 def spread(total: int, wanted: int) -> Sequence[int]:
     """At most ``wanted`` of ``total`` indices, evenly spread, ascending, the first and last included."""
-    return range(total) if total <= wanted else Spread(total, wanted)
+    if total <= wanted:
+        return range(total)
+    gaps = max(wanted - 1, 1)
+    return array("q", ((i * (total - 1) + gaps // 2) // gaps for i in range(wanted)))  # millions are eight bytes each
 
 
 class Dataset:

@@ -12,13 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.arrays import ARRAY_SUFFIXES, SampleFilesSource, array_file_source
+from calibration.arrays import ARRAY_SUFFIXES, MemorySource, SampleFilesSource, StackedSource, rows_of
 from calibration.dataset import Dataset, InputSpec, Source
 from calibration.listing import files_under
-from calibration.memory import MemorySource, rows_of
-from calibration.picture_files import IMAGE_SUFFIXES, ImageSource
-from calibration.pictures import YOLO_PREPROCESS, Preprocess, decode, describe, prepare
-from calibration.urls import is_url, local_path, url_source
+from calibration.pictures import (
+    IMAGE_SUFFIXES,
+    YOLO_PREPROCESS,
+    ImageSource,
+    Preprocess,
+    decode,
+    describe,
+    is_url,
+    local_path,
+    prepare,
+    url_source,
+)
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
@@ -86,7 +94,7 @@ def _path_source(
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix in ARRAY_SUFFIXES:
-        return array_file_source(path, inputs)
+        return StackedSource(path, inputs)
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in (".txt", ".lst", ".list"):

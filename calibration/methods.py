@@ -12,9 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from calibration.histogram import MIN_TOP, Floats, Histogram
-from calibration.spots import rounding
-from calibration.statistics import TensorStatistics
+from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 DEFAULT_PERCENTILE = 99.99
@@ -183,9 +181,9 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     """A range near the one with the least error, with little biased error where an image is flat.
 
     Noise is averaged out by the layers behind, an error that is the same all over an image is not, and in drawings on
-    white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.spots`. A range of
-    0.7 times the length, with four times the squared error where the network looks, more than halved the error of the
-    class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
+    white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.statistics`. A range
+    of 0.7 times the length, with four times the squared error where the network looks, more than halved the error of
+    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
 
     Args:
         parts: The tensor, or tensors that share the range; those without ``spots`` have no say.

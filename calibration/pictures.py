@@ -1,12 +1,20 @@
-"""One picture as a network input: decoding, letterbox, layout, normalisation."""
+"""Pictures as network inputs: decoding, letterbox, layout, normalisation; from files, and from behind URLs.
+
+URLs (``s3://bucket/images``) are opened through fsspec and what it finds installed for the protocol.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
+import io
 import os
+import posixpath
+import re
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,8 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from calibration.dataset import Array, InputSpec, Source, printable
+from calibration.listing import UNREADABLE, Folder, file_digest
 from qdqtool import budgets
 from qdqtool.errors import DataError
+from qdqtool.files import note_read
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
@@ -83,30 +94,25 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
     A thread that waits for its turn must not hold another one.
     """
     with contextlib.ExitStack() as stack:
-        yield _decoded(source, name, stack)
-
-
-def _decoded(
-    source: str | os.PathLike[str] | IO[bytes], name: str, stack: contextlib.ExitStack
-) -> npt.NDArray[np.uint8]:
-    try:
-        if isinstance(source, str | os.PathLike) and not Path(source).is_file():
-            raise DataError("no regular file" if Path(source).exists() else "No such file or directory")
-        with Image.open(source, formats=_FORMATS) as picture:
-            pixels = picture.width * picture.height
-            if pixels > budgets.PICTURE_PIXELS:
-                raise DataError(f"{picture.width}x{picture.height} pixels; the limit is {budgets.PICTURE_PIXELS}")
-            if max(picture.size) > budgets.PICTURE_SIDE:
-                raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-            stack.enter_context(_DECODING.taken(pixels))
-            return _as_rgb(picture)
-    except DataError:
-        raise
-    except Exception as error:  # a damaged file can raise nearly anything in the decoders
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-        if isinstance(source, str | os.PathLike):
-            raise DataError(reason.replace(str(source), Path(source).name)) from error
-        raise DataError(reason.replace(repr(source), repr(name))) from error
+        try:
+            if isinstance(source, str | os.PathLike) and not Path(source).is_file():
+                raise DataError("no regular file" if Path(source).exists() else "No such file or directory")
+            with Image.open(source, formats=_FORMATS) as picture:
+                count = picture.width * picture.height
+                if count > budgets.PICTURE_PIXELS:
+                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit is {budgets.PICTURE_PIXELS}")
+                if max(picture.size) > budgets.PICTURE_SIDE:
+                    raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
+                stack.enter_context(_DECODING.taken(count))
+                pixels = _as_rgb(picture)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged file can raise nearly anything in the decoders
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+            if isinstance(source, str | os.PathLike):
+                raise DataError(reason.replace(str(source), Path(source).name)) from error
+            raise DataError(reason.replace(repr(source), repr(name))) from error
+        yield pixels
 
 
 def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
@@ -214,3 +220,279 @@ def describe(preprocess: Preprocess) -> str:
     if any(s != 1.0 for s in preprocess.std):
         norm.append(f"std {list(preprocess.std)}")
     return f"{preprocess.resize}, {order}, {', '.join(map(str, norm))}"
+
+
+# Pictures in files ---------------------------------------------------------------------------------------------------
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+class ImageSource(Source):
+    """Pictures for a model with one input of rank 4, NCHW or NHWC, with 3 channels or 1."""
+
+    single_rows = True
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        root: Path,
+        inputs: Sequence[InputSpec],
+        preprocess: Preprocess,
+        size: tuple[int, int] | None,
+    ) -> None:
+        self.describe(str(root), inputs, preprocess, size)
+        self.paths = paths
+        self.root = root
+        if not isinstance(paths, Folder):  # which has been noted as a whole
+            for path in paths:
+                note_read(path)
+
+    def describe(
+        self, where: str, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+    ) -> None:
+        """Notes what the pictures become.
+
+        Raises:
+            DataError: The model does not take pictures.
+        """
+        if len(inputs) != 1:
+            names = ", ".join(f"'{i.name}'" for i in inputs)
+            raise DataError(f"{where}: images cannot feed a model with {len(inputs)} inputs ({names}); give npz files")
+        self.spec = inputs[0]
+        self.integer = self.spec.numpy_dtype.kind in "iu"
+        if self.integer and preprocess.scale == YOLO_PREPROCESS.scale:
+            preprocess = replace(preprocess, scale=1.0)  # the network divides by 255 itself; 0 to 1 would round to 0
+        self.preprocess = preprocess
+        self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
+
+    def count(self) -> int:
+        return len(self.paths)
+
+    @property
+    def is_images(self) -> bool:
+        return True
+
+    def name(self, index: int) -> str:
+        path = self.paths[index]
+        return printable(path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path))
+
+    def digest(self, index: int) -> bytes:
+        return self.name(index).encode() + file_digest(self.paths[index])
+
+    def settings(self) -> str:
+        return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
+
+    def portion(self, indices: Sequence[int]) -> ImageSource:
+        part = copy.copy(self)
+        part.root = Path(os.path.abspath(self.root))
+        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
+        return part
+
+    def load(self, index: int) -> dict[str, Array]:
+        return self.prepared(self.paths[index])
+
+    def prepared(self, source: str | os.PathLike[str] | IO[bytes], name: str = "") -> dict[str, Array]:
+        """A picture as the network takes it; see :func:`calibration.pictures.decode`."""
+        with decoded(source, name) as pixels:
+            array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
+        if self.nhwc:
+            array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        if self.integer:
+            limits = np.iinfo(self.spec.numpy_dtype)
+            array = np.rint(array, out=array).clip(limits.min, limits.max)
+        return {self.spec.name: array.astype(self.spec.numpy_dtype, copy=False)}
+
+
+def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, int, int]:
+    """Whether the input is NHWC, its channels, height and width."""
+    shown = spec.shape_text()
+    if len(spec.shape) != 4:
+        raise DataError(f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files")
+    nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
+    dims = (spec.shape[3], spec.shape[1], spec.shape[2]) if nhwc else spec.shape[1:]
+    channels, height, width = (*dims,)
+    channels = 3 if channels is None else channels
+    if channels not in (1, 3):
+        raise DataError(f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files")
+    if height is None or width is None:
+        if size is None:
+            raise DataError(f"input '{spec.name}' {shown} leaves the image size open; give `size`, for example 640x640")
+        height, width = height or size[0], width or size[1]
+    if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
+        raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
+                        f"{budgets.INPUT_PIXELS} pixels")
+    return nhwc, channels, height, width
+
+
+# Pictures behind URLs ------------------------------------------------------------------------------------------------
+
+_URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
+_CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")  # as the file systems call them
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL of a protocol other than ``file``."""
+    return _URL.match(text) is not None and local_path(text) == text
+
+
+def local_path(text: str) -> str:
+    """The path of a ``file://`` URL; anything else as it is."""
+    for begin in ("file://", "local://"):
+        if text.lower().startswith(begin):
+            return text[len(begin):]
+    return text
+
+
+def opened(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and the path in it.
+
+    Raises:
+        DataError: fsspec is not installed, or nothing for that protocol.
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise DataError(f"{url}: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like") from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)") from None
+    except Exception as error:  # each file system has classes of its own
+        raise DataError(f"{url}: cannot be opened: {_reason(error)}") from None
+    return system, str(path)
+
+
+def url_source(
+    url: str, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+) -> UrlSource:
+    """Pictures under a URL, in the order of their paths, or one picture.
+
+    Raises:
+        DataError: There are none, or the URL cannot be listed.
+    """
+    system, path = opened(url)
+    try:
+        if system.isfile(path):
+            folder, _, name = path.rpartition("/")
+            return UrlSource(url.rpartition("/")[0], folder, [name], inputs, preprocess, size)
+        names = sorted(_pictures(system, path.rstrip("/")))
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{url}: cannot be listed: {_reason(error)}") from None
+    if not len(names):
+        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
+        raise DataError(f"{url}: no images ({kinds}) under this URL")
+    return UrlSource(url, path.rstrip("/"), names, inputs, preprocess, size)
+
+
+def _pictures(system: Any, root: str) -> Iterator[str]:
+    """Names under a folder, one folder at a time; what begins with a dot is left out."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        for entry in system.ls(folder, detail=True):
+            path = str(entry["name"]).rstrip("/")
+            last = path.rpartition("/")[2]
+            if last.startswith(".") or path == folder:
+                continue
+            if entry["type"] == "directory":
+                waiting.append(path)
+            elif posixpath.splitext(last)[1].lower() in IMAGE_SUFFIXES and "\0" not in path:
+                yield path.removeprefix(root).lstrip("/")
+
+
+class UrlSource(ImageSource):
+    """Pictures behind a URL, each read whole and within :data:`qdqtool.budgets.PICTURE_FILE`."""
+
+    def __init__(
+        self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
+        size: tuple[int, int] | None,
+    ) -> None:
+        """Describes them; nothing is read yet.
+
+        Args:
+            url: Of the folder.
+            folder: Its path in the file system.
+            names: Of the pictures under it.
+            inputs: The model's.
+            preprocess: How pictures become inputs.
+            size: Height and width in pixels where the model leaves them open.
+        """
+        self.describe(url, inputs, preprocess, size)
+        self.url, self.folder, self.names = url, folder, names
+        self._read = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_read"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._read = threading.local()
+
+    def count(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return printable(self.names[index])
+
+    def portion(self, indices: Sequence[int]) -> UrlSource:
+        part = copy.copy(self)
+        part.names = [self.names[i] for i in indices]
+        return part
+
+    def digest(self, index: int) -> bytes:
+        """Name and checksum: the store's own where it has one, so that the client need not read the pictures."""
+        return self.name(index).encode() + self._checksum(index)
+
+    def load(self, index: int) -> dict[str, Array]:
+        data = self._content(index)[0]
+        self._read.held = None
+        return self.prepared(io.BytesIO(data), self.names[index].rpartition("/")[2])
+
+    def _path(self, index: int) -> str:
+        return f"{self.folder}/{self.names[index]}"
+
+    def _checksum(self, index: int) -> bytes:
+        system, _ = opened(self.url)
+        try:
+            mark = _mark(system.info(self._path(index)))
+            return mark or self._content(index)[1]
+        except Exception:
+            return UNREADABLE
+
+    def _content(self, index: int) -> tuple[bytes, bytes]:
+        """What a picture's file holds, and its checksum; held until it is loaded, so that it travels once.
+
+        Raises:
+            DataError: It cannot be read, or is too large.
+        """
+        held = getattr(self._read, "held", None)
+        if held is not None and held[0] == index:
+            return held[1], held[2]
+        system, _ = opened(self.url)
+        try:
+            with system.open(self._path(index), "rb") as file:
+                details = getattr(file, "details", None)
+                data = file.read(budgets.PICTURE_FILE + 1)
+        except FileNotFoundError:
+            raise DataError("No such file or directory") from None
+        except Exception as error:
+            raise DataError(_reason(error)) from None
+        budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
+        mark = _mark(details) if isinstance(details, dict) else b""
+        mark = mark or hashlib.blake2b(data, digest_size=16).digest()
+        self._read.held = (index, data, mark)
+        return data, mark
+
+
+def _mark(details: dict[str, Any]) -> bytes:
+    """The checksum that a store tells of a file, with its size; empty where it tells none."""
+    for name in _CHECKSUMS:
+        if details.get(name):
+            return f"{details.get('size')} {details[name]}".encode()
+    return b""
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -6,22 +6,27 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.counting import Snapshot, Tally, ThreadPass
-from calibration.dataset import Dataset
+from calibration.counting import Tally, ThreadPass
+from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.images import DEFAULT_MAX_IMAGES, open_data
 from calibration.listing import file_digest
-from calibration.looks import Looks
-from calibration.partial import check_tensors, external_folder, input_specs, metadata_size
 from calibration.pictures import YOLO_PREPROCESS, Preprocess
-from calibration.session import fetched_bytes, open_session, worker_count
-from calibration.spots import chosen
-from calibration.statistics import DEFAULT_BINS
+from calibration.session import (
+    check_tensors,
+    external_folder,
+    fetched_bytes,
+    input_specs,
+    metadata_size,
+    open_session,
+    worker_count,
+)
+from calibration.statistics import DEFAULT_BINS, spotted_samples
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.external import location_of
 from qdqtool.files import check_output
@@ -226,16 +231,16 @@ class _Job:
                 results = running.results()
                 for _ in track(results, "Calibrating", total=left) if progress else results:
                     if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
-                        self._save(running.snapshot())
+                        self._save(*running.snapshot())
                         saved = time.monotonic()
             except BaseException:
                 running.stop()
-                snapshot = running.snapshot()
-                if self.cache is not None and not len(self.kept) and snapshot.done:
-                    with contextlib.suppress(QdqtoolError):  # the first error is the one to tell
-                        self._save(snapshot)
+                counted, done = running.snapshot()
+                if self.cache is not None and not len(self.kept) and done:
+                    with contextlib.suppress(QdqtoolError):  # the first error is the one to report
+                        self._save(counted, done)
                 raise
-            return self._save(running.snapshot(), finished=True)
+            return self._save(*running.snapshot(), finished=True)
 
     def _begun(self, wanted: list[str], stack: contextlib.ExitStack) -> ThreadPass | ClusterPass:
         """A pass over the samples that are left; what it opens is closed with the stack."""
@@ -250,13 +255,13 @@ class _Job:
         count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
-        spotted = chosen(None if self.dataset.indices is None else len(self.dataset))
+        spotted = spotted_samples(None if self.dataset.indices is None else len(self.dataset))
         tallies = [Tally(session, wanted, self.bins, self.focus, threads, spotted) for _ in range(count)]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
-    def _save(self, snapshot: Snapshot, finished: bool = False) -> Statistics:
-        result = self.before.merge(snapshot.statistics)
-        done = self.done | snapshot.done
+    def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
+        result = self.before.merge(counted)
+        done = self.done | done
         tensors = {**self.kept.tensors, **result.tensors}
         dataset = self.dataset
         everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint,

@@ -36,7 +36,7 @@ def wants_arguments(tree: ast.Module) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_script_needs_is_known(name: str) -> None:
     tree = ast.parse((HERE / f"{name}.py").read_text("utf-8"))
-    assert (name in RUN["DATA"]) == wants_arguments(tree)
+    assert name in RUN["DATA"] or not wants_arguments(tree)
     imported = {a.name.split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}
     imported |= {(n.module or "").split(".")[0] for n in tree.body if isinstance(n, ast.ImportFrom)}
     if name not in RUN["DATA"]:
@@ -47,11 +47,29 @@ def test_only_scripts_that_are_there_are_named() -> None:
     assert set(RUN["DATA"]) | set(RUN["PACKAGES"]) <= set(NAMES)
 
 
+def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
+    common, page = runpy.run_path(str(HERE / "common.py")), tmp_path / "page.md"
+    page.write_text("before\n<!-- a: written by x -->\nold\n\nold\n<!-- end of a -->\nafter\n")
+    common["publish"]("a", common["table"](("x", "y"), [(1, "\\1")]), page)
+    assert page.read_text() == ("before\n<!-- a: written by x -->\n| x | y |\n| --- | --- |\n| 1 | \\1 |\n"
+                                "<!-- end of a -->\nafter\n")
+    with pytest.raises(SystemExit, match=r"page\.md: has no '<!-- b:"):
+        common["publish"]("b", "", page)
+
+
+def test_a_paired_difference_is_that_of_the_same_images() -> None:
+    paired = runpy.run_path(str(HERE / "common.py"))["paired"]
+    one = [float(v) for v in np.random.default_rng(0).normal(size=40)]
+    assert paired([(one, [v - 0.5 for v in one])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
+    difference, low, high = paired([(one, one), (one, [v - 1.0 for v in one])], np.mean)
+    assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = RUN["missing"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
-    assert missing("tune_trained") == "torch"
-    assert missing("growth") == ""
+    assert missing("qat_models") == "torch"
+    assert missing("trust") == ""
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
 
 
@@ -87,18 +105,18 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
         assert made == model.read_bytes() and int8 == 0 and asked.read_text().count(".") == runs
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "message"), [
     (None, "cannot be read"), ("[[split", "is no list of"), ("x = 1", "is no list of"),
     ('[[split]]\nname = "a"\nmodel = "m"', "split 1 has no 'calibration'"),
     ('[[split]]\nname = "a"\nmodel = "m"\ncalibration = "c"\nevaluation = "e"', "model of split 'a'"),
 ])  # fmt: skip
-def test_a_list_of_splits_that_cannot_be_used_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, told: str
+def test_a_list_of_splits_that_cannot_be_used_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     file = tmp_path / "splits.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(SystemExit, match=told) as caught:
-        runpy.run_path(str(HERE / "accuracy.py"))["read_splits"](file)
+    with pytest.raises(SystemExit, match=message) as caught:
+        runpy.run_path(str(HERE / "common.py"))["read_splits"](file, ("model", "calibration", "evaluation"))
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration.partial import partial_model
+from calibration.session import partial_model
 from qdqtool import external, runtime, sessions
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model, without_data

@@ -212,7 +212,8 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     return (
         f"{_writes(r)} because {names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, beside "
         f"{names(reader_names(quantized))}.",
-        f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}, if it can run in INT8.",
+        f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}." if finding.gains else
+        "No action needed: INT8 brings nothing to that reader.",
     )
 
 

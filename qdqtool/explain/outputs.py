@@ -11,7 +11,7 @@ from qdqtool.finding_codes import FindingCode
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import AVERAGES, OPERATORS
 from qdqtool.records import replaced
-from qdqtool.trt.provenance import ReaderKind, Step
+from qdqtool.trt.provenance import Reader, ReaderKind, Step
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     ActivationJoined,
@@ -68,12 +68,15 @@ def diagnose(known: Known, r: Refusal) -> Diagnosis:
     elif isinstance(r, ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
-        # A quantized skip alone only adds a DQ that stays (resnet18-a100-qat-residual, last block).
-        gains = not any(x.kind in (ReaderKind.OP, ReaderKind.OUTPUT) for x in r.readers)
+        gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
     elif isinstance(r, AddOutputNotQuantized | ActivationBeforeAdd):
-        node = r.add
-        gains = isinstance(r, AddOutputNotQuantized) or bool(quantizers_of(r.readers))
+        node, gains = r.add, wanted(r.readers)
     return Diagnosis(code, node, Cause(r, fused=fused), size, concerned, code == "SKIP-FLOAT", gains=gains)
+
+
+def wanted(readers: Sequence[Reader]) -> bool:
+    """Whether a tensor can become INT8 for all that read it: one that cannot keeps it float for the others too."""
+    return bool(readers) and all(x.kind == ReaderKind.Q or x.gains for x in readers)
 
 
 def shared_pool(r: OutputManyConsumers) -> Step | None:
@@ -93,12 +96,12 @@ def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     if pool is not None:
         behind = [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
         return Diagnosis("POOL-MIXED", pool.node, Cause(r), r.elements, concerned,
-                         gains=add is not None and add.feeds_weighted, automatic=known_scale(behind) is not None)
+                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind) is not None)
     if add is not None:
         return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True,
-                         gains=add.feeds_weighted)
+                         gains=wanted(r.readers))
     node = floats[0].node if floats[0].kind != ReaderKind.OUTPUT else r.tensor
-    return Diagnosis("OUT-MIXED", node, Cause(r), r.elements, concerned)
+    return Diagnosis("OUT-MIXED", node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
 
 def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ...]) -> Diagnosis:
@@ -117,7 +120,8 @@ def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ..
         r.activation is not None and r.activation.op == "SiLU" and not by_design and not quantizers_of(r.readers)
         and not (concerned and before_norm(r))
     ):
-        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned)
+        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned,
+                         gains=wanted(r.readers))
     return Diagnosis("OUT-FLOAT", r.node, Cause(r), r.elements, concerned)
 
 

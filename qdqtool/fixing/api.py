@@ -39,6 +39,7 @@ _ONE_BIT = 2.5
 _ROUGH = 0.5  # noise above which little can be read from it
 _FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
+_NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
 STEPS = (
     Step(
@@ -229,12 +230,14 @@ class _Work:
         would differ, halves are tried. So the number of tries hardly grows with that of the places.
         """
         refused: dict[tuple[str, str], Change] = {}
-        tries = _TRIES
+        tries = most = max(_TRIES, _NODES // (1 + len(self.model.nodes)))
         kept: set[tuple[str, str]] = set()
         suspects: list[tuple[str, str]] = []  # one of them at least is at fault
-        while tries > 0:
-            sites = [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]
-            if not sites:
+        why_not = ""
+        while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
+            if not tries:
+                why_not = f"not told from the places at fault within {most} tries" + (why_not and f": {why_not}")
+                refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
                 break
             chosen = [s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]] or sites
             keys = [(s.code, s.node) for s in chosen]
@@ -256,9 +259,6 @@ class _Work:
                 site = chosen[number]
                 refused[keys[number]] = Change(site.code, site.node, site.what, why)
             suspects = [] if fault else keys
-            if not tries:
-                refused.update({k: Change(s.code, s.node, s.what, why_not)
-                                for s in sites if (k := (s.code, s.node)) not in refused})
         if refused:
             self._left.append((step, wanted))
             self.refused += refused.values()

@@ -113,7 +113,7 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
         except KeyError:
             raise RunError(f"input '{name}' has a type that onnx does not have ({kind})") from None
         size = math.prod(shape) * 4
-        if size > budgets.SESSION_INPUT or min(shape) < 1:
+        if size > budgets.SESSION_INPUT or min(shape, default=1) < 1:
             raise TooMuch(f"input '{name}' of the shape {shape} would take {budgets.amount(size)}; the limit is "
                           f"{budgets.amount(budgets.SESSION_INPUT)}")
         if not np.issubdtype(dtype, np.floating):

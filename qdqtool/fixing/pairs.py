@@ -156,10 +156,10 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
 
         def apply(
             editor: Editor, conv: Node = conv, x: str = data[1].input(0), w: str = weights.source,
-            stored: npt.NDArray[Any] | None = stored,
+            stored: Callable[[], npt.NDArray[Any]] | None = stored,
         ) -> None:
             editor.set_input(conv, 0, x)
-            editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored))
+            editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored()))
 
         sites.append(Site("HEAD-QUANT", conv.name, f"{conv.name} reads floats", apply))
     for q in nodes_of(view, [r for r in reported if isinstance(r, JoinedBehindHead)]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,16 +38,19 @@ def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         if value is None or view.model.is_output(dq.output) or any(n.captured for n in view.model.readers(dq.output)):
             continue
 
-        def apply(editor: Editor, dq: Node = dq, value: _Array = value) -> None:
-            editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value))
+        def apply(editor: Editor, dq: Node = dq, value: Callable[[], _Array] = value) -> None:
+            editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value()))
             editor.remove(dq)
 
         sites.append(Site("BIAS-DQ", dq.name, f"{dq.name}: bias stored as float", apply))
     return sites
 
 
-def dequantized(view: View, dq: Node) -> _Array | None:
-    """Stored integers (or floats behind a Q) as the float constant that a DQ makes of them, in the scale's type."""
+def dequantized(view: View, dq: Node) -> Callable[[], _Array] | None:
+    """Makes stored integers (or floats behind a Q) the float constant that a DQ makes of them, in the scale's type.
+
+    Made when it is needed: the weights of a whole network are large.
+    """
     stored = view.model.constant(dq.input(0))
     params = view.params(dq)
     scale = view.model.constant(dq.input(1))
@@ -57,9 +60,8 @@ def dequantized(view: View, dq: Node) -> _Array | None:
         zero, steps = (along(v.reshape(-1), stored.shape, view.axis(dq), dq.name) for v in (params.zero_point, scale))
     except ModelError:  # the lint says so
         return None
-    integers = stored.astype(np.int64) - zero
     # In the scale's own type, as the DequantizeLinear computes it: the result is the same to the last bit.
-    return np.asarray(integers.astype(scale.dtype) * steps, scale.dtype)
+    return lambda: np.asarray((stored.astype(np.int64) - zero).astype(scale.dtype) * steps, scale.dtype)
 
 
 def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -75,8 +77,8 @@ def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> 
         if value is None or view.params(dq).precision != Precision.INT8:
             continue
 
-        def apply(editor: Editor, dq: Node = dq, value: _Array = value) -> None:
-            name = editor.constant(f"{dq.input(0)}_float", value)
+        def apply(editor: Editor, dq: Node = dq, value: Callable[[], _Array] = value) -> None:
+            name = editor.constant(f"{dq.input(0)}_float", value())
             inputs = [name, *dq.inputs[1:]]
             axis = {"axis": int(dq.attributes["axis"])} if "axis" in dq.attributes else {}
             editor.set_input(dq, 0, editor.insert(dq, qdq.Q, f"{dq.name}_quantize", inputs, axis))
@@ -218,7 +220,8 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
         axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
         if value is None or all(a is None or a == wanted for a in axes):
             continue
-        real = value if weights.q is not None else dequantized(view, weights.first)
+        integers = dequantized(view, weights.first) if weights.q is None else None
+        real = integers() if integers is not None else value if weights.q is not None else None
         if real is None or view.params(weights.first).precision != Precision.INT8 or not np.all(np.isfinite(real)):
             continue
 

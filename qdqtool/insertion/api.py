@@ -306,7 +306,7 @@ def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
                   not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  large_kernels=codes.get("KERNEL-LARGE").on(target.name) is None)
+                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD") if codes.get(c).on(target.name) is not None])
     after = residuals.after_activation(work, rules, target, placing.unify)
     return replace(rules, residual_after_activation=after)
 

@@ -155,8 +155,7 @@ def _runs(
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, for one sample after the other."""
     from calibration import Preprocess, open_data
-    from calibration.partial import input_specs
-    from calibration.session import Fetcher, open_session
+    from calibration.session import Fetcher, input_specs, open_session
 
     fetchers = [Fetcher(open_session(model, tensors, cores())) for model in models]
     for sample in open_data(data, input_specs(models[0]), preprocess or Preprocess(), samples, size):

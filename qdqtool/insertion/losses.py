@@ -139,8 +139,7 @@ def measure(
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
     from calibration import Focus, Preprocess, open_data
-    from calibration.partial import input_specs
-    from calibration.session import return_freed_memory, worker_count
+    from calibration.session import input_specs, return_freed_memory, worker_count
 
     if isinstance(data, Iterator):
         return None
@@ -280,7 +279,7 @@ def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
 
 def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dict[str, str], onnx.ModelProto]:
     """Names of the switches by tensor, and a model without large weights that ends in the outputs to compare."""
-    from calibration.partial import partial_model
+    from calibration.session import partial_model
 
     copy = without_large_weights(model.proto)
     by_node = {entry.node: entry.tensor for entry in activations}

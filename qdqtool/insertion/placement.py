@@ -59,7 +59,7 @@ class Rules:
         floats: Names of nodes to leave float, with the reason; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
-        large_kernels: Whether convolutions with very large kernels, patch embeddings, are quantized.
+        failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
     """
 
     head: str = "box"
@@ -73,7 +73,7 @@ class Rules:
     floats: Mapping[str, str] = field(default_factory=dict)
     quantized: Collection[str] = ()
     attention: str = "float"
-    large_kernels: bool = True
+    failing: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _place_weighted(
         return
     reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
     if not reason and not chosen.is_included(node):
-        reason = preset.get(node.index, "") or _small(model, node) or _large(model, node, chosen.rules)
+        reason = preset.get(node.index, "") or _small(model, node) or _failing(model, node, chosen.rules)
     if reason:
         placement.skipped.append(SkippedNode(node.name, reason))
         return
@@ -285,12 +285,18 @@ def _small(model: Model, node: Node) -> str:
     )
 
 
-def _large(model: Model, node: Node, rules: Rules) -> str:
-    """The patch embedding of a vision transformer, for targets whose prediction would advise to leave it float."""
-    kernel = (model.constant_shape(node.input(1)) or ())[2:]
-    if rules.large_kernels or of(node).kind != LayerKind.CONVOLUTION or min(kernel, default=0) < LARGE_KERNEL:
+def _failing(model: Model, node: Node, rules: Rules) -> str:
+    """Forms that the target's prediction advises to leave float: patch embeddings, depthwise ones into an Add."""
+    if of(node).kind != LayerKind.CONVOLUTION:
         return ""
-    return f"kernel {'x'.join(map(str, kernel))}: builds failed on such (`include` quantizes it)"
+    shape = model.constant_shape(node.input(1)) or ()
+    what = ""
+    if "KERNEL-LARGE" in rules.failing and min(shape[2:], default=0) >= LARGE_KERNEL:
+        what = f"kernel {'x'.join(map(str, shape[2:]))}"
+    elif "DW-ADD" in rules.failing and shape[1:2] == (1,) and node.integer("group", 1) > 1:
+        into = {r.op for r in model.readers(node.output)}
+        what = "depthwise convolution into an Add" if into == {"Add"} else ""
+    return f"{what}: builds failed on such (`include` quantizes it)" if what else ""
 
 
 def _say_bodies(model: Model, placement: Placement) -> None:
@@ -384,8 +390,7 @@ def _pool(
     if not _comes_from_quantized(model, node.input(0), quantized):
         return [], "no quantized neighbour in front of it"
     tensor = node.input(0)
-    others = [r for r in model.readers(tensor) if r.index != node.index]
-    if model.is_output(tensor) or any(r.index not in placement.indices(tensor) for r in others):
+    if not all_dequantized(model, tensor, lambda name: placement.indices(name) | {node.index}):
         return [], "its input is read by a float node as well, so that its producer writes float anyway"
     return [(0, "input")], ""
 

@@ -134,7 +134,7 @@ def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]
         if model.is_output(name):
             return False
         read = readers(name)
-        behind = activation_outputs(model, name)
+        behind = list(activation_outputs(model, name))
         inside = {n.index for out in behind if (last := model.producer(out)) for n in region(model, name, last)}
         stack.extend(behind)
         for reader in model.readers(name):

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
-from calibration.histogram import OCTAVES, top_of
 from calibration.methods import DEFAULT_PERCENTILE
-from calibration.statistics import merge_all
+from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
@@ -385,7 +384,7 @@ class DeviceStatistics:
         stats.count += sampled.numel()
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
-        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.histogram
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
         bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
         counts = torch.bincount(bins, minlength=lowest + 1)  # bins of all float32; below the window they are one
         counts[lowest] = counts[: lowest + 1].sum()

@@ -129,11 +129,12 @@ def _edges(page: Page, title: str, rows: list[Json]) -> None:
     for row in rows if page.everything else rows[:_MANY]:
         types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
         shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
-        name = row["name"] if row["qdq"] or page.everything else middle(row["name"], 90)
-        cells.append(("" if types == "UNKNOWN" else types, shape, name))
+        cells.append(("" if types == "UNKNOWN" else types, shape))
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
-    for _, (types, shape, name) in zip(page.each(rows, _MANY), cells, strict=True):
-        page.line(f"  {types:<{first}}  {shape:<{second}}  {name}")
+    for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
+        name = row["name"] if row["qdq"] or page.everything else middle(row["name"], page.width - 6)
+        start = f"  {types:<{first}}  {shape:<{second}}  "
+        page.line(*([start + name] if len(start + name) <= page.width else [start.rstrip(), f"      {name}"]))
 
 
 def _merged(page: Page, facts: Json) -> None:

@@ -273,8 +273,8 @@ class Collector:
             ))  # fmt: skip
 
     def _conversions(self) -> None:
-        by_node = {n: i for i, layer in enumerate(self.subject.prediction.layers) if layer.type == "Conversion"
-                   for n in layer.nodes}
+        layers = [(i, one) for i, one in enumerate(self.subject.prediction.layers) if one.type == "Conversion"]
+        by_node = {name: i for i, one in layers for name in one.nodes} | {one.name: i for i, one in layers}  # clones
         found: dict[str, list[int]] = {}
         for finding in self.subject.prediction.findings:
             found.setdefault(finding.node, []).append(finding.id)

@@ -22,7 +22,7 @@ PARTS = {
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
     "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
     "region": ("Unlisted regions", "what the build compiles as one (ForeignNode) and the simulation does not list"),
-    "edge": ("Inputs and outputs", "reformats of inputs and outputs, and what no predicted layer stands for"),
+    "edge": ("Inputs and outputs", "reformats of inputs and outputs, and what belongs to no predicted layer"),
 }
 
 

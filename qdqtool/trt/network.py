@@ -179,17 +179,20 @@ class Network:
             if tensor is old:
                 self.set_input(reader, position, new)
 
-    def retarget(self, old: Tensor, new: Tensor) -> None:
-        """Makes every reader of ``old`` read ``new``; a network output moves as well."""
-        for reader, count in old.consumers.items():
-            reader.inputs = [new if t is old else t for t in reader.inputs]
-            new.consumers[reader] = new.consumers.get(reader, 0) + count
-        old.consumers = {}
+    def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
+        """Makes every reader of ``old`` (and of ``more``) read ``new``; a network output moves as well."""
+        gone = dict.fromkeys((old, *more))
+        for reader in {r: None for t in gone for r in t.consumers}:
+            reader.inputs = [new if t in gone else t for t in reader.inputs]
+        for tensor in gone:
+            for reader, count in tensor.consumers.items():
+                new.consumers[reader] = new.consumers.get(reader, 0) + count
+            tensor.consumers = {}
+            if tensor.is_output:
+                tensor.is_output = False
+                new.is_output = True
+                self.outputs = [new if t is tensor else t for t in self.outputs]
         self.touched[new] = None
-        if old.is_output:
-            old.is_output = False
-            new.is_output = True
-            self.outputs = [new if t is old else t for t in self.outputs]
 
     def remove(self, layer: Layer) -> None:
         """Takes a layer out; its outputs lose their producer."""

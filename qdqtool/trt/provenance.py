@@ -98,6 +98,7 @@ class Reader:
         path: The operators on the way to it, and for a Q those that it moved up past, the nearest to the tensor first.
         scale: A Q's scale.
         feeds_weighted: Whether a convolution (or other layer with weights) lies behind it.
+        gains: Whether Q/DQ in front of it is worth while: INT8 kernels exist for it, and its result is wanted in INT8.
     """
 
     kind: ReaderKind
@@ -106,6 +107,7 @@ class Reader:
     path: tuple[Step, ...] = ()
     scale: Scale = None
     feeds_weighted: bool = False
+    gains: bool = False
 
 
 @record

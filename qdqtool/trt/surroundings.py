@@ -74,16 +74,66 @@ def _data_of(layer: Layer, tensor: Tensor) -> bool:
 
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
     if layer.joined is not None and tensor is not layer.data:
-        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, feeds_weighted=_feeds_weighted(layer))
-    sums = layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
-    kind = ReaderKind.SUM if sums else ReaderKind.OP
-    return Reader(kind, node_name(layer), layer.op or layer.kind.value, path, feeds_weighted=_feeds_weighted(layer))
+        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, None, _feeds_weighted(layer), _gains(layer))
+    kind = ReaderKind.SUM if is_sum(layer) else ReaderKind.OP
+    name = layer.op or layer.kind.value
+    return Reader(kind, node_name(layer), name, path, None, _feeds_weighted(layer), _gains(layer))
+
+
+def is_sum(layer: Layer) -> bool:
+    """Whether a layer adds two computed tensors."""
+    return layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
+
+
+def _gains(layer: Layer) -> bool:
+    """Whether Q/DQ in front of a layer that reads float pays: it has INT8 kernels, and its result is wanted so.
+
+    That is a convolution (or the like) with constant weights and another behind it; a sum or an average where all that
+    reads its result, past activations, other sums and what a Q passes, are Qs.
+    """
+    if layer.kind in WEIGHTED:
+        quantized = any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs[1:])
+        return (layer.weights.constant or quantized) and _leads_to_weights(layer)
+    if not (layer.joined is not None or _averages(layer) or (is_sum(layer) and any(_taken(t) for t in layer.inputs))):
+        return False
+    queue, seen, found = [layer], {layer.id}, False
+    for current in queue:
+        if any(t.is_output for t in current.outputs):
+            return False
+        for reader in (r for t in current.outputs for r in t.consumers):
+            if reader.kind == LayerKind.QUANTIZE:
+                found = True
+            elif not (reader.passage is not None or _averages(reader) or reader.operation == "SUM"
+                      or reader.kind in (LayerKind.ACTIVATION, LayerKind.POINTWISE)):
+                return False
+            elif reader.id not in seen:
+                seen.add(reader.id)
+                queue.append(reader)
+        if len(seen) > _BEHIND:
+            return True
+    return found
+
+
+def _taken(tensor: Tensor) -> bool:
+    """Whether a sum can read a tensor in INT8, or be part of the convolution that writes it for the sum alone."""
+    maker = tensor.producer
+    if maker is not None and maker.kind in WEIGHTED:
+        return tensor.only_reader() is not None
+    return maker is not None and maker.kind == LayerKind.DEQUANTIZE
+
+
+def _averages(layer: Layer) -> bool:
+    return layer.pooling == "AVERAGE" or (layer.window is not None and layer.window.type == "AVERAGE")
 
 
 def _feeds_weighted(layer: Layer) -> bool:
     """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
     if layer.kind in WEIGHTED:
         return any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs)
+    return _leads_to_weights(layer)
+
+
+def _leads_to_weights(layer: Layer) -> bool:
     queue, seen = [layer], {layer.id}
     for current in queue:
         for reader in (r for t in current.outputs for r in t.consumers):

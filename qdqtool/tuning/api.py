@@ -28,18 +28,15 @@ from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
 from qdqtool.parameters import typed
 from qdqtool.timing import gpus
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.tuning.candidates import FREE
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.estimate import Estimate
 from qdqtool.tuning.images import CHOSEN_ON, JUDGED_ON, Sets, open_sets
 from qdqtool.tuning.mapper import default_workers, local
 from qdqtool.tuning.measure import Job, Mapper
-from qdqtool.tuning.measurements import Measurements, OutOfTime
+from qdqtool.tuning.measurements import Measurements, OutOfTime, Store
 from qdqtool.tuning.metrics import Outputs, compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Goal, Search
-from qdqtool.tuning.sites import INT8
-from qdqtool.tuning.store import Store
+from qdqtool.tuning.search import Estimate, Goal, Search
+from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
 KEEP = 0.97
@@ -152,7 +149,7 @@ def tune(
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
-            from qdqtool.tuning.clustered import ClusterMapper
+            from qdqtool.tuning.mapper import ClusterMapper
 
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from calibration.dataset import Dataset, Source, spread
+from calibration.dataset import Dataset, Part, Source, spread
 from calibration.images import Preprocess, open_data
-from calibration.memory import Part
-from calibration.partial import input_specs, metadata_size
+from calibration.session import input_specs, metadata_size
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import same_file

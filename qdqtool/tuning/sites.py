@@ -1,8 +1,18 @@
-"""What can be chosen in a network: convolutions, scale groups, residuals, attention, branches of the head."""
+"""What can be chosen where, which choices are worth measuring, and how they are put together.
+
+Never measured is a choice that cannot pay, whatever its accuracy:
+
+* ``INT8 gains nothing here``: with the site float the network is predicted to be no slower; the site is float at once;
+* ``a larger site costs no more``: another choice leaves these nodes and others float for the same cost or less;
+* ``between two conversions``: the nodes alone are float, every activation that they read stays INT8 for others, and
+  conversions are added in front and behind: only the rounding of these weights goes, and that is the smallest part of
+  the error (weights per channel), at the highest price;
+* ``INT8 gains nothing here`` for what the preset leaves float: quantizing it is predicted to bring no time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.graph import Model
@@ -11,7 +21,7 @@ from qdqtool.onnxgraph.attention import attentions
 from qdqtool.onnxgraph.coordinates import find_coordinates
 from qdqtool.onnxgraph.heads import find_head
 from qdqtool.operators import WEIGHTED
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
+from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
 INT8 = "int8"
 OWN = "own-scale"
@@ -164,3 +174,173 @@ def other_scales(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
                     apart = Configuration(apart=frozenset({tensor}))
                     found.setdefault(apart, Candidate(site, OWN, apart))
     return list(found.values())
+
+
+# Which choices are worth measuring -----------------------------------------------------------------------------------
+
+FREE = "INT8 gains nothing here: float is predicted to be no slower"
+NO_GAIN = "INT8 is predicted to be no faster here"
+BETWEEN = "would be float between two conversions, and what it reads stays INT8 for others"
+LARGER = "costs as much as leaving {} float, which frees more"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate, what it costs, and why it is not measured (empty where it is)."""
+
+    candidate: Candidate
+    cost: Cost
+    why_not: str = ""
+
+
+def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> tuple[Configuration, list[Judged]]:
+    """Decides which candidates to measure.
+
+    Args:
+        found: Floats, and INT8 for what the preset leaves float.
+        cost: Predicts.
+
+    Returns:
+        What is float from the start because it costs nothing, and all candidates.
+    """
+    before = cost(Configuration())
+    costs = [cost(candidate.configuration) for candidate in found]
+    free = Configuration()
+    floats = [(c, k) for c, k in zip(found, costs, strict=True) if c.choice == FLOAT]
+    for candidate, single in sorted(floats, key=lambda x: x[1].value):
+        if single.value <= before.value:
+            joined = free.joined(candidate.configuration)
+            if cost(joined).value <= cost(free).value:
+                free = joined
+    start = cost(free)
+    judged = []
+    for candidate, single in zip(found, costs, strict=True):
+        why = ""
+        if candidate.choice != FLOAT:
+            if single.value >= before.value:
+                why = NO_GAIN
+        elif candidate.configuration.floats <= free.floats:
+            why = FREE
+        else:
+            larger = next((o for o, k in floats if candidate.configuration.floats < o.configuration.floats
+                           and k.value <= single.value), None)  # fmt: skip
+            if larger is not None:
+                why = LARGER.format(larger.site.name)
+            elif not candidate.site.tensors and single.conversions - before.conversions >= 2:
+                why = BETWEEN
+        judged.append(Judged(candidate, single if not free.floats else _moved(single, before, start), why))
+    return free, judged
+
+
+def _moved(single: Cost, before: Cost, start: Cost) -> Cost:
+    """A candidate's cost seen from the start, to which the free floats belong."""
+    ms = None
+    if single.ms is not None and before.ms is not None and start.ms is not None:
+        ms = single.ms + start.ms - before.ms
+    return Cost(single.convolutions, single.int8 + start.int8 - before.int8,
+                single.conversions + start.conversions - before.conversions, ms)  # fmt: skip
+
+
+# Combinations --------------------------------------------------------------------------------------------------------
+
+_LONGEST = 48
+_SMALLEST_COST = 1e-6
+_TRIED = 4  # choices whose cost is predicted anew at each step, best first
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A measured choice.
+
+    Attributes:
+        configuration: The choice alone.
+        gain: Squared output error that it takes away from everything INT8.
+        cost: What it adds, alone.
+    """
+
+    configuration: Configuration
+    gain: float
+    cost: float
+
+
+def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
+    """Gain of a combination: that of the choices it is made of, no node counted twice, the larger gains first."""
+    covered: set[str] = set()
+    total = 0.0
+    for gain in gains:
+        nodes = gain.configuration.floats
+        if nodes and nodes <= chosen.floats and not nodes & covered:
+            covered |= nodes
+            total += gain.gain
+    return total
+
+
+def chain(
+    start: Configuration, found: Iterable[Gain], cost: Callable[[Configuration], Cost],
+    neighbours: Mapping[str, frozenset[str]],
+) -> Iterator[Configuration]:
+    """Adds choices one by one, each time the one with the most gain for what it adds to the predicted cost.
+
+    Neighbours of what is float already cost less: the conversion between them goes. So costs are predicted for the
+    combination, anew for those that the last choice touches and for the best.
+
+    Args:
+        start: What is chosen from the start.
+        found: Choices with a gain above zero.
+        cost: Predicts.
+        neighbours: Nodes that read or make what a node makes or reads.
+
+    Yields:
+        The configurations, each with one choice more.
+    """
+    gains = sorted(found, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
+    here = start
+    value, reached = cost(here).value, estimated(gains, here)
+    known = {g: g.cost for g in gains}
+    for _ in range(_LONGEST):
+        ranked = []
+        for gain in gains:
+            joined = here.joined(gain.configuration)
+            if joined == here:
+                continue
+            more = estimated(gains, joined) - reached
+            if more > 0.0:
+                ranked.append((more / max(known[gain], _SMALLEST_COST), more, gain, joined))
+        if not ranked:
+            return
+        ranked.sort(key=lambda r: -r[0])
+        best = None
+        for _, more, gain, joined in ranked[:_TRIED]:
+            known[gain] = cost(joined).value - value
+            score = more / max(known[gain], _SMALLEST_COST)
+            if best is None or score > best[0]:
+                best = (score, gain, joined)
+        assert best is not None
+        before, here = here, best[2]
+        value, reached = cost(here).value, estimated(gains, here)
+        touched = set().union(*(neighbours.get(n, frozenset()) for n in here.floats - before.floats))
+        for gain in gains:
+            if gain.configuration.floats & touched and not gain.configuration.floats <= here.floats:
+                known[gain] = min(known[gain], cost(here.joined(gain.configuration)).value - value)
+        yield here
+
+
+def neighbours(model: Model) -> dict[str, frozenset[str]]:
+    """For each node with weights those that are reached from it without passing another one, and the reverse."""
+    found: dict[str, set[str]] = {}
+    for node in model.nodes:
+        if node.op not in WEIGHTED:
+            continue
+        seen: set[int] = set()
+        stack = list(node.outputs)
+        while stack:
+            for reader in model.readers(stack.pop()):
+                if reader.index in seen:
+                    continue
+                seen.add(reader.index)
+                if reader.op in WEIGHTED:
+                    found.setdefault(node.name, set()).add(reader.name)
+                    found.setdefault(reader.name, set()).add(node.name)
+                else:
+                    stack.extend(reader.outputs)
+    return {name: frozenset(others) for name, others in found.items()}

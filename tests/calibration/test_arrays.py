@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration.arrays import RowsSource, SampleFilesSource, StackedArray, StackedSource, array_file_source
+from calibration.arrays import SampleFilesSource, StackedArray, StackedSource
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
@@ -48,27 +48,6 @@ def test_an_npy_is_read_row_by_row_with_other_types(tmp_path: Path) -> None:
 def test_one_array_of_another_name_feeds_the_only_input(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", data=STACK)
     assert len(list(open_data(tmp_path / "c.npz", [SPEC]))) == 7
-
-
-def test_a_folder_with_one_npz_for_each_sample(tmp_path: Path) -> None:
-    for index in range(3):
-        np.savez(tmp_path / f"{index}.npz", images=STACK[index], size=SIZES[index : index + 1])
-    samples = list(open_data(tmp_path, TWO))
-    assert [s["images"].shape for s in samples] == [(1, 3, 4, 4)] * 3
-    assert (samples[2]["size"] == SIZES[2:3]).all()
-
-
-def test_stacks_of_batches(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK[:6].reshape(3, 2, 3, 4, 4))
-    samples = list(open_data(tmp_path / "c.npy", [InputSpec("images", (2, 3, 4, 4))]))
-    assert len(samples) == 3 and (samples[1]["images"] == STACK[2:4]).all()
-
-
-def test_rows_are_joined_to_a_fixed_batch(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK)
-    samples = list(open_data(tmp_path / "c.npy", [InputSpec("images", (4, 3, 4, 4))]))
-    assert [len(s["images"]) for s in samples] == [4, 4]
-    assert (samples[1]["images"][:3] == STACK[4:]).all() and (samples[1]["images"][3] == STACK[4]).all()
 
 
 def test_arrays_in_memory() -> None:
@@ -113,10 +92,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:600])
     np.save(tmp_path / "fortran.npy", np.asfortranarray(STACK))
     cases = [
-        (file("names.npz", pictures=STACK, size=SIZES), TWO, "no array for the model's input 'images'"),
         (file("shape.npz", images=STACK[:, :, :2]), [SPEC], r"\[3, 2, 4\]|\[1, 3, 2, 4\]"),
-        (file("lengths.npz", images=STACK, size=SIZES[:3]), TWO, "different numbers of samples"),
-        (file("none.npz", images=STACK[:0]), [SPEC], "no samples"),
         (file("objects.npz", images=objects), [SPEC], "Python objects"),
         (file("floats.npz", images=STACK, size=SIZES + 0.5), TWO, "holds float64"),
         (tmp_path / "objects.npy", [SPEC], "Python objects"),
@@ -124,7 +100,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "text.npz", [SPEC], "not an npz"),
         (tmp_path / "half.npz", [SPEC], "not an npz"),
         (tmp_path / "fortran.npy", [SPEC], "Fortran"),
-        (tmp_path / "whole.npz", TWO, "no array for the model's input 'size'"),
     ]
     for path, specs, expected in cases:
         with pytest.raises(DataError, match=expected) as caught:
@@ -132,10 +107,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and path.name in str(caught.value)
     with pytest.raises(DataError, match="cut off"):
         list(open_data(tmp_path / "short.npy", [SPEC]))
-    with pytest.raises(DataError, match="give a dict"):
-        list(open_data([STACK[0]], [SPEC]))
-    with pytest.raises(DataError, match="3 rows"):
-        list(open_data([{"images": STACK[:3]}], [InputSpec("images", (2, 3, 4, 4))]))
 
 
 def test_a_negative_dimension_is_refused(tmp_path: Path) -> None:
@@ -180,12 +151,6 @@ def npz(path: Path, **arrays: npt.NDArray[Any]) -> Path:
     return path / "c.npz"
 
 
-def stacked(path: Path, inputs: list[InputSpec]) -> StackedSource:
-    source = array_file_source(path, inputs)
-    assert isinstance(source, StackedSource)
-    return source
-
-
 def test_a_scalar_is_one_sample(tmp_path: Path) -> None:
     path = npy(tmp_path, np.float32(3).reshape(()))
     assert len(StackedArray(path)) == 1 and StackedArray(path).row(0) == 3
@@ -196,20 +161,20 @@ def test_a_scalar_is_one_sample(tmp_path: Path) -> None:
 
 
 def test_rows_or_batches(tmp_path: Path) -> None:
-    assert [stacked(npy(tmp_path, a), [ONE]).single_rows for a in (ROWS, ROWS[:, None])] == [True, False]
+    assert [StackedSource(npy(tmp_path, a), [ONE]).single_rows for a in (ROWS, ROWS[:, None])] == [True, False]
     mixed = npz(tmp_path, x=ROWS, y=np.zeros((5, 1, 1), np.float32))
-    assert not stacked(mixed, TWO_INPUTS).single_rows
-    assert stacked(npz(tmp_path, x=ROWS, y=np.zeros((5, 1), np.float32)), TWO_INPUTS).single_rows
+    assert not StackedSource(mixed, TWO_INPUTS).single_rows
+    assert StackedSource(npz(tmp_path, x=ROWS, y=np.zeros((5, 1), np.float32)), TWO_INPUTS).single_rows
 
 
 def test_what_a_file_without_samples_is_told(tmp_path: Path) -> None:
     path = npy(tmp_path, ROWS[:0])
     with pytest.raises(DataError) as caught:
-        array_file_source(path, [ONE])
+        StackedSource(path, [ONE])
     assert str(caught.value) == f"{path}: holds no samples"
     path = npy(tmp_path, np.zeros((3, 0), np.float32))
     with pytest.raises(DataError) as caught:
-        array_file_source(path, [ONE])
+        StackedSource(path, [ONE])
     assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
 
 
@@ -248,14 +213,14 @@ def test_arrays_that_do_not_fit_the_inputs(
             np.save(held, array)
             archive.writestr(f"{name}.npy", held.getvalue())
     with pytest.raises(DataError) as caught:
-        array_file_source(path, inputs)
+        StackedSource(path, inputs)
     assert str(caught.value) == f"{path}: {told}"
 
 
 def test_one_npy_feeds_one_input(tmp_path: Path) -> None:
     path = npy(tmp_path, ROWS)
     with pytest.raises(DataError) as caught:
-        array_file_source(path, TWO_INPUTS)
+        StackedSource(path, TWO_INPUTS)
     assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
     named = npz(tmp_path, x=ROWS, other=ROWS + 1)
     assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
@@ -272,8 +237,8 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
             held = io.BytesIO()
             np.save(held, ROWS[:, :1] if name == "y" else ROWS)
             mixed.writestr(f"{name}.npy", held.getvalue(), kind)
-    source = stacked(tmp_path / "m.npz", TWO_INPUTS)
-    assert not source.random_access and stacked(npz(tmp_path, x=ROWS), [ONE]).random_access
+    source = StackedSource(tmp_path / "m.npz", TWO_INPUTS)
+    assert not source.random_access and StackedSource(npz(tmp_path, x=ROWS), [ONE]).random_access
     with pytest.raises(DataError) as caught:
         source.portion([0])
     assert str(caught.value) == (f"{tmp_path / 'm.npz'}: is compressed, so that workers cannot begin in the middle; "
@@ -283,21 +248,21 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
 def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
     """The digests are those of caches that were written before: they may not change."""
     path = npy(tmp_path, ROWS)
-    source, mark = stacked(path, [ONE]), file_digest(path)
+    source, mark = StackedSource(path, [ONE]), file_digest(path)
     assert source.digest(0) == mark + bytes(8) and source.digest(3) == bytes(7) + b"\x03"
     assert source.identity(3) == bytes(7) + b"\x03" + mark == source.identity(3)
     assert (source.count(), source.name(2)) == (5, "c.npy[2]")
     rows = source.portion([4, 1])
-    assert isinstance(rows, RowsSource) and rows._whole is None, "nothing is opened yet"
+    assert "arrays" not in vars(rows), "nothing is opened yet"
     assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
-    assert rows.whole is rows.whole
+    assert rows.arrays is rows.arrays
     assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
     assert [rows.name(0), rows.digest(1), rows.identity(0)] == ["c.npy[4]", source.digest(1), source.identity(4)]
 
 
 def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
     path = npy(tmp_path, np.ones((5, 4000), np.float32))  # more than is read ahead
-    source = stacked(path, [InputSpec("x", (1, 4000))])
+    source = StackedSource(path, [InputSpec("x", (1, 4000))])
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert source.load(3)["x"].all()

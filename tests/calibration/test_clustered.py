@@ -12,7 +12,7 @@ import pytest
 
 from calibration import Focus, Statistics, collect
 from calibration.clustered import ClusterPass, _Pace
-from calibration.picture_files import ImageSource
+from calibration.pictures import ImageSource
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.nets import conv_net, write_pictures
 from tests.calibration.test_partial import state

@@ -9,9 +9,8 @@ import onnxruntime
 import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, load_statistics, save_statistics
-from calibration.cache import Statistics
+from calibration.dataset import FEW_IMAGES, Looks
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
-from calibration.looks import FEW_IMAGES, Looks
 from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_of, settle, squared_error
 from qdqtool.errors import DataError, ModelError
 from tests.calibration.nets import conv_net
@@ -37,14 +36,6 @@ def test_resizing_sets_every_cell_that_is_touched(height: int, width: int) -> No
     np.testing.assert_array_equal(resized(mask, height, width), touched(mask, height, width))
 
 
-def test_dilation_adds_the_eight_neighbours() -> None:
-    mask = np.zeros((5, 6), bool)
-    mask[0, 0] = mask[3, 4] = True
-    wanted = np.zeros_like(mask)
-    wanted[:2, :2] = wanted[2:5, 3:6] = True
-    np.testing.assert_array_equal(dilated(mask), wanted)
-
-
 def test_positions_over_the_threshold_of_every_map_and_at_least_a_share() -> None:
     fine = np.full((2, 3, 8, 8), -9.0, np.float32)
     coarse = np.full((2, 3, 4, 4), -9.0, np.float32)
@@ -62,14 +53,6 @@ def test_positions_over_the_threshold_of_every_map_and_at_least_a_share() -> Non
     values = RNG.random((2, 5, 8, 8)).astype(np.float32)
     for row, part in enumerate(found.values(values)):
         np.testing.assert_array_equal(part, values[row][:, found.masks[row]])
-
-
-def test_what_is_no_map_is_not_looked_at() -> None:
-    mask = FocusMap([np.ones((2, 2), bool)])
-    assert mask.values(np.zeros((1, 5))) == [] and mask.values(np.zeros((2, 3, 4, 4))) == []
-    focus = Focus(("a",))
-    assert focus.find({"a": np.zeros((1, 4), np.float32)}) is None
-    assert focus.find({"a": np.full((1, 2, 3, 3), np.nan, np.float32)}) is None
 
 
 def test_the_range_is_that_of_least_weighted_error() -> None:
@@ -183,14 +166,6 @@ def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path
     assert other["r2"].focus is None
 
 
-def test_merging_keeps_the_positions() -> None:
-    parts = [TensorStatistics.of(RNG.standard_normal(50)) for _ in range(3)]
-    for part in parts[:2]:
-        part.add_focus([np.ones(7, np.float32)])
-    merged = Statistics({"a": parts[0]}).merge(Statistics({"a": parts[1]})).merge(Statistics({"a": parts[2]}))["a"]
-    assert merged.focus is not None and merged.focus.count == 14
-
-
 def test_unknown_class_output() -> None:
     with pytest.raises(ModelError, match="no tensor 'nothing'"):
         collect(conv_net(), [{"images": np.zeros((1, 3, 16, 16), np.float32)}], ["r2"], focus=Focus(("nothing",)))
@@ -217,16 +192,6 @@ def test_neighbours(y: int, x: int) -> None:
     wanted = [[abs(i - y) <= 1 and abs(j - x) <= 1 for j in range(3)] for i in range(4)]
     mask = at(4, 3, (y, x))
     assert dilated(mask).tolist() == wanted and mask.sum() == 1
-
-
-def test_grids_of_whole_multiples_and_others() -> None:
-    mask = at(2, 3, (1, 2))
-    assert resized(mask, 2, 3).tolist() == mask.tolist()
-    assert resized(mask, 4, 9).tolist() == np.repeat(np.repeat(mask, 2, 0), 3, 1).tolist()
-    assert resized(mask, 1, 1).tolist() == [[True]]
-    assert resized(mask, 3, 3).tolist() == at(3, 3, (1, 2), (2, 2)).tolist()
-    assert resized(mask, 2, 2).tolist() == at(2, 2, (1, 1)).tolist()
-    assert resized(mask, 2, 4).tolist() == at(2, 4, (1, 2), (1, 3)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration import histogram, remote
+from calibration import clustered as remote
+from calibration import statistics as histogram
+from calibration.arrays import MemorySource
+from calibration.clustered import Assignment, Engine, Portion, count
 from calibration.counting import Tally
 from calibration.dataset import InputSpec
 from calibration.focus import Focus
-from calibration.histogram import MIN_TOP, OCTAVES, MagnitudeCounter, linear, mantissa_bits, scratch_buffer, top_of
-from calibration.memory import MemorySource
-from calibration.remote import Assignment, Portion, count, prepare
 from calibration.session import open_session, packed_model
-from calibration.statistics import TensorStatistics
+from calibration.statistics import (
+    MIN_TOP,
+    MagnitudeCounter,
+    TensorStatistics,
+    mantissa_bits,
+    scratch_buffer,
+    top_of,
+)
 from qdqtool.errors import ClusterError
 from qdqtool.modelfile import load
 from tests.calibration.nets import conv_net
@@ -52,21 +59,6 @@ def test_no_count_is_lost_and_every_value_lies_in_its_bin(values: npt.NDArray[np
     assert np.array_equal(counts, expected)
 
 
-@given(ARRAYS, ARRAYS, ARRAYS)
-def test_merging_is_associative_commutative_and_the_same_as_adding(
-    a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], c: npt.NDArray[np.float32]
-) -> None:
-    left = of(a).merge(of(b)).merge(of(c))
-    right = of(a).merge(of(b).merge(of(c)))
-    assert same(left, right)
-    assert same(left, of(c).merge(of(a)).merge(of(b)))
-    assert same(left, of(np.concatenate([a, b, c])))
-    one_by_one = TensorStatistics(64)
-    for part in (b, c, a):
-        one_by_one.add(part)
-    assert same(left, one_by_one)
-
-
 @given(ARRAYS)
 def test_order_does_not_matter(values: npt.NDArray[np.float32]) -> None:
     grown = TensorStatistics(64)
@@ -82,13 +74,6 @@ def test_bins_are_as_narrow_as_promised(bins: int) -> None:
     assert np.diff(edges)[1:].max() <= 2.0 / bins * 1.7 * (1 + 1e-12)
 
 
-def test_large_arrays_are_counted_in_steps() -> None:
-    values = np.random.default_rng(0).normal(0, 1, 300_001).astype(np.float32)
-    counts, edges = TensorStatistics.of(values).histogram
-    expected, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
-    assert np.array_equal(counts, expected)
-
-
 def test_zeros_denormals_and_the_largest_float() -> None:
     values = np.array([0.0, -0.0, 1e-45, -1e-40, np.finfo(np.float32).max], np.float32)
     stats = of(values)
@@ -96,13 +81,6 @@ def test_zeros_denormals_and_the_largest_float() -> None:
     assert stats.histogram.counts[0] == 4
     assert stats.histogram.counts[-1] == 1
     assert stats.absmax == float(np.finfo(np.float32).max)
-
-
-def test_a_jump_beyond_the_window_moves_everything_to_the_lowest_bin() -> None:
-    stats = of(np.array([1.0, -2.0, 3.0], np.float32))
-    stats.add(np.array([2.0 ** (OCTAVES + 3)], np.float32))
-    assert stats.histogram.counts[0] == 3
-    assert stats.histogram.counts.sum() == 4
 
 
 def test_top_is_the_smallest_power_above() -> None:
@@ -121,7 +99,7 @@ def test_coarser_bins_hold_the_same_counts() -> None:
 def test_equal_bins_keep_the_total_and_the_running_sums() -> None:
     values = np.random.default_rng(2).normal(0, 1, 50_000).astype(np.float32)
     stats = TensorStatistics.of(values)
-    counts = linear(stats.histogram, 512, stats.absmax)
+    counts = stats.linear(512).counts
     exact, _ = np.histogram(np.abs(values), 512, (0.0, stats.absmax))
     assert counts.sum() == pytest.approx(50_000)
     # A bin that straddles an edge is split evenly: running sums are off by no more than one bin's counts.
@@ -232,15 +210,15 @@ def test_equal_bins_split_evenly() -> None:
     """Six values from 0.375 to 0.5 and one from 0.75 to 0.9: an edge in the midst of a bin halves it."""
     stats = TensorStatistics.of(np.array([0.4375] * 6 + [0.9], np.float32), 4)
     assert stats.histogram.edges[-4:] == pytest.approx([0.375, 0.5, 0.75, 0.9])
-    assert linear(stats.histogram, 3, 0.9) == pytest.approx([0.0, 6.0, 1.0])
-    assert linear(stats.histogram, 2, 0.875) == pytest.approx([3.0, 4.0]), "and what lies beyond in the last"
+    assert stats.linear(3).counts == pytest.approx([0.0, 6.0, 1.0])
 
 
 def test_white_is_counted() -> None:
     """A largest magnitude that begins a bin is nearly the end of it, and none the less in the last of equal bins."""
     for top in (1.0, 1.0 + 1 / 32, 4.0):
         stats = TensorStatistics.of(np.array([0.3 * top, top, top], np.float32), 64)
-        assert linear(stats.histogram, 10, stats.absmax)[-1] == 2 and stats.linear(10).counts.sum() == pytest.approx(3)
+        found = stats.linear(10).counts
+        assert found[-1] == 2 and found.sum() == pytest.approx(3)
 
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
@@ -317,24 +295,24 @@ def test_portions_at_the_same_time(
     opened: list[int] = []
     monkeypatch.setattr(remote, "Tally", lambda session, names, bins, focus, count: made.append(count))
     monkeypatch.setattr(remote, "open_packed", lambda model, count, name: opened.append(count))
-    engine = prepare(assignment(b"model", fetched=fetched), threads)
+    engine = Engine(assignment(b"model", fetched=fetched), threads)
     assert made == [counters] * tallies and opened == [counters]
     assert engine.assignment.model == b"", "not kept beside the session"
     opened.clear()
-    prepare(assignment(b"", ("images",), fetched), threads)
+    Engine(assignment(b"", ("images",), fetched), threads)
     assert opened == []
 
 
 def test_a_model_that_arrives_damaged() -> None:
     with pytest.raises(ClusterError, match=r"^the model arrived damaged$"):
-        prepare(assignment(b"model", sha256=hashlib.sha256(b"mode1").hexdigest()), 1)
+        Engine(assignment(b"model", sha256=hashlib.sha256(b"mode1").hexdigest()), 1)
 
 
 def test_a_portion_is_counted() -> None:
     source = MemorySource(FEEDS, [SPEC])
     portion = Portion((4, 7, 9), source, [source.digest(k) for k in range(3)], (7,))
     assert str(portion) == "samples 4 to 9"
-    engine = prepare(assignment(packed_model(load(conv_net()), ["c1"])), 1)
+    engine = Engine(assignment(packed_model(load(conv_net()), ["c1"])), 1)
     for _ in range(2):  # nothing is left of the one before
         packed = count(engine, portion, threading.Event())
         assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)

@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from calibration.cache import Statistics, load_statistics, save_statistics
-from calibration.histogram import MIN_TOP
-from calibration.images import Dataset, InputSpec, Preprocess, decode, describe, open_data, prepare
+from calibration.images import Dataset, InputSpec, Preprocess, decode, open_data, prepare
 from calibration.methods import METHODS, _least_divergence, amax_of
-from calibration.statistics import TensorStatistics
+from calibration.statistics import MIN_TOP, TensorStatistics
 from qdqtool.errors import DataError
 from tests.calibration.divergence import divergence
 from tests.calibration.nets import write_pictures
@@ -51,42 +50,6 @@ def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert data.fingerprint
 
 
-def test_pixels_arrive_as_rgb_planes_from_0_to_1(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "p.png")
-    (sample,) = open_data(tmp_path, [SPEC])
-    assert sample["images"].dtype == np.float32
-    np.testing.assert_allclose(sample["images"][0], pixels.transpose(2, 0, 1) / 255.0, rtol=1e-6)
-    (bgr,) = open_data(tmp_path / "p.png", [SPEC], Preprocess(bgr=True, scale=1.0, mean=(1, 2, 3), std=(2, 4, 8)))
-    expected = (pixels[..., ::-1].transpose(2, 0, 1) - np.array([1, 2, 3])[:, None, None]) / np.array(
-        [2, 4, 8]
-    )[:, None, None]
-    np.testing.assert_allclose(bgr["images"][0], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int32"])
-def test_an_integer_input_takes_the_pixels_themselves(tmp_path: Path, dtype: str) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "p.png")
-    (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), dtype)])
-    assert sample["images"].dtype == dtype
-    assert (sample["images"][0] == pixels.transpose(2, 0, 1)).all()
-    (doubled,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], Preprocess(scale=2.0))
-    assert (doubled["images"][0] == (pixels.transpose(2, 0, 1).astype(int) * 2).clip(0, 255)).all(), "no wrapping"
-
-
-def test_letterbox_pads_with_grey_and_centres() -> None:
-    pixels = np.full((10, 40, 3), 200, np.uint8)
-    wide = prepare(pixels, 64, 64, Preprocess(scale=1.0))[0, 0]  # ratio 1.6: 16 rows of 64
-    assert (wide[:24] == 114).all() and (wide[40:] == 114).all() and (wide[24:40] == 200).all()
-    odd = prepare(np.full((15, 64, 3), 200, np.uint8), 64, 64, Preprocess(scale=1.0, fill=0))[0, 0]
-    assert (odd[24:39] == 200).all() and (odd[:24] == 0).all() and (odd[39:] == 0).all(), "the odd row goes below"
-    tall = prepare(np.full((128, 32, 3), 200, np.uint8), 64, 64, Preprocess(scale=1.0))[0, 2]
-    assert (tall[:, 24:40] == 200).all() and (tall[:, :24] == 114).all()
-    stretched = prepare(pixels, 64, 64, Preprocess(resize="stretch", scale=1.0))
-    assert (stretched == 200).all()
-
-
 def test_resizing_is_bilinear_between_pixel_centres() -> None:
     ramp = np.repeat(np.arange(0, 240, 30, dtype=np.uint8)[None, :, None], 8, 0).repeat(3, 2)
     doubled = prepare(ramp, 16, 16, Preprocess(scale=1.0))[0, 0, 8]
@@ -95,27 +58,6 @@ def test_resizing_is_bilinear_between_pixel_centres() -> None:
     assert np.abs(doubled - expected).max() <= 1.0
     halved = prepare(np.repeat(ramp, 1, 0), 4, 4, Preprocess(scale=1.0))[0, 0, 2]
     assert np.abs(halved - np.array([15, 75, 135, 195])).max() <= 1.0
-
-
-def test_grey_alpha_palette_and_16_bit_pictures(tmp_path: Path) -> None:
-    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    Image.fromarray(grey.astype(np.uint16) * 256 + 7).save(tmp_path / "deep.png")
-    Image.fromarray(np.dstack([grey, grey, grey, np.zeros_like(grey)])).save(tmp_path / "alpha.png")
-    Image.fromarray(grey).convert("P").save(tmp_path / "palette.png")
-    for path in tmp_path.iterdir():
-        assert (decode(path) == grey[..., None]).all(), path.name
-
-
-def test_exif_orientation_is_applied(tmp_path: Path) -> None:
-    pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, :8] = 255
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees clockwise
-    Image.fromarray(pixels).save(tmp_path / "p.png", exif=exif)
-    turned = decode(tmp_path / "p.png")
-    assert turned.shape == (16, 8, 3)
-    assert turned[0, 0, 0] == 255 and turned[15, 0, 0] == 0
 
 
 def test_one_channel_and_nhwc_and_uint8_inputs(tmp_path: Path) -> None:
@@ -128,25 +70,6 @@ def test_one_channel_and_nhwc_and_uint8_inputs(tmp_path: Path) -> None:
     assert nhwc["x"].dtype == np.uint8 and (nhwc["x"][0] == pixels).all()
     (half,) = open_data(tmp_path, [InputSpec("x", (1, 3, 16, 16), "float16")])
     assert half["x"].dtype == np.float16
-
-
-def test_a_list_of_paths(tmp_path: Path) -> None:
-    paths = write_pictures(tmp_path / "in", 3)
-    listing = tmp_path / "list.txt"
-    listing.write_text(f"# comment\nin/{paths[2].name}\n\n{paths[0]}\n")
-    data = open_data(listing, [SPEC])
-    assert [s["images"].tobytes() for s in data] == [
-        prepare(decode(p), 16, 16).tobytes() for p in (paths[2], paths[0])
-    ]
-
-
-def test_open_sizes_need_a_size(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 1)
-    spec = InputSpec("images", (None, 3, None, None))
-    (sample,) = open_data(tmp_path, [spec], size=(32, 48))
-    assert sample["images"].shape == (1, 3, 32, 48)
-    with pytest.raises(DataError, match="leaves the image size open"):
-        open_data(tmp_path, [spec])
 
 
 def huge_png(path: Path) -> None:
@@ -222,47 +145,10 @@ def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> N
     assert len(others) == 4 and first not in others
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "video.avi").write_bytes(b"RIFF")
-    (tmp_path / "none.txt").write_text("# nothing\n")
-    (path,) = write_pictures(tmp_path / "ok", 1)
-    cases: list[tuple[object, list[InputSpec], str]] = [
-        (tmp_path / "empty", [SPEC], "no images"),
-        (tmp_path / "missing", [SPEC], "no such file or folder"),
-        (tmp_path / "video.avi", [SPEC], "not a folder"),
-        (tmp_path / "none.txt", [SPEC], "lists no images"),
-        (path, [SPEC, InputSpec("size", (1, 2))], "2 inputs"),
-        (path, [InputSpec("x", (1, 128))], "rank 4"),
-        (path, [InputSpec("x", (1, 4, 16, 16))], "4 channels"),
-        (path, [], "no inputs"),
-        (17, [SPEC], "int is not understood"),
-    ]
-    for source, specs, expected in cases:
-        with pytest.raises(DataError, match=expected) as caught:
-            open_data(source, specs)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="at least 1"):
-        open_data(path, [SPEC], max_images=0)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"resize": "crop"}, {"std": (1, 0, 1)}, {"fill": 300}, {"mean": (1, 2)}], ids=lambda a: next(iter(a))
-)
-def test_impossible_preprocessing_is_refused(arguments: dict[str, object]) -> None:
-    with pytest.raises(DataError):
-        Preprocess(**arguments)  # type: ignore[arg-type]
-
-
 def test_a_dataset_is_returned_as_it_is(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     data = open_data(tmp_path, [SPEC])
     assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
-
-
-def test_describe() -> None:
-    assert describe(Preprocess()) == "letterbox, RGB, scale 0.00392157"
-    assert "BGR" in describe(Preprocess(bgr=True)) and "mean" in describe(Preprocess(mean=(1, 2, 3)))
 
 
 def write_npy(path: Path, array: np.ndarray, fortran: bool) -> None:

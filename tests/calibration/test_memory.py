@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from calibration.arrays import MemorySource, rows_of
 from calibration.dataset import InputSpec
-from calibration.memory import MemorySource, rows_of
 from qdqtool.errors import DataError
 
 SPEC = InputSpec("x", (1, 2))

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.clustered import Held, shared
 from calibration.dataset import InputSpec
 from calibration.images import open_data
-from calibration.partial import check_tensors, external_folder, input_specs, metadata_size, partial_model
-from calibration.remote import Held, shared
+from calibration.session import check_tensors, external_folder, input_specs, metadata_size, partial_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError, ModelError
 from qdqtool.graph import Model

@@ -17,8 +17,7 @@ from calibration import pictures
 from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
-from calibration.picture_files import ImageSource
-from calibration.pictures import Preprocess, _Pixels, decode, describe, prepare
+from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, describe, prepare
 from qdqtool import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import write_pictures
@@ -71,6 +70,12 @@ def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, 
     wanted = np.full((3, 20, 20), 114, np.float32)
     wanted[:, top : top + height, left : left + width] = 200
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_colour_of_the_padding() -> None:
+    found = prepare(np.full((15, 64, 3), 200, np.uint8), 64, 64, Preprocess(scale=1.0, fill=0))[0, 0]
+    assert (found[24:39] == 200).all() and (found[:24] == 0).all() and (found[39:] == 0).all()
+    assert (prepare(np.full((10, 40, 3), 200, np.uint8), 64, 64, Preprocess("stretch", scale=1.0)) == 200).all()
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
@@ -186,7 +191,7 @@ def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
     code = (
         "import re, sys, threading\n"
         "from calibration.dataset import InputSpec\n"
-        "from calibration.picture_files import ImageSource\n"
+        "from calibration.pictures import ImageSource\n"
         "from calibration.pictures import YOLO_PREPROCESS\n"
         "from pathlib import Path\n"
         "path = Path(sys.argv[1])\n"

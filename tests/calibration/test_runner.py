@@ -19,8 +19,8 @@ import calibration
 from calibration import Focus, runner
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.images import Preprocess, open_data
-from calibration.partial import input_specs, metadata_size, partial_model
 from calibration.runner import _identity, _model_key, collect
+from calibration.session import input_specs
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.graph import Model
@@ -84,16 +84,6 @@ def test_the_size_comes_from_the_models_metadata(tmp_path: Path) -> None:
     assert collect(model, tmp_path, ["images"], progress=False)["images"].count == 2 * 3 * 24 * 32
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("[64, 48]", (64, 48)), ("320", (320, 320)), ("(64, 32)", (64, 32)), ("", None), ("[0, 1]", None), ("x", None)],
-)
-def test_metadata_size(text: str, size: tuple[int, int] | None) -> None:
-    model = conv_net()
-    model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
-    assert metadata_size(load(model)) == size
-
-
 def test_float16_models() -> None:
     model = conv_net(dtype=TensorProto.FLOAT16)
     samples = feeds(3, dtype="float16")
@@ -126,14 +116,6 @@ def test_external_weights_outside_the_folder_are_refused(tmp_path: Path) -> None
         collect(folder / "m.onnx", feeds(1), ["r2"], progress=False)
 
 
-def test_only_what_the_tensors_need_is_computed() -> None:
-    model = conv_net()
-    partial = partial_model(load(model), ["c1"])
-    assert [n.name for n in partial.graph.node] == ["conv1", "sigmoid1", "mul1"]
-    assert [t.name for t in partial.graph.initializer] == ["w1"]
-    assert [o.name for o in partial.graph.output] == ["c1"]
-
-
 def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
     inner = [helper.make_node("Mul", ["y", "k"], ["z"])]
     then = helper.make_graph(inner, "then", [], [helper.make_tensor_value_info("z", 1, None)])
@@ -162,19 +144,6 @@ def test_a_tensor_that_is_not_there_is_named() -> None:
         collect(conv_net(), feeds(1), ["c11"], progress=False)
     with pytest.raises(ModelError, match="'w1' is a constant"):
         collect(conv_net(), feeds(1), ["w1"], progress=False)
-
-
-def test_wrong_shapes_are_an_error() -> None:
-    with pytest.raises(DataError, match=r"is \[1, 3, 8, 8\], the model's input 'images' takes \[1, 3, 16, 16\]"):
-        collect(conv_net(), feeds(1, (1, 3, 8, 8)), ["c1"], progress=False)
-
-
-def test_a_model_that_onnxruntime_refuses_is_an_error() -> None:
-    model = conv_net()
-    model.graph.node[0].op_type = "NoSuchOperator"
-    with pytest.raises(ModelError, match="onnxruntime cannot run it") as caught:
-        collect(model, feeds(1), ["c1"], progress=False)
-    assert "\n" not in str(caught.value)
 
 
 def test_nan_and_infinity_are_counted_and_warned_about() -> None:

@@ -7,37 +7,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from calibration import TensorStatistics, amax_of, collect, load_statistics
 from calibration.methods import BIASED_WEIGHT, unbiased
-from calibration.spots import CHANNELS, IMAGES, POSITIONS, chosen, rounding, taken
+from calibration.statistics import IMAGES, POSITIONS, rounding, spotted_samples, taken
 from tests.calibration.nets import conv_net
 
 RNG = np.random.default_rng(11)
-
-
-@given(st.integers(1, 100_000))
-def test_samples_are_evenly_spread(samples: int) -> None:
-    numbers = sorted(n for n in chosen(samples) if n < samples)
-    assert len(numbers) == min(samples, IMAGES)
-    assert all(abs(n - k * samples / len(numbers)) <= 1 for k, n in enumerate(numbers))
-    assert chosen(None) == frozenset(range(IMAGES))
-
-
-@given(st.integers(0, 10_000), st.integers(1, 130), st.integers(7, 40), st.integers(7, 40))
-def test_values_are_those_of_the_map_and_spread_over_it(number: int, channels: int, height: int, width: int) -> None:
-    where = np.arange(height * width, dtype=np.float32).reshape(1, 1, height, width)
-    array = where + np.arange(channels, dtype=np.float32).reshape(1, -1, 1, 1) * 10_000
-    values = taken(array, number)
-    assert values is not None and values.shape == (POSITIONS, min(channels, CHANNELS))
-    at, of = values % 10_000, values // 10_000
-    assert (at == at[:, :1]).all() and (of == of[:1]).all() and (np.diff(of[0]) >= 1).all()
-    gaps = np.diff(np.sort(np.concatenate([at[:, 0], [height * width + at[:, 0].min()]])))
-    assert gaps.max() <= 3 * height * width / POSITIONS + 1
-    again = taken(array.copy(), number)
-    assert again is not None and (values == again).all()
 
 
 @pytest.mark.parametrize("array", [
@@ -46,24 +22,6 @@ def test_values_are_those_of_the_map_and_spread_over_it(number: int, channels: i
 ])  # fmt: skip
 def test_what_is_no_map_gives_none(array: npt.NDArray[np.float32]) -> None:
     assert taken(array, 3) is None
-
-
-def test_errors_are_those_of_rounding_each_value() -> None:
-    spots = [RNG.normal(0, 3, (POSITIONS, 5)).astype(np.float32) + RNG.normal(0, 2, 5).astype(np.float32)
-             for _ in range(3)]
-    ranges = np.array([0.5, 2.0, 9.0, 30.0])
-    biased, whole = rounding(spots, ranges, 127)
-    for k, amax in enumerate(ranges):
-        step = np.float32(amax / 127)
-        by_hand, square = 0.0, 0.0
-        for values in spots:
-            error = np.clip(np.round(values / step), -127, 127) * step - values
-            means = error.astype(np.float64).mean(axis=0)
-            # Of n errors with a mean m and a variance v, the squared mean is m * m + v / n on average.
-            by_hand += max(float((means**2 - error.astype(np.float64).var(axis=0, ddof=1) / POSITIONS).sum()), 0.0) / 3
-            square += float((error.astype(np.float64) ** 2).sum(axis=1).mean()) / 3
-        assert whole[k] == pytest.approx(square, rel=1e-4)
-        assert biased[k] == pytest.approx(by_hand, rel=1e-3, abs=1e-4 * square)
 
 
 def test_noise_has_no_biased_error_and_a_flat_image_nothing_else() -> None:
@@ -125,7 +83,7 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
     cache = tmp_path / "cache.npz"
     found = collect(conv_net(), samples, ["images", "c1"], cache=cache, progress=False)
     assert [len(found[n].spots) for n in found] == [IMAGES, IMAGES]
-    wanted = sorted(bytes(v) for k in chosen(40) if (v := taken(samples[k]["images"], k)) is not None)
+    wanted = sorted(bytes(v) for k in spotted_samples(40) if (v := taken(samples[k]["images"], k)) is not None)
     assert sorted(map(bytes, found["images"].spots)) == wanted
     back = load_statistics(cache)
     assert sorted(map(bytes, back["images"].spots)) == wanted
@@ -139,8 +97,8 @@ PART = 0.6180339887498949
 @pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
 def test_sixteen_samples(samples: int) -> None:
     wanted = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
-    assert chosen(samples) == wanted and len(wanted) == 16
-    assert chosen(None) == set(range(16))
+    assert spotted_samples(samples) == wanted and len(wanted) == 16
+    assert spotted_samples(None) == set(range(16))
 
 
 @pytest.mark.parametrize(("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)])

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import collect, urls
+from calibration import collect
+from calibration import pictures as urls
 from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.listing import UNREADABLE
-from calibration.urls import UrlSource, _mark, _reason, is_url, local_path
+from calibration.pictures import UrlSource, _mark, _reason, is_url, local_path
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, write_pictures

@@ -71,7 +71,7 @@ def pretend(facts: dict[str, str]) -> None:
 
 def count_arrivals() -> None:
     """Counts how often a model reaches this process."""
-    from calibration import remote
+    from calibration import clustered as remote
 
     def arrived(self: Any, state: dict[str, Any]) -> None:
         remote.ARRIVALS.append(len(state["model"]))  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def count_arrivals() -> None:
 
 
 def arrivals() -> list[int]:
-    from calibration import remote
+    from calibration import clustered as remote
 
     found: list[int] = remote.ARRIVALS  # type: ignore[attr-defined]
     return found

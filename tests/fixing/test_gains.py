@@ -60,7 +60,7 @@ def joined(count: int, apart: set[int]):
     return net.done(*ends)
 
 
-@pytest.mark.parametrize("apart", [set(), {5}, {1, 8, 14}])
+@pytest.mark.parametrize("apart", [set(), {5}, {1, 8, 14}, set(range(0, 16, 2))])
 def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], monkeypatch) -> None:
     tries = []
     attempt = api._Work._attempt

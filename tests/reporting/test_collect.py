@@ -71,7 +71,7 @@ def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
     assert marks == {layer.name for layer in page.model.layers if layer.type == "Conversion"}
     own = {c.name.partition("_clone_")[0] for c in page.model.conversions}
     assert {m.name for e in onnx_graph.edges for m in e.marks if m.stays} == own
-    assert all(c.node >= 0 for c in page.model.conversions)
+    assert all(c.node >= 0 and c.layer >= 0 and c.to for c in page.model.conversions)
 
 
 def links_of(index: Model, drawn: set[str]) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ import onnx
 
 from calibration.dataset import Dataset
 from calibration.images import open_data
-from calibration.partial import input_specs
+from calibration.session import input_specs
 from qdqtool.graph import Model
 from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import Rules

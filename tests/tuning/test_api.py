@@ -21,7 +21,7 @@ from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
-from qdqtool.tuning import estimate as estimate_module
+from qdqtool.tuning import search as estimate_module
 from qdqtool.tuning import search as search_module
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task

@@ -7,12 +7,25 @@ import onnx
 import pytest
 
 from qdqtool.graph import Model
-from qdqtool.tuning.candidates import BETWEEN, FREE, NO_GAIN, judge
-from qdqtool.tuning.chain import Gain, chain, estimated, neighbours
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
-from qdqtool.tuning.cuts import Cuts
-from qdqtool.tuning.estimate import Estimate
-from qdqtool.tuning.sites import CONVOLUTION, INT8, Candidate, Site, candidates, find_sites
+from qdqtool.tuning.measure import Cuts
+from qdqtool.tuning.search import Estimate
+from qdqtool.tuning.sites import (
+    BETWEEN,
+    CONVOLUTION,
+    FREE,
+    INT8,
+    NO_GAIN,
+    Candidate,
+    Gain,
+    Site,
+    candidates,
+    chain,
+    estimated,
+    find_sites,
+    judge,
+    neighbours,
+)
 from tests.insertion.nets import images, run
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 

@@ -12,12 +12,11 @@ import pytest
 from PIL import Image
 
 from qdqtool.cluster.mapping import Cluster
-from qdqtool.tuning import clustered
+from qdqtool.tuning import mapper as clustered
 from qdqtool.tuning.api import tune
-from qdqtool.tuning.clustered import ClusterMapper
-from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.configuration import Configuration, Recipe
+from qdqtool.tuning.mapper import ClusterMapper
 from qdqtool.tuning.measure import Job, Mapper, Result, Task
-from qdqtool.tuning.recipe import Recipe
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, job_of, planner_of
 

@@ -19,12 +19,11 @@ from calibration.dataset import Dataset
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.graph import Model
-from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.images import Sets, open_sets
 from qdqtool.tuning.mapper import local
 from qdqtool.tuning.measure import Job, Result, Task, run_task
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
-from qdqtool.tuning.recipe import Recipe
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
 

@@ -19,12 +19,11 @@ import qdqtool
 from qdqtool import budgets
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.threads import Crew
-from qdqtool.tuning import limited
-from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning import metrics as limited
+from qdqtool.tuning.configuration import Configuration, Recipe, first_change
 from qdqtool.tuning.measure import Row
+from qdqtool.tuning.measurements import SWEEP, WHOLE, Store
 from qdqtool.tuning.metrics import Outputs, UserMetric
-from qdqtool.tuning.recipe import Recipe, first_change
-from qdqtool.tuning.store import SWEEP, WHOLE, Store
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, planner_of
 

@@ -77,11 +77,12 @@ class HorizontalMergeQNodes(Pass):
             self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
-            survivor.nodes.extend(q.nodes)
             survivor.stand_for(node_name(q), q)
-            network.retarget(q.out, survivor.out)
+        network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
+        for q in others:
             network.remove(q)
-        survivor.nodes = list(dict.fromkeys(survivor.nodes))  # copies of one Q name the same nodes
+        lists = {id(q.nodes): q.nodes for q in (survivor, *others)}  # copies of one Q share theirs
+        survivor.nodes = list(dict.fromkeys(node for nodes in lists.values() for node in nodes))
 
 
 def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:

@@ -16,7 +16,7 @@ from qdqtool.trt.refusals import (
     ResidualBothQuantized,
     ResidualFloat,
 )
-from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of
+from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, scale_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
 
 QUANTIZED = seen(
@@ -54,7 +54,7 @@ class QuantizeConvWithResidualAdd(Pass):
             if add is None or refusal_of(conv, self.name, self.target) is not None:
                 continue
             other = next((t for t in add.inputs if t is not conv.out), None)
-            if other is None or constant_of(other) is not None:
+            if other is None:
                 continue
             node, size = node_name(conv), elements(conv.out)
             dq = dq_of(other)
@@ -80,7 +80,7 @@ class QuantizeConvWithResidualAdd(Pass):
         if reader is not None and reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
             return None
-        if reader is None or reader.operation != "SUM":
+        if reader is None or not is_sum(reader):
             return None
         other = next((t for t in reader.inputs if t is not conv.out), None)
         if conv.fusion.activated and other is not None and dq_of(other) is not None:

@@ -83,7 +83,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
     def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:
         source = concat.inputs[position]
         clone = Layer(LayerKind.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
-        clone.quant, clone.nodes, clone.clone = q.quant, list(q.nodes), True
+        clone.quant, clone.nodes, clone.clone = q.quant, q.nodes, True
         clone.rank = concat.rank.before(position)
         clone.passed, clone.merged = q.passed, q.merged
         clone.moved_past(step_of(concat, position))
