@@ -16,8 +16,8 @@ from qdqtool.engine import drawing
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
 from qdqtool.reporting import data
-from qdqtool.reporting.names import plain, short, shown
 from qdqtool.reporting.nodes import Collector, paint_of
+from qdqtool.reporting.page import plain, short, shown
 from qdqtool.types import Precision
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
