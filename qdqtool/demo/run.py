@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 
 from qdqtool.agreement import BuildFacts, BuildSource
-from qdqtool.demo.images import OWN_NAME, make_image, write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import OWN_NAME, make_image, write_images, yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
