@@ -48,6 +48,7 @@ from common import Images, detect, evenly, input_name, load_samples, paired, poo
 from qdqtool.tuning.detection import Matches, match, precision
 
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
+FILES = ("model", "calibration", "evaluation")
 MODELOPT = """
 import sys, numpy
 from modelopt.onnx.quantization import quantize
@@ -110,8 +111,8 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the table between its marks")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    splits = [Split(**e) for e in read_splits(options.splits, ("model", "calibration", "evaluation"))
-              if re.search(options.only, e["name"])]  # fmt: skip
+    splits = [Split(*(e[f] for f in ("name", *FILES)), judge=e.get("judge", True), limit=e.get("limit"))
+              for e in read_splits(options.splits, FILES) if re.search(options.only, e["name"])]  # fmt: skip
     methods = options.methods.split(",")
     methods += [f"ModelOpt {m}" for m in options.modelopt_methods.split(",")] if options.modelopt else []
     methods += ["onnxruntime MinMax", "onnxruntime Percentile"] if options.onnxruntime else []

@@ -132,6 +132,8 @@ def measured_split(entry: dict[str, Any], options: argparse.Namespace) -> list[R
     print(f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time", flush=True)
     seen = {digest_of(x) for array in (calibration, choose) for x in array}
     samples = [x for x in evenly(unseen, options.judge) if digest_of(x[0]) not in seen]
+    if not samples:
+        sys.exit(f"{entry['name']}: tune was given every image to judge on")
     references = [d.above(0.25) for d in detect(model.read_bytes(), samples, options.work, 2)]
     print(f"judged on {len(samples)} images that tune was not given, {sum(len(r.scores) for r in references)} boxes")
 

@@ -9,7 +9,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,6 +110,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         return load_statistics(path)
 
 
+@dataclass
 class Progress:
     """How far a calibration has come.
 
@@ -121,14 +122,11 @@ class Progress:
         looks: What was noticed about the samples done.
     """
 
-    def __init__(
-        self, model: str, statistics: Statistics, done: Iterable[int], total: int | None, looks: Looks | None = None
-    ) -> None:
-        self.model = model
-        self.statistics = statistics
-        self.done = set(done)
-        self.total = total
-        self.looks = looks or Looks()
+    model: str
+    statistics: Statistics
+    done: set[int]
+    total: int | None
+    looks: Looks = field(default_factory=Looks)
 
     @property
     def complete(self) -> bool:
@@ -327,7 +325,7 @@ def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArra
 
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Writes statistics as npz, atomically."""
-    save_progress(Progress("", statistics, (), None), path)
+    save_progress(Progress("", statistics, set(), None), path)
 
 
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -215,20 +215,15 @@ class ClusterPass:
         self._pace = _Pace()
         # A signal is raised in the main thread alone: no portion is ever merged in part.
         self._merger = ThreadPoolExecutor(1, "merging")
-        self._running: Iterator[int] | None = None
 
-    def results(self) -> Iterator[int]:
-        """The numbers of samples as they are done.
+    def results(self) -> Generator[int, None, None]:
+        """The numbers of samples as they are done; what is not done is taken back when this is closed.
 
         Raises:
             QdqtoolError: What a sample or the cluster raised.
         """
-        self._running = self._results()
-        return self._running
-
-    def _results(self) -> Iterator[int]:
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with self.cluster.job("calibration.clustered:Engine", assignment, self.counting) as job:
+        with Job(self.cluster, "calibration.clustered:Engine", assignment, self.counting) as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):
@@ -243,12 +238,6 @@ class ClusterPass:
             self.done.add(number)
         self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
         self._pace.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
-
-    def stop(self) -> None:
-        """Takes back what is not done."""
-        running: Any = self._running
-        if running is not None:
-            running.close()
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """What was merged so far, and the numbers of the samples."""

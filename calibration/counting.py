@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
@@ -142,19 +142,16 @@ class ThreadPass:
         self.tallies = tallies
         self._ended = False
 
-    def results(self) -> Iterator[int]:
-        """The numbers of samples as they are done; all threads have ended when this has.
+    def results(self) -> Generator[int, None, None]:
+        """The numbers of samples as they are done; all threads have ended when this has, or is closed.
 
         Raises:
             QdqtoolError: What a sample raised.
         """
-        yield from self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
-        self._ended = True
-
-    def stop(self) -> None:
-        """Ends the threads after the samples that they are at."""
-        self.crew.stop()
-        self._ended = True
+        try:
+            yield from self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
+        finally:
+            self._ended = True
 
     def _count(self, tally: Tally) -> None:
         with tally:

@@ -133,6 +133,8 @@ class Source(ABC):
     random_access = True
     #: Whether a sample is one row of the batch, to be joined with others; else it is all that the model takes at once.
     single_rows = False
+    #: What a user should know of them, in one line each.
+    remarks: Sequence[str] = ()
 
     @abstractmethod
     def count(self) -> int | None:
@@ -262,6 +264,8 @@ class Dataset:
         skipped: Broken images met so far, and why.
     """
 
+    _lock = threading.Lock()  # of all datasets: it is held for a few additions
+
     def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
         self.inputs = list(inputs)
@@ -273,7 +277,6 @@ class Dataset:
                             "it with a batch of 1, or a dynamic one")
         known = source.count()
         self.indices = None if known is None else spread(known, max_images)
-        self._lock = threading.Lock()
         self._exhausted = False
         self._fingerprint: str | None = None
         self._digests: list[bytes] | None = None
@@ -334,13 +337,6 @@ class Dataset:
     def name(self, number: int) -> str:
         """What the (first) image of a sample is called."""
         return self.source.name(self.group(number)[0])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
@@ -443,7 +439,7 @@ class Dataset:
     def warnings(self) -> list[str]:
         """What looks wrong with the samples loaded so far, in one line each, with numbers."""
         with self._lock:
-            return list(self.looks.warnings())
+            return [*self.source.remarks, *self.looks.warnings()]
 
     def forget(self) -> None:
         """Starts counting skipped images and warnings again, for data that is used once more."""

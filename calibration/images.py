@@ -17,6 +17,7 @@ from calibration.dataset import Dataset, InputSpec, Source
 from calibration.listing import files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
+    OTHER_PICTURES,
     YOLO_PREPROCESS,
     ImageSource,
     Preprocess,
@@ -83,14 +84,19 @@ def _path_source(
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
-        pictures = files_under(path, IMAGE_SUFFIXES)
+        passed = dict.fromkeys(OTHER_PICTURES, 0)
+        pictures = files_under(path, IMAGE_SUFFIXES, passed)
+        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
+        others = ", ".join(f"{number} {suffix[1:]}" for suffix, number in passed.items() if number)
+        unread = f"pictures of other formats are not read ({others}): convert them to one of {kinds}" if others else ""
         if len(pictures):
-            return ImageSource(pictures, path, inputs, preprocess, size)
+            source = ImageSource(pictures, path, inputs, preprocess, size)
+            source.remarks = [unread] if unread else []
+            return source
         arrays = files_under(path, ARRAY_SUFFIXES)
         if len(arrays):
             return SampleFilesSource(arrays, path, inputs)
-        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        raise DataError(f"{path}: no images ({kinds}) and no npz or npy files in this folder")
+        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix in ARRAY_SUFFIXES:

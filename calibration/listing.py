@@ -7,10 +7,9 @@ import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, MutableMapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import overload
 
 from qdqtool.errors import DataError
 from qdqtool.files import Key, note_files
@@ -26,13 +25,7 @@ class Folder(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> Path: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Path]: ...
-    def __getitem__(self, index: int | slice) -> Path | list[Path]:
-        if isinstance(index, slice):
-            return [self.root / n for n in self.names[index]]
+    def __getitem__(self, index: int) -> Path:  # type: ignore[override]
         return self.root / self.names[index]
 
 
@@ -61,16 +54,28 @@ class Inodes:
         return self.name if bool((pairs == np.array(wanted, np.uint64)).all(axis=1).any()) else None
 
 
-def files_under(root: Path, suffixes: Set[str]) -> Folder:
+def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None) -> Folder:
     """The files under a folder whose names end so, in the order of their paths; they count as read.
+
+    Args:
+        root: The folder.
+        suffixes: Which files.
+        passed: Suffixes of files to count without taking them; gets the counts.
 
     Raises:
         DataError: The folder cannot be read.
         QdqtoolError: One of them is to be written.
     """
     seen = Inodes(f"one of the files in {root}")
+
+    def take(name: str) -> bool:
+        suffix = os.path.splitext(name)[1].lower()
+        if passed is not None and suffix in passed:
+            passed[suffix] += 1
+        return suffix in suffixes
+
     try:
-        names = sorted(scanned(root, lambda name: os.path.splitext(name)[1].lower() in suffixes, seen))
+        names = sorted(scanned(root, take, seen))
     except OSError as error:
         raise DataError(f"{root}: cannot be read: {error.strerror or error}") from error
     note_files(seen)

@@ -300,16 +300,12 @@ def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -
     steps = np.arange(_SEARCH_OCTAVES * _COARSE_STEPS + 1) / _COARSE_STEPS
     best = _best_falling(parts, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
-    return _best_of(parts, np.minimum(best * np.exp2(-around), absmax), power)
-
-
-def _best_of(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
-    """The range of least error; of equals the first, which is the largest."""
-    return float(ranges[int(np.argmin(_total(parts, ranges, power)))])
+    ranges = np.minimum(best * np.exp2(-around), absmax)
+    return float(ranges[int(np.argmin(_total(parts, ranges, power)))])  # of equals the first, which is the largest
 
 
 def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
-    """The same for ranges that fall, an octave at a time.
+    """The range of least error among ranges that fall, an octave at a time; of equals the first.
 
     What a range clips, every shorter one clips more: they need not be tried once that alone costs more than the best.
     """

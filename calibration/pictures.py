@@ -225,6 +225,7 @@ def describe(preprocess: Preprocess) -> str:
 # Pictures in files ---------------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".tga")
 
 
 class ImageSource(Source):
@@ -405,6 +406,8 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 class UrlSource(ImageSource):
     """Pictures behind a URL, each read whole and within :data:`qdqtool.budgets.PICTURE_FILE`."""
 
+    _read = threading.local()  # the picture that a thread has read and not loaded yet
+
     def __init__(
         self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
         size: tuple[int, int] | None,
@@ -421,14 +424,6 @@ class UrlSource(ImageSource):
         """
         self.describe(url, inputs, preprocess, size)
         self.url, self.folder, self.names = url, folder, names
-        self._read = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_read"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._read = threading.local()
 
     def count(self) -> int:
         return len(self.names)
@@ -468,7 +463,7 @@ class UrlSource(ImageSource):
             DataError: It cannot be read, or is too large.
         """
         held = getattr(self._read, "held", None)
-        if held is not None and held[0] == index:
+        if held is not None and held[0] == (self.url, self.names[index]):
             return held[1], held[2]
         system, _ = opened(self.url)
         try:
@@ -482,7 +477,7 @@ class UrlSource(ImageSource):
         budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()
-        self._read.held = (index, data, mark)
+        self._read.held = ((self.url, self.names[index]), data, mark)
         return data, mark
 
 

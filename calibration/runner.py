@@ -154,16 +154,13 @@ class _Job:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="PIL")  # its remarks on odd files; broken ones are counted
             statistics = self._pass(wanted, progress)
-        if not statistics.images:
-            raise self._nothing_left()
-        return statistics
-
-    def _nothing_left(self) -> DataError:
         skipped = sorted(self.dataset.skipped)
-        if skipped:
+        if not statistics.images and skipped:
             name, reason = skipped[0]
-            return DataError(f"none of the {len(skipped)} images could be read; the first, {name}: {reason}")
-        return DataError("the calibration data holds no samples")
+            raise DataError(f"none of the {len(skipped)} images could be read; the first, {name}: {reason}")
+        if not statistics.images:
+            raise DataError("the calibration data holds no samples")
+        return statistics
 
     def _from_cache(self) -> Statistics | None:
         """What the cache offers: everything, a part to go on from, or nothing; notes say which."""
@@ -227,14 +224,14 @@ class _Job:
             running = self._begun(wanted, stack)
             left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
             saved = time.monotonic()
+            results = running.results()
             try:
-                results = running.results()
                 for _ in track(results, "Calibrating", total=left) if progress else results:
                     if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
                         self._save(*running.snapshot())
                         saved = time.monotonic()
             except BaseException:
-                running.stop()
+                results.close()
                 counted, done = running.snapshot()
                 if self.cache is not None and not len(self.kept) and done:
                     with contextlib.suppress(QdqtoolError):  # the first error is the one to report

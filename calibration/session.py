@@ -179,13 +179,6 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
     Raises:
         ModelError: onnxruntime does not take the model.
     """
-    try:
-        return _open(model, names, threads)
-    finally:
-        return_freed_memory()
-
-
-def _open(model: Model, names: Sequence[str], threads: int) -> Any:
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
     try:
@@ -200,6 +193,8 @@ def _open(model: Model, names: Sequence[str], threads: int) -> Any:
             return open_proto(partial, threads)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(model.path, error) from error
+    finally:
+        return_freed_memory()
 
 
 def packed_model(model: Model, names: Sequence[str]) -> bytes:

@@ -68,7 +68,7 @@ class Header:
         if dtype.hasobject:
             raise DataError(f"{what}: holds Python objects, which are never loaded; save plain numbers")
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
-            raise DataError(f"{what}: holds {dtype}, which is no plain number")
+            raise DataError(f"{what}: holds {dtype}, which is not a plain number")
         if any(d < 0 for d in shape):
             raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
         self.shape, self.fortran, self.dtype = shape, fortran, dtype

@@ -214,7 +214,7 @@ def open_input(
         if stat.S_ISDIR(mode):
             raise error(f"{path}: is a folder; give a file")
         if not stat.S_ISREG(mode) and not pipes:
-            raise error(f"{path}: is no regular file")
+            raise error(f"{path}: is not a regular file")
         if stat.S_ISFIFO(mode):
             return _open_pipe(Path(path), error)
         file = open(path, "rb")  # noqa: SIM115 - the caller closes it

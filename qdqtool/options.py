@@ -92,8 +92,8 @@ class Workers(_Checked):
         None, "Who calibrates and measures: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``, "
         "see :func:`calibration.collect`; None for this process. The result is the same.")
     mixed_cpus: bool = option(
-        False, "Whether workers may take part whose processors compute other last bits.",
-        "Permit workers whose processors compute other last bits.")
+        False, "Whether to permit workers whose results may differ in the last bits.",
+        "Permit workers whose results may differ in the last bits.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,3 +50,5 @@ def test_linked_files_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
         if not re.match(r"\w+:|OWNER", link) and not MADE.fullmatch(link):
             assert (page.parent / link).exists(), link
+    for path in re.findall(r"`((?:qdqtool|tests|calibration|benchmarks|docs)/[\w/]+\.\w+)`", page.read_text()):
+        assert (ROOT / path).exists(), path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from qdqtool.agreement import BuildSource
@@ -21,6 +22,7 @@ from qdqtool.jsontext import parse_json
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_KEYS = frozenset(_LAYER_KEYS)
 _ROW_BEGINS = '{ "name" : "'
 _ROW = re.compile(
     r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
@@ -28,6 +30,14 @@ _ROW = re.compile(
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _MAX_LAYERS = 200_000
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """Whole layer listings or profiles that were written one after the other, as by builds that append to a file."""
+
+    last: Any
+    count: int
 
 
 def read_json(data: bytes, name: str) -> Build:
@@ -43,6 +53,9 @@ def read_json(data: bytes, name: str) -> Build:
     text = data.decode("utf-8", "replace")
     content, whole = _load(text, name)
     build = Build(source=BuildSource.LAYER_JSON)
+    if isinstance(content, _Documents):
+        build.notes.append(f"{name} holds {content.count} whole JSON documents one after the other; the last was read")
+        content = content.last
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -57,7 +70,7 @@ def read_json(data: bytes, name: str) -> Build:
                                            for x in content):
         _layers(build, content, name)
     else:
-        raise BuildLogError(f"{name}: a JSON that is no layer listing and no profile of TensorRT")
+        raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
         cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
@@ -84,17 +97,21 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
         except ValueError as found:
             error = found
-    one_by_one = _objects(text)
-    if one_by_one is not None:
-        return one_by_one, True
+    in_turn = _in_turn(text)
+    if in_turn is not None:
+        return in_turn
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None
     return salvaged, False
 
 
-def _objects(text: str) -> list[Any] | None:
-    """Layers that were written one object after another, as scripts around IEngineInspector do; None for all else."""
+def _in_turn(text: str) -> tuple[list[Any] | _Documents, bool] | None:
+    """Layers that were written one object after another, as scripts around IEngineInspector do, or whole documents.
+
+    Returns:
+        What is whole of them, and whether that is all; None for a mixture, and where not even the first is whole.
+    """
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
     at = 0
@@ -102,13 +119,22 @@ def _objects(text: str) -> list[Any] | None:
         try:
             item, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return None
-        if not isinstance(item, dict) or "LayerType" not in item:
-            return None
+            break
         items.append(item)
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
-    return items or None
+    whole = at == len(text)
+    if not items:
+        return None
+    if all(isinstance(item, dict) and "LayerType" in item for item in items):
+        return items, whole
+    if all(_is_listing(item) for item in items) or all(isinstance(item, list) and _is_profile(item) for item in items):
+        return _Documents(items[-1], len(items)), whole
+    return None
+
+
+def _is_listing(item: Any) -> bool:
+    return isinstance(item, dict) and not _KEYS.isdisjoint(item)
 
 
 def _salvage(text: str) -> Any:
@@ -152,7 +178,7 @@ def _float(text: str | None) -> float | None:
 
 def _layers(build: Build, listed: Any, name: str) -> None:
     if not isinstance(listed, list):
-        raise BuildLogError(f"{name}: 'Layers' is no list; not a listing of TensorRT")
+        raise BuildLogError(f"{name}: 'Layers' is not a list; not a listing of TensorRT")
     for item in listed[:_MAX_LAYERS]:
         if isinstance(item, str):
             build.layers.append(BuiltLayer(name=item))

@@ -9,6 +9,7 @@ from qdqtool.buildlog.complete import judge
 from qdqtool.buildlog.layerjson import read_json
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.merge import merge
+from qdqtool.buildlog.prefix import Carrier
 from qdqtool.buildlog.source import LogSource
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
@@ -59,10 +60,10 @@ def _read(one: LogSource) -> Build:
         if _looks_like_json(head):
             build = read_json(_whole(head, blocks, name), name)
         else:
-            reader = LogReader()
+            reader, carrier = LogReader(), Carrier()
             reader.skip_blank(skipped)
             for lines in sources.lines_of(_chained(head, blocks)):
-                reader.feed(lines)
+                reader.feed(carrier.strip(lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]
@@ -88,7 +89,7 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     for block in rest:
         size += len(block)
         if size > sources.MAX_JSON:
-            raise BuildLogError(f"{name}: a JSON of over {sources.MAX_JSON >> 20} MiB is no layer listing or profile")
+            raise BuildLogError(f"{name}: a JSON of over {sources.MAX_JSON >> 20} MiB cannot be a listing or a profile")
         pieces.append(block)
     return b"".join(pieces)
 

@@ -170,9 +170,12 @@ class Sections:
                 self.build.bindings.append(text)
             return True
         if block in ("io", "metadata") and not level:
-            if block == "io" and text.startswith(" Name: ") and self._keep(text):
-                self.build.bindings.append(text[len(" Name: ") :].split(", IOMode: ")[0])
-            return text.startswith(" ") or self._close()
+            stripped = text.strip()
+            named = stripped.startswith("Name: ")
+            bare = " " not in stripped and not stripped.endswith(":")
+            if block == "io" and (named or bare) and len(self.build.bindings) < 10_000 and self._keep(text):
+                self.build.bindings.append(stripped.removeprefix("Name: ").split(", IOMode: ")[0])
+            return text.startswith(" ") or (block == "io" and bare) or self._close()
         if block == "dump":
             inside = not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
             return inside or self._close()

@@ -117,10 +117,13 @@ def _processes(count: str | None) -> Iterator[Any]:
     import tempfile
 
     import dask
-    from distributed import LocalCluster
+    from distributed import LocalCluster, Security
     from distributed.gc import disable_gc_diagnosis
 
-    security = _credentials()
+    try:
+        security = Security.temporary()
+    except ImportError as error:
+        raise ClusterError(f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})") from None
     wanted = int(count) if count else cores()
     with tempfile.TemporaryDirectory(prefix="qdqtool-cluster-", ignore_cleanup_errors=True) as folder, \
             dask.config.set(_LOCAL_CONFIG):
@@ -147,17 +150,6 @@ def _processes(count: str | None) -> Iterator[Any]:
             if cluster is not None:
                 with contextlib.suppress(Exception):
                     cluster.close(timeout=20)
-
-
-def _credentials() -> Any:
-    from distributed import Security
-
-    try:
-        return Security.temporary()
-    except ImportError as error:
-        raise ClusterError(
-            f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})"
-        ) from None
 
 
 @contextlib.contextmanager

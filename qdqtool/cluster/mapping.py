@@ -23,7 +23,7 @@ _FETCH_SECONDS = 30.0
 _ATTEMPTS, _AGAIN_SECONDS = 3, 3.0  # to hand out the shared part
 
 
-class Cluster:
+class Cluster(contextlib.ExitStack):
     """A scheduler whose workers are fit for the work. A context manager: it closes what it opened.
 
     Attributes:
@@ -41,25 +41,13 @@ class Cluster:
         Raises:
             ClusterError: The scheduler cannot be reached.
         """
+        super().__init__()
         self.mixed_cpus = mixed_cpus
-        self._stack = contextlib.ExitStack()
-        self.client: Client = self._stack.enter_context(connected(where))
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        self.client: Client = self.enter_context(connected(where))
 
     def threads(self) -> int:
         """Threads of all workers there are now, at least 1."""
         return max(1, int(sum(self.client.nthreads().values())))
-
-    def job(self, factory: str, payload: Any, function: str) -> Job:
-        """Work whose pieces share a part; see :class:`Job`."""
-        return Job(self, factory, payload, function)
 
 
 class Job:

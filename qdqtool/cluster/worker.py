@@ -10,7 +10,6 @@ import io
 import platform
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -188,41 +187,30 @@ def _picture() -> bytes:
 Factory = Callable[[Any, int], Any]
 
 
-@dataclass
-class Shared:
-    """A job as one worker process has it.
+_JOBS: dict[tuple[str, str], Carrier] = {}  # by job and worker: several workers may live in one process
+
+
+class Carrier(WorkerPlugin):  # type: ignore[misc]
+    """Brings a job's shared part to a worker, and takes it away again.
 
     Attributes:
-        payload: The shared part.
-        factory: ``module:function`` of a :data:`Factory`.
-        threads: Pieces of work that this worker runs at the same time.
         refusal: Why this worker may not take part; empty where it may.
         stopped: Set when the job is over: pieces that are still being worked on end early.
     """
 
-    payload: Any
-    factory: str
-    threads: int
     refusal: str
     stopped: threading.Event
-    lock: threading.Lock
-    state: Any = None
-
-    def made(self) -> Any:
-        """The state of this process, made by the first piece."""
-        with self.lock:
-            if self.state is None:
-                self.state = named(self.factory)(self.payload, self.threads)
-            return self.state
-
-
-_JOBS: dict[tuple[str, str], Shared] = {}  # by job and worker: several workers may live in one process
-
-
-class Carrier(WorkerPlugin):  # type: ignore[misc]
-    """Brings a job's shared part to a worker, and takes it away again."""
 
     def __init__(self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool) -> None:
+        """Describes it; a worker gets a copy of its own.
+
+        Args:
+            job: A name.
+            factory: ``module:function`` of a :data:`Factory`.
+            payload: The shared part.
+            expected: The client's facts.
+            mixed_cpus: Whether processors that compute other last bits are permitted.
+        """
         self.name = job
         self.factory = factory
         self.payload = payload
@@ -230,17 +218,21 @@ class Carrier(WorkerPlugin):  # type: ignore[misc]
         self.mixed_cpus = mixed_cpus
 
     def setup(self, worker: Any) -> None:
-        threads = int(worker.state.nthreads)
-        refusal = difference(facts(threads), self.expected, self.mixed_cpus)
-        _JOBS[self.name, worker.address] = Shared(
-            self.payload, self.factory, threads, refusal, threading.Event(), threading.Lock()
-        )
-        self.payload = None  # the worker keeps its plugins; once is enough
+        self.threads = int(worker.state.nthreads)
+        self.refusal = difference(facts(self.threads), self.expected, self.mixed_cpus)
+        self.stopped, self._lock, self._state = threading.Event(), threading.Lock(), None
+        _JOBS[self.name, worker.address] = self
 
     def teardown(self, worker: Any) -> None:
-        shared = _JOBS.pop((self.name, worker.address), None)
-        if shared is not None:
-            shared.stopped.set()
+        if _JOBS.pop((self.name, worker.address), None) is not None:
+            self.stopped.set()
+
+    def state(self) -> Any:
+        """What the pieces share in this process, made by the first; the worker keeps its plugins, not their parts."""
+        with self._lock:
+            if self._state is None:
+                self._state, self.payload = named(self.factory)(self.payload, self.threads), None
+            return self._state
 
 
 def named(name: str) -> Any:
@@ -264,7 +256,7 @@ def perform(job: str, function: str, item: Any) -> Any:
     if shared.refusal:
         raise ClusterError(f"cluster worker {address} {shared.refusal}")
     try:
-        return named(function)(shared.made(), item, shared.stopped)
+        return named(function)(shared.state(), item, shared.stopped)
     except QdqtoolError as error:
         raise type(error)(f"cluster worker {address}: {error}") from None
 

@@ -63,7 +63,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
         near = codes.similar(text)
         hint = f"nearest codes: {', '.join(near)}" if near else "see 'qdqtool explain --list'"
         raise QdqtoolError(
-            f"'{text[:80]}' is no finding code, no known TensorRT error and no line of its optimizer; {hint}"
+            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; {hint}"
         )
     emit(to_json(dataclasses.asdict(known) | extra) if form == "json" else error_text(known, width) + further, output)
     return 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--hops", type=click.IntRange(min=0), help="With --node: this many nodes around it instead.")
 @click.option("--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more).")
 @click.option("--outputs", multiple=True, metavar="TENSOR", help="End at this tensor (repeat for more).")
-@click.option("--target", default=None, help="trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11 or rtx1.7.")
+@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
 @click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
 @click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]),
               help="Build here; the small model has to fail or differ as the whole does.")

@@ -86,7 +86,7 @@ def command(
         emit(to_json(_worded(result.as_json()) | ({"time": time} if time else {})), None)
         return 0
     text = "\n".join([render(result, terminal_width(), everything=everything), *paying])
-    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {result.target}{_build(wanted, path)}", None)
+    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {wanted.given}{_build(wanted, path)}", None)
     return 0
 
 

@@ -175,7 +175,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"'{text}' is no regular expression: {error}", param_hint="--require") from None
+        raise click.BadParameter(f"'{text}' is not a regular expression: {error}", param_hint="--require") from None
 
 
 def assumptions_of(given: tuple[str, ...]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge import Made, entry, table
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import Target, target_named, version_numbers
 from qdqtool.types import Json
 
 
@@ -82,9 +82,10 @@ def trtexec_command(target: Target, model: str) -> str:
     """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
 
     From 11 on there are no precision flags, and none are allowed in a strongly typed network; weakly typed ones of 8 to
-    10 need ``--int8``, and ``--fp16`` for what is not quantized (10.15 runs Q/DQ in INT8 without, and warns of both
-    from 10.12 on). The listing is asked for from 8.2 on.
+    10 need ``--int8``, and ``--fp16`` for what is not quantized (release notes of 10.12: both are deprecated, as all of
+    weak typing is; 10.15 runs Q/DQ in INT8 without ``--int8``). The listing is asked for from 8.2 on.
     """
+    version = version_numbers(target.asked) or target.version
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
         words += ["--int8", "--fp16"]
@@ -94,6 +95,9 @@ def trtexec_command(target: Target, model: str) -> str:
     if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")
     words.append("> build.log 2>&1")
+    if not target.strongly_typed and version[0] == 10 and (version[1] >= 12 or not target.asked):
+        since = "" if target.asked else "10.12 and later: "
+        words.append(f"  # {since}--int8 and --fp16 are deprecated; what `insert --strongly-typed` makes needs neither")
     if target.asked.startswith(_JETPACK):
         words.append("  # on a Jetson: /usr/src/tensorrt/bin/trtexec")
     return " ".join(words)

@@ -34,7 +34,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})")
     if not isinstance(data.get("mismatches", []), list):
-        raise DataError(f"{path}: its mismatches are no list; run qdqtool verify again")
+        raise DataError(f"{path}: its mismatches are not a list; run qdqtool verify again")
     return data
 
 

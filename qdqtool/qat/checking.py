@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool import qdq
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
 from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
@@ -64,10 +64,16 @@ class Check:
 
     def text(self) -> str:
         """One line."""
-        return (
+        said = (
             f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
             f"standard deviation, the network's own noise is {self.noise:.1e}"
         )
+        return said if self.end_to_end_tells else f"{said}, so that end to end tells nothing: the pieces alone protect"
+
+    @property
+    def end_to_end_tells(self) -> bool:
+        """Whether a wrong model would stand out end to end: the noise that is allowed is less than the outputs."""
+        return NOISES * self.noise < 1.0
 
 
 @dataclass
@@ -105,8 +111,16 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         scale = float(scale_of(getattr(module, attribute), before))
         found.calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
 
-    with evaluating(twin), watching(seen):
-        found.outputs = tensors_of(call.on(twin, "cpu"))
+    try:
+        with evaluating(twin), watching(seen):
+            found.outputs = tensors_of(call.on(twin, "cpu"))
+    except QdqtoolError:
+        raise
+    except Exception as error:  # of the network's own code, or of torch
+        given = ", ".join("x".join(map(str, t.shape)) or "a number" for t in call.tensors) or "no tensor"
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({given}): {reason}; give what the "
+                         "network was prepared with") from error
     return found
 
 
@@ -229,7 +243,7 @@ def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> li
         name, scale, _, _ = wanted.calls[found[0]]
         for node in (q, *model.readers(q.output)):
             if node.op not in (qdq.Q, qdq.DQ):
-                raise ModelError(f"'{q.name}' is read by '{node.name}', which is no DequantizeLinear")
+                raise ModelError(f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear")
             params = qdq.read_params(model, node)
             found_scale = float("nan") if params.scale is None or params.scale.size != 1 else float(params.scale[0])
             if not np.isclose(found_scale, scale, rtol=1e-5, atol=0):

@@ -10,11 +10,11 @@ from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.operators import needs_own_dq
 
-_FOLDED = ("Identity", "Cast", "Transpose")
+_FOLDED = ("Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 
 
 def fold_constants(model: Model) -> Model:
-    """Constant nodes become initializers, and Identity, Cast and Transpose of constants their value."""
+    """Constant nodes become initializers, and what moves or cuts constants (packed weights too) their value."""
     editor = Editor(model)
     values: dict[str, np.ndarray] = {}
     for node in model.ordered:
@@ -41,6 +41,15 @@ def _folded(model: Model, node: Node, values: dict[str, np.ndarray]) -> np.ndarr
         return source
     if node.op == "Transpose":
         return np.ascontiguousarray(np.transpose(source, node.attributes.get("perm")))
+    if node.op in ("Unsqueeze", "Slice"):
+        given = [b for t in node.inputs[1:] if (b := values.get(t, model.constant(t))) is not None and b.size == 1]
+        numbers = [int(b.reshape(-1)[0]) for b in given]
+        if len(numbers) != len(node.inputs) - 1 or len(numbers) not in ((1,) if node.op == "Unsqueeze" else (3, 4)):
+            return None
+        if node.op == "Unsqueeze":
+            return np.expand_dims(source, numbers[0])
+        start, end, axis, *step = numbers
+        return source[(slice(None),) * (axis % source.ndim) + (slice(start, end, *step),)]
     return source.astype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
 
 

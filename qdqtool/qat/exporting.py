@@ -260,7 +260,7 @@ def _names(
 
 def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
-    axes = {w.module: w.axis for w in plan.weights}
+    axes = {w.module: w.axis for w in plan.weights if w.call is None}
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
     for q in found:
@@ -268,6 +268,11 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
             made = ExportQuantizer(scale_of(q.itself, torch.empty(0)), None)
             made.mark = marked
             q.module._modules[q.attribute] = made
+            continue
+        if q.attribute != getattr(q.module, "qdq_weight", None):  # an attention's, of weights that are part of others
+            axis, amax = q.itself.qdq_axis, amax_of(q.itself)
+            scale = None if amax is None else scale_of(q.itself, amax)
+            q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
             continue
         axis = axes[q.owner]
         value: Tensor = q.module._parameters["weight"]

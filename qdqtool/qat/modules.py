@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.qat.networks import protect
 from qdqtool.qat.norms import along_outputs, factor_of
-from qdqtool.qat.sites import WEIGHTED, CallWatcher, uncounted
+from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
@@ -128,7 +129,8 @@ class Quantizing:
             for position in range(min(2, len(values))):
                 attribute = self.qdq_calls.get((kind, call, position))
                 if attribute is not None:
-                    changed[position] = _quantized(self, attribute, values[position])
+                    weight = holds_weights(kind, position)
+                    changed[position] = _quantized(self, attribute, values[position], weight=weight)
                     found = True
             return tuple(changed) if found else None
 
@@ -215,6 +217,11 @@ def make_quantizing(module: nn.Module) -> Quantizing:
     return module
 
 
+def holds_weights(kind: str, position: int) -> bool:
+    """Whether an input of a call is weights: those of an attention's projections."""
+    return kind == LINEAR and position == 1
+
+
 class Quantizer(NamedTuple):
     """A quantizer of a network: the module that has it, with its qualified name, and the module's attribute."""
 
@@ -238,9 +245,10 @@ def quantizers_of(model: nn.Module) -> Iterator[Quantizer]:
     """Every quantizer of a network, in the order of its modules."""
     for owner, module in model.named_modules():
         if isinstance(module, Quantizing):
-            activations = [] if module.qdq_input is None else [module.qdq_input]
-            for attribute in (*activations, *module.qdq_calls.values()):
-                yield Quantizer(owner, module, attribute, False)
+            if module.qdq_input is not None:
+                yield Quantizer(owner, module, module.qdq_input, False)
+            for (kind, _, position), attribute in module.qdq_calls.items():
+                yield Quantizer(owner, module, attribute, holds_weights(kind, position))
             if module.qdq_weight is not None:
                 yield Quantizer(owner, module, module.qdq_weight, True)
 
@@ -254,14 +262,15 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     """Fake quantization that torch exports as a Q/DQ pair.
 
     Args:
-        scale: Scalar, or [channels], in units of the tensor per integer step.
+        scale: Scalar, or [channels], in units of the tensor per integer step; None for that of the largest magnitudes
+            of the (constant) values.
         axis: The channel axis; None for a scalar scale.
 
     Attributes:
         mark: Called with the values first; what it returns is quantized.
     """
 
-    def __init__(self, scale: Tensor, axis: int | None) -> None:
+    def __init__(self, scale: Tensor | None, axis: int | None) -> None:
         super().__init__()
         self.axis = axis
         self.mark: Callable[[Tensor], Tensor] | None = None
@@ -269,6 +278,8 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         scale: Any = self.scale
+        if scale is None:
+            scale = torch.from_numpy(np.array(weight_scale(x.detach().cpu().numpy(), self.axis))).to(x.device)
         return fake_quantized(x if self.mark is None else self.mark(x), scale, self.axis)
 
 

@@ -22,7 +22,7 @@ from qdqtool.operators import WEIGHTED, of, output_axis
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
-from qdqtool.qat.sites import ADD, Site
+from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, trace
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -49,10 +49,14 @@ class ActivationQuantizer:
 
 @dataclass(frozen=True)
 class WeightQuantizer:
-    """A quantizer on a module's weights; ``axis`` is that of the output channels, None for one amax for all."""
+    """A quantizer on a module's weights; ``axis`` is that of the output channels, None for one amax for all.
+
+    ``call`` is which projection of an attention they are for; None for a module that has weights of its own.
+    """
 
     module: str
     axis: int | None
+    call: int | None = None
 
 
 @dataclass
@@ -92,7 +96,7 @@ class Plan:
     @property
     def convolutions(self) -> list[str]:
         """Modules that will compute in INT8."""
-        return [w.module for w in self.weights]
+        return list(dict.fromkeys(w.module for w in self.weights))
 
     @property
     def tied(self) -> list[list[str]]:
@@ -128,7 +132,7 @@ def _place(site: Site) -> str:
     name = site.module or "(network)"
     if site.kind == ADD:
         return f"{name} (input {site.position} of Add {site.call})"
-    return name
+    return f"{name} (projection {site.call})" if site.kind == LINEAR else name
 
 
 def plan(
@@ -215,7 +219,7 @@ def plan(
 def _refuse_computed(decided: Plan, model: nn.Module) -> None:
     modules = dict(model.named_modules())
     for weight in decided.weights:
-        if "weight" not in modules[weight.module]._parameters:
+        if weight.call is None and "weight" not in modules[weight.module]._parameters:
             raise QdqtoolError(
                 f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
                 "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
@@ -223,7 +227,7 @@ def _refuse_computed(decided: Plan, model: nn.Module) -> None:
 
 
 def _unseen(traced: Traced, model: nn.Module) -> list[str]:
-    # Attention hands the weights of its projections to a function, which `skipped` reports.
+    # Attention hands the weights of its projections to a function.
     inside = [f"{n}." for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention) and n in traced.runs]
     return [
         n for n, m in model.named_modules()
@@ -293,7 +297,7 @@ def _unreachable(traced: Traced, work: Model, placement: Placement) -> dict[str,
 
 def _why_unreachable(reader: Reader) -> str:
     if reader.node.op in WEIGHTED:
-        return "a function call with weights (as in nn.MultiheadAttention), or a module called with keywords or "\
+        return "a function call with weights (as F.linear), or a module called with keywords or "\
                "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input"
     return "no call of + or of an averaging pool that can be found again in the network's code"
 
@@ -317,10 +321,11 @@ def _as_plan(
             if site.kind != "input":
                 result.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
     for weight in placement.weights:
-        module = traced.sites[weight.node.name, 0].module
+        site = traced.sites[weight.node.name, 0]
         axis = None if weight.axis is None else _module_axis(weight.node)
-        if module not in result.convolutions:
-            result.weights.append(WeightQuantizer(module, axis))
+        found = WeightQuantizer(site.module, axis, site.call if site.kind == LINEAR else None)
+        if found not in result.weights:
+            result.weights.append(found)
     for skipped in placement.skipped:
         reason = reasons.get(skipped.node) or as_arguments(skipped.reason.replace("`", ""))
         result.skipped.append((names.get(skipped.node) or skipped.node, reason))

@@ -12,7 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
 from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
 from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, plan, sample_for
-from qdqtool.qat.sites import Site
+from qdqtool.qat.sites import LINEAR, Site
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
@@ -122,10 +122,18 @@ def insert(model: nn.Module, decided: Plan) -> None:
     norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
+        if weight.call is not None:
+            attribute = _attach(module, WEIGHT, backend.make(weight.axis))
+            module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
+            continue
         module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
         if weight.axis is None and weight.module in norm_behind:
             parent, _, name = norm_behind[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
+    for layer in modules.values():
+        # In evaluation these would run as one function of torch's, past every quantizer inside.
+        if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
+            layer.activation_relu_or_gelu = 0
     protect()
     setattr(model, PLAN, decided)
 
@@ -224,11 +232,11 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
         return plan_of(model)
     plan = plan_from(saved["plan"])
     if is_prepared(model):
-        mine = plan_data(plan_of(model))
-        different = [k for k in ("activations", "weights") if mine[k] != saved["plan"][k]]
+        mine, theirs = plan_data(plan_of(model)), plan_data(plan)
+        different = [k for k in ("activations", "weights") if mine[k] != theirs[k]]
         if different:
             raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({different[0]}: {len(saved['plan'][different[0]])}, "
+                f"the checkpoint's plan has other quantizers ({different[0]}: {len(theirs[different[0]])}, "
                 f"here {len(mine[different[0]])}); restore it into the float network"
             )
     else:
@@ -286,7 +294,7 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
         known["activations"] = [
             ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"]) for a in data["activations"]
         ]
-        known["weights"] = [WeightQuantizer(w["module"], w["axis"]) for w in data["weights"]]
+        known["weights"] = [WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]]
         known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
         known["calls"] = {(m, k): n for m, k, n in data["calls"]}
         known["keywords"] = tuple(data["keywords"])

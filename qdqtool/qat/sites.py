@@ -2,12 +2,17 @@
 
 A place is the data input of a convolution or linear module, or an input of a function call that a module makes: the
 Add of a residual, an averaging pool. Calls have no name; they are counted. The n-th Add of a module is the n-th that
-runs between the start and the end of its ``forward``, those of its children included.
+runs between the start and the end of its ``forward``, those of its children included. So are the projections of an
+``nn.MultiheadAttention``, which hands its weights to a function.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
+import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, overrides
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 WEIGHTED = (
@@ -25,6 +31,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 ADD = "add"
 POOL = "pool"
+LINEAR = "linear"
 _ADDS = frozenset({"add", "add_", "__add__", "__iadd__", "__radd__"})
 _POOLS = frozenset(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
 
@@ -35,9 +42,9 @@ class Site:
 
     Attributes:
         module: Qualified name of the module; an empty string for the network itself.
-        kind: ``input`` (of a convolution or linear module), ``add`` or ``pool``.
+        kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (of an attention).
         call: Which of the module's calls of that kind, from 0.
-        position: Which of the two inputs of an Add.
+        position: Which of the inputs: the two of an Add, data or weights of a projection.
     """
 
     module: str
@@ -78,8 +85,43 @@ def uncounted() -> Iterator[None]:
         _running.paused = before
 
 
+@functools.cache
+def _attention() -> tuple[Callable[..., Any], threading.local]:
+    """torch's function of attention over a namespace of our own, in which ``linear`` asks what to compute with.
+
+    The function hides its calls from watchers: one that is shown the function as a whole sees nothing inside.
+    """
+    asked = threading.local()
+    inside: dict[str, Any] = {**vars(functional), "has_torch_function": lambda tensors: False}
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if torch.onnx.is_in_onnx_export():
+            weight, bias = _rows(weight, asked.wholes), _rows(bias, asked.wholes)
+        changed = asked.seen(LINEAR, (x, weight))
+        x, weight = (x, weight) if changed is None else changed
+        return functional.linear(x, weight, bias)
+
+    for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
+        function = inside[name]
+        inside[name] = types.FunctionType(function.__code__, inside, name, function.__defaults__)
+    inside["linear"] = linear
+    return inside["multi_head_attention_forward"], asked
+
+
+def _rows(part: Any, wholes: tuple[Any, ...]) -> Any:
+    """Rows of a packed parameter with numbers that are known, where torch's exporter calculates them at run time."""
+    for whole in wholes:
+        same = isinstance(part, Tensor) and isinstance(whole, Tensor) and part is not whole
+        if same and part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's tracer warns of constants, and constants are what is wanted
+                first = part.storage_offset() // int(part.stride(0))
+                return whole[first:first + int(part.shape[0])]
+    return part
+
+
 class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
-    """Sees every Add and averaging pool of the code that runs inside it.
+    """Sees every Add, averaging pool and projection of an attention of the code that runs inside it.
 
     Args:
         seen: Called with kind and arguments of each; what it returns are the arguments to go on with, or None for
@@ -88,7 +130,8 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, seen: Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None], kinds: Collection[str] = (ADD, POOL)
+        self, seen: Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None],
+        kinds: Collection[str] = (ADD, POOL, LINEAR),
     ) -> None:
         super().__init__()
         self._seen = seen
@@ -98,6 +141,16 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward and LINEAR in self.kinds and not _running.paused:
+            attention, asked = _attention()
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+            before, asked.seen = getattr(asked, "seen", None), self._seen
+            asked.wholes = given["in_proj_weight"], given["in_proj_bias"]
+            try:
+                with torch._C.DisableTorchFunction():
+                    return attention(*args, **kwargs)
+            finally:
+                asked.seen = before
         kind = None if _running.paused else kind_of_call(func, args)
         if kind is None:
             return func(*args, **kwargs)

@@ -75,9 +75,12 @@ def _row(page: Page, row: LayerCost) -> None:
     size = f"{'?':>9}" if row.total_bytes is None else f"{row.total_bytes / 1000:9,.1f}"
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if page.everything else title_of(row)
-    page.line(f"{row.index:>4} {ms} {share} {macs} {size} {intensity}  {name}")
+    numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
+    page.line(*([f"{numbers}  {name}"] if len(numbers) + 2 + len(name) <= page.width else [numbers, f"        {name}"]))
     inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
-    usual = f"; usually {row.expected_ms:.4f} ms, at best {row.best_ms:.4f}" if row.expected_ms and row.best_ms else ""
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
     page.fill(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, " " * 8)
 
 
@@ -169,10 +172,21 @@ def engines(page: Page, comparison: EngineComparison) -> None:
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
         page.line(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
     pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
+    if not (timed or page.everything):
+        pairs = [pair for pair in pairs if _types(pair.first) != _types(pair.second)]
+        if not pairs:
+            return
     order = "the largest changes first" if timed else "in the order of A"
     page.line("", f"By layer, {order} (aligned by {comparison.by}); ms in A, in B, change")
     for pair in page.each(pairs, _LISTED, "... "):
         _pair(page, pair, timed)
+
+
+def _types(cost: LayerCost | None) -> str | None:
+    """Data types of a layer's inputs and output; None without a layer."""
+    if cost is None or not cost.layer.type:
+        return None if cost is None else ""
+    return f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
 
 
 def _pair(page: Page, pair: Pair, timed: bool) -> None:
@@ -182,9 +196,8 @@ def _pair(page: Page, pair: Pair, timed: bool) -> None:
     numbers = f"{first} {second} {change}"
     for label, cost in (("A", pair.first), ("B", pair.second)):
         if cost is not None:
-            types = f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
             name = cost.name if page.everything else title_of(cost)
-            page.line(f"{numbers}  {label} {types if cost.layer.type else '':<20} {name}")
+            page.line(f"{numbers}  {label} {_types(cost) or '':<20} {name}")
             numbers = " " * 29
 
 
@@ -226,7 +239,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     device = f" on {build.device}" if build.device else ""
     page.fill(f"Build: {version}{device} ({build.source}); predicted for {target}.")
     if result.prediction is not None:
-        page.fill(f"Proof: {result.prediction.target_evidence}.")
+        page.fill(f"Evidence: {result.prediction.target_evidence}.")
     if not result.complete or build.missing:
         word = "Incomplete build" if not result.complete else "Not in the files given"
         page.fill(f"{word}: {', '.join(build.missing or ['not stated'])}.")
@@ -236,7 +249,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     _lines(page, "Slice, concatenation and copy lines", result.copies)
     _times(page, result)
     for note in result.notes:
-        page.fill(f"Note: {note}.")
+        page.fill(f"Note: {as_options(note)}.")
     for kind, title in _KINDS.items():
         found = [m for m in result.mismatches if m.kind == kind]
         if found:
@@ -250,7 +263,8 @@ def render_verification(result: Verification, width: int = 80) -> str:
     for name in page.each(unknown, _MISMATCHES, hint=""):
         page.line(f"  {name}")
     for text in _outside(result):
-        page.heading(f"Time: {text} ms: not what this machine should take, or not the machine taken.")
+        page.heading(f"Time: {text} ms, the range of four in five measured times; far outside means another GPU, clock "
+                     "or load.")
     return str(page)
 
 
@@ -269,7 +283,7 @@ def _times(page: Page, result: Verification) -> None:
     page.fill(
         f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
         f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured ({times['built_from']}): "
-        f"{'within' if times['within'] else 'outside'} the range."
+        f"{'within the range' if times['within'] else 'outside the range, as one in five measured times is'}."
     )
     layers = times["layers"]
     if layers["compared"]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.render.output import Page, as_options
@@ -15,7 +17,6 @@ from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Change, Fixed
-    from qdqtool.insertion.losses import Losses
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
     from qdqtool.tuning.result import Point, SiteResult, Tuning
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # How many are named unless everything is asked for: nodes left float for one reason, groups, conversions, sites, fixes.
 _NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
 _REPORTED = 1.5  # bits lost from which a group is listed
+_WORTH = 0.1  # of the error, from which on an activation is worth leaving float
+# Agreement of detections (docs/accuracy.md) where the error is below so much.
+_JUDGED = ((0.05, "little"), (0.2, "some"), (math.inf, "much"))
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
@@ -31,10 +35,11 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _quantized(page, insertion)
     _skipped(page, insertion.skipped)
     _groups(page, insertion.groups)
-    _losses(page, insertion.losses)
+    _losses(page, insertion)
     found = insertion.agreement
     if found is not None:
-        far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are no numbers"
+        finite = math.isfinite(found.error)
+        far = f"by {found.error:.1%} of their spread" if finite else "to values that are not numbers"
         page.heading(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} "
                      f"({counted(found.samples, 'sample')})")
     _remarks(page, [*insertion.notes, *insertion.calibration.get("notes", ())],
@@ -95,21 +100,32 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
         page.fill(f"{more} tensor loses over {worst:.1f} bits (--all)", 4, "    ")
 
 
-def _losses(page: Page, losses: Losses | None) -> None:
-    """The activations that cost most, and what each would bring and cost as float."""
+def _losses(page: Page, insertion: Insertion) -> None:
+    """How far INT8 moves the outputs and whether that is much, and the activations that it loses most on."""
+    losses = insertion.losses
     if losses is None or not losses.tensors:
         return
+    judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     page.heading(
-        f"What limits accuracy: INT8 activations move the head's outputs by {losses.error:.1%} of their spread "
-        f"({counted(losses.samples, 'sample')}). How much less it would be with one of them float ({losses.tried} "
-        "tried, those with the largest error of their own)"
+        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their standard "
+        f"deviation ({counted(losses.samples, 'sample')}): {judged}. What one of them in float takes off that "
+        f"({losses.tried} tried), and costs"
     )
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:
-            more = loss.conversions
-            price = f"; {loss.convolutions} fewer in INT8{'' if more is None else f', {_more_conversions(more)}'}"
-        page.fill(f"{loss.tensor}: {loss.gain:.1%} less{price}", 4, "  - ")
+            more = "" if loss.conversions is None else f", {_more_conversions(loss.conversions)}"
+            price = f"; costs {counted(loss.convolutions, 'INT8 layer')}{more}"
+        page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
+    if losses.tensors[0].gain < _WORTH:
+        page.fill(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, "    ")
+    else:  # the option that leaves the worst one float; as one line, to be pasted
+        page.line(f"    the first one float: --exclude {shlex.quote(_pattern(losses.tensors[0].readers))}")
+
+
+def _pattern(nodes: Sequence[str]) -> str:
+    names = [re.escape(name).replace(r"\-", "-") for name in nodes]
+    return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
 
 
 def _more_conversions(more: int) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.explain.report import title_of
+from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.text import counted, ending, layers_counted
 from qdqtool.trt.refusals import OutsideRules
@@ -28,12 +28,6 @@ _MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "n
 _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
 
-_NOTHING = {
-    "NO-QDQ": "for the model has no Q/DQ; 'qdqtool insert' adds them",
-    "QOPERATOR": "for it has integer operators instead of Q/DQ, which TensorRT does not take",
-}
-
-
 def verdict(prediction: Prediction) -> str:
     """One line: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``.
 
@@ -42,11 +36,14 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
+    found = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
-        return f"{outside}{count}: nothing to run in INT8"
-    why = next((text for code, text in _NOTHING.items() if any(f.code == code for f in prediction.findings)), "")
-    if why and not s["int8"]:
-        return f"{outside}{count}: none in INT8, {why}"
+        return f"{outside}{f'nothing in INT8: the model has {found}' if found else f'{count}: nothing to run in INT8'}"
+    if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
+        gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
+        return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
+    if found and not s["int8"]:
+        return f"{outside}{count}: none in INT8, because the model has {found}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
         parts.append(f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
@@ -57,7 +54,14 @@ def verdict(prediction: Prediction) -> str:
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
         parts.append(counted(_ranges(prediction)["conversions"], "conversion") + open_choice)
-    return outside + "; ".join(parts)
+        if kernels := _kernels(prediction):
+            parts.append(f"{counted(len(kernels), 'Q/DQ kernel')} of Myelin")
+    return outside + "; ".join([*parts, *([f"the model has {found}"] if found else [])])
+
+
+def _kernels(prediction: Prediction) -> list[str]:
+    """The Q and DQ that are kernels of their own in Myelin: no conversions of the engine, but as much to do."""
+    return [name for region in prediction.regions for name in region.kernels]
 
 
 def _weighted_products(prediction: Prediction) -> int:
@@ -221,7 +225,7 @@ def _findings(page: Page, prediction: Prediction) -> None:
     for finding in page.each(ledger, _LISTED, "    "):
         page.fill(finding.message + (f" [{_amount(finding.values)}]" if finding.values else ""), 4, "  - ")
     if notes:
-        nothing = any(f.code in _NOTHING for f in prediction.findings)
+        nothing = any(f.code in ("NO-QDQ", "QOPERATOR") for f in prediction.findings)
         shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
         hidden = [same[0].code for same in notes if same not in shown]
         more = f"; {', '.join(hidden)} only there" if hidden else ""
@@ -230,6 +234,8 @@ def _findings(page: Page, prediction: Prediction) -> None:
             head = same[0]
             text = head.message if len(same) == 1 else f"{title_of(head.code)}: {_names([f.node for f in same])}"
             page.fill(f"{head.code}: {text}", 4, "  - ")
+    if kernels := _kernels(prediction):
+        page.heading(f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}")
 
 
 # Notes that repeat on every network: shown with --all alone.
@@ -371,10 +377,10 @@ def _summary(page: Page, time: TimeEstimate) -> None:
             f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it ({best.int8} "
             f"of {best.convolutions} convolutions): {ms(best.total_ms)}, {gain} at best"
         )
-    moving = [f"conversions take {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
     moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
     if moving:
-        texts.append(f"{', '.join(moving)} of it")
+        texts.append(f"of which {', '.join(moving)}")
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
         if time.calibration.kernel_us:

@@ -110,7 +110,7 @@ def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
     try:
         found = parse_json(read_input(path, budgets.JSON_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: is no JSON ({str(error)[:80]}); {_GIVE}") from None
+        raise DataError(f"{name}: is not JSON ({str(error)[:80]}); {_GIVE}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise DataError(f"{name}: its schema is not {SCHEMA}; {_GIVE}")
     try:
@@ -198,7 +198,7 @@ def _list(value: Any) -> list[Any]:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:30]!r} is no number")
+        raise ValueError(f"{str(value)[:30]!r} is not a number")
     return float(value)
 
 

@@ -347,13 +347,13 @@ def rates_of(cc: str) -> tuple[Rates, str]:
     """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, and a note.
 
     Raises:
-        QdqtoolError: The text is no compute capability, or one below 5.3.
+        QdqtoolError: The text is not a compute capability, or one below 5.3.
     """
     text = cc.strip().lower().removeprefix("sm").strip("_")
     if text.isdigit() and len(text) >= 2:
         text = f"{text[:-1]}.{text[-1]}"
     if not re.fullmatch(r"\d{1,2}\.\d", text):
-        raise QdqtoolError(f"'{cc[:40]}' is no compute capability; give one like 8.6")
+        raise QdqtoolError(f"'{cc[:40]}' is not a compute capability; give one like 8.6")
     if text in rates():
         return rates()[text], ""
     number = float(text)

@@ -86,7 +86,7 @@ def is_sum(layer: Layer) -> bool:
 
 
 def _gains(layer: Layer) -> bool:
-    """Whether Q/DQ in front of a layer that reads float pays: it has INT8 kernels, and its result is wanted so.
+    """Whether Q/DQ in front of a layer that reads float pays: it has INT8 kernels, and its result is wanted in INT8.
 
     That is a convolution (or the like) with constant weights and another behind it; a sum or an average where all that
     reads its result, past activations, other sums and what a Q passes, are Qs.

@@ -87,6 +87,12 @@ class Target:
         return _trtexec(self.version)
 
     @property
+    def given(self) -> str:
+        """What names it to a user: the version that was asked for, else its own name."""
+        suffix = STRONGLY_TYPED if self.name.endswith(STRONGLY_TYPED) else ""
+        return f"{self.asked}{suffix}" if self.asked else self.name
+
+    @property
     def has_marks(self) -> bool:
         """Whether what only 8.x shows is assumed on it."""
         return self.version >= (9, 0)

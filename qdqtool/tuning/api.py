@@ -110,7 +110,7 @@ def tune(
         DataError: The data or the state cannot be used.
         QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
     """
-    began, cpu = time.monotonic(), _cpu_seconds()
+    began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
         from qdqtool.cluster.connection import check_where
 
@@ -377,9 +377,5 @@ def _effort(search: Search, bench: Measurements, began: float, cpu: float) -> Js
     return {
         "candidates": len(judged) + len(search.scales), "never_measured": sum(bool(j.why_not) for j in judged),
         "runs": bench.runs, "combinations": len(search.pool), "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(_cpu_seconds() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
+        "cpu_seconds": round(time.process_time() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
     }  # fmt: skip
-
-
-def _cpu_seconds() -> float:
-    return time.process_time()

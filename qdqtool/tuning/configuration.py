@@ -267,17 +267,13 @@ class Planner:
     def cost(self, configuration: Configuration) -> Cost:
         """What TensorRT makes of it; methods do not matter, only who shares a scale."""
         if configuration not in self._known:
-            self._known[configuration] = self._cost_once(configuration)
+            placement = self.placement(configuration)
+            groups = self.groups(placement, configuration.apart)
+            recipe = _recipe(placement, [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)])
+            if recipe.key not in self._costs:
+                self._costs[recipe.key] = self._cost(recipe)
+            self._known[configuration] = self._costs[recipe.key]
         return self._known[configuration]
-
-    def _cost_once(self, configuration: Configuration) -> Cost:
-        placement = self.placement(configuration)
-        groups = self.groups(placement, configuration.apart)
-        scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
-        recipe = _recipe(placement, scales)
-        if recipe.key not in self._costs:
-            self._costs[recipe.key] = self._cost(recipe)
-        return self._costs[recipe.key]
 
     def _cost(self, recipe: Recipe) -> Cost:
         index = self._slim.copy() if not recipe.pairs else recipe.build(self._slim, "sketch")[0]
@@ -293,18 +289,13 @@ class Planner:
     def _slim(self) -> Model:
         """The network without its large weights; all other constants stay, shapes may depend on them."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
-        slim = onnx.ModelProto()
-        for name in ("ir_version", "opset_import", "functions", "metadata_props"):
-            if name == "ir_version":
-                slim.ir_version = self.model.proto.ir_version
-            else:
-                getattr(slim, name).extend(getattr(self.model.proto, name))
+        slim = onnx.ModelProto(ir_version=self.model.proto.ir_version)
+        for name in ("opset_import", "functions", "metadata_props"):
+            getattr(slim, name).extend(getattr(self.model.proto, name))
         graph, source = slim.graph, self.model.proto.graph
         graph.name = source.name
-        graph.node.extend(source.node)
-        graph.input.extend(source.input)
-        graph.output.extend(source.output)
-        graph.value_info.extend(source.value_info)
+        for name in ("node", "input", "output", "value_info"):
+            getattr(graph, name).extend(getattr(source, name))
         for tensor in source.initializer:
             large = tensor.name in weights and tensor.ByteSize() > _KEEP
             graph.initializer.append(placeholder(tensor.name, tensor.dims, tensor.data_type) if large else tensor)

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from calibration.clustered import shared
 from qdqtool.cluster.mapping import Cluster
@@ -57,22 +56,14 @@ class Piece:
         return f"task {self.task.key}"
 
 
-class ClusterMapper:
+class ClusterMapper(contextlib.ExitStack):
     """A mapper over a cluster. The network and the names of the samples reach each worker once. A context manager."""
 
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
         self.cluster = cluster
-        self._stack = contextlib.ExitStack()
         self._handed: Handed | None = None
         self._job: Job | None = None
-
-    def __enter__(self) -> ClusterMapper:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         """Results as they are done, each task's once.
@@ -87,10 +78,10 @@ class ClusterMapper:
 
     def _handed_out(self, job: Job) -> Handed:
         if self._handed is None or self._job is None or replace(job, base=self._job.base) != self._job:
-            self._stack.close()
+            self.close()
             given = replace(job, images=shared(job.images))
-            made = self.cluster.job("qdqtool.tuning.mapper:Bench", given, "qdqtool.tuning.mapper:work")
-            self._handed = self._stack.enter_context(made)
+            made = Handed(self.cluster, "qdqtool.tuning.mapper:Bench", given, "qdqtool.tuning.mapper:work")
+            self._handed = self.enter_context(made)
             self._job = job
         return self._handed
 

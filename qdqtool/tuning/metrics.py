@@ -129,6 +129,7 @@ def _started_by(task: Path) -> list[int]:
 Outputs = Mapping[str, npt.NDArray[Any]]
 Evidence = Any  # of JSON's types
 _SORTS = ("TopK", "NonMaxSuppression", "ArgMax")
+_BOXES = ("detect", "segment", "pose")  # tasks in the metadata that Ultralytics writes
 _SCORE = 0.25  # of the float network's detections that count as there
 
 
@@ -360,7 +361,7 @@ def compared(model: Model) -> list[str]:
 def _detector(model: Model) -> AgreementMap | None:
     """A YOLOv8-style output: the head has a DFL or class outputs, and one output of rank 3 holds boxes and scores."""
     scores = class_outputs(model)
-    if not scores or not (find_head(model).dfl or _predicts_boxes(model)):
+    if not scores or not (find_head(model).dfl or model.metadata.get("task", "") in _BOXES):
         return None
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
     if len(channels) != 1 or (classes := channels.pop()) is None:
@@ -375,11 +376,6 @@ def _detector(model: Model) -> AgreementMap | None:
         if 4 + classes <= columns < rows:
             return AgreementMap(output, classes, True)
     return None
-
-
-def _predicts_boxes(model: Model) -> bool:
-    task = model.metadata.get("task", "")
-    return task in ("detect", "segment", "pose")
 
 
 def resampled(

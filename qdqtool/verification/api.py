@@ -101,8 +101,8 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     notes = []
     if build.tensorrt is None and version == AS_TODAY:
         chosen = TARGETS[DEFAULT_TARGET]
-        notes.append(f"the build does not state its version; it is spelled as by {version} and later: predicted for "
-                     f"{chosen.name}")
+        notes.append(f"the build does not state its version, and its spelling is that of {version} and of 10: "
+                     f"predicted for {chosen.name} (`target` decides)")
     elif build.tensorrt is None:
         notes.append(f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}")
     return chosen, notes

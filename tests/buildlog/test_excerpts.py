@@ -215,7 +215,7 @@ def test_the_listing_of_an_earlier_build_is_not_taken_for_the_last_one() -> None
 
 
 def test_a_description_of_the_device_is_no_listing() -> None:
-    with pytest.raises(BuildLogError, match="no layer listing"):
+    with pytest.raises(BuildLogError, match="a layer listing"):
         read_build(io.BytesIO(json.dumps([{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]).encode()))
 
 

@@ -51,10 +51,11 @@ def test_a_table_of_our_own_says_who_built(fields: dict[str, Any], version: str 
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is no list"), ({"Layers": [LAYER, {"x": 1}]},
+    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is not a list"), ({"Layers": [LAYER, {"x": 1}]},
         "layer 1 of"),
-    ([1, 2], "no layer listing and no profile"), ([], "no layer listing and no profile"), (5, "no layer listing"),
-    ([{"count": 3, "x": 1}], "no layer listing and no profile"), ('"text', "not a JSON of TensorRT, or damaged"),
+    ([1, 2], "neither a layer listing nor a profile"), ([], "neither a layer listing nor a profile"),
+    (5, "a layer listing"),
+    ([{"count": 3, "x": 1}], "neither a layer listing nor a profile"), ('"text', "not a JSON of TensorRT, or damaged"),
     ("[" * 100_000, "nested too deeply"),
 ])  # fmt: skip
 def test_what_is_neither(content: Any, words: str) -> None:
@@ -132,3 +133,24 @@ def test_whole_rows_of_a_damaged_profile() -> None:
     assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
         ("a", 10.0, 0.5, None, 33.5), ('say "b"', 20.0, 0.5, 0.25, 33.5)]
     assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations is None
+
+
+@pytest.mark.parametrize(("end", "names", "missing"), [("", ["b"], False), ('{"Layers": [', ["b"], True)])
+def test_of_whole_documents_in_one_file_the_last_is_read(end: str, names: list[str], missing: bool) -> None:
+    first, last = ({"Layers": [{**LAYER, "Name": n}], "Bindings": [n]} for n in "ab")
+    build = read(f"{json.dumps(first)}\n{json.dumps(last)}\n{end}")
+    assert ([x.name for x in build.layers], build.bindings) == (names, names)
+    assert any("2 whole JSON documents" in note for note in build.notes)
+    assert bool(build.missing) == missing
+
+
+def test_of_two_profiles_in_one_file_the_last_is_read() -> None:
+    both = f"{json.dumps([{'count': 1}, row('q')])}\n{json.dumps([{'count': 4}, row('r')])}"
+    build = read(both)
+    assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
+
+
+def test_of_a_listing_and_a_profile_in_one_file_the_listing_is_read_and_is_not_all() -> None:
+    both = f"{json.dumps({'Layers': [LAYER]})}\n{json.dumps([{'count': 1}, row('q')])}"
+    build = read(both)
+    assert [x.name for x in build.layers] == ["a"] and build.missing

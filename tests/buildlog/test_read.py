@@ -16,6 +16,8 @@ from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Event, Precision
 from tests.buildlog import samples
+from tests.buildlog.evidence import build_file
+from tests.slow import slow_after
 
 
 def read(text: str | bytes) -> Build:
@@ -23,6 +25,9 @@ def read(text: str | bytes) -> Build:
 
 
 LOG = samples.trtexec_log()
+CASES = ["resnet18-qat-rtx2000-trt8510", "centerpoint-a100-trt823-fp16", "bevfusion-camera-rtx3080ti-trt8600",
+         "yolo-resnet18-orin-trt8502", "yolov8-orin-trt8412-excerpts", "centernet-resnet34-qat-trt80",
+         "mobilenet-fpn-implicit-int8"]
 
 
 def facts(build: Build) -> tuple[object, ...]:
@@ -139,6 +144,42 @@ SPELLINGS = {
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_reads_the_same(spelling: str) -> None:
     assert facts(read(SPELLINGS[spelling](LOG))) == facts(read(LOG))
+
+
+CARRIERS = {  # what stands before line i
+    "kubernetes": lambda i: f"2026-01-02T03:04:05.{i:09d}Z {'stderr' if i % 3 else 'stdout'} F ",
+    "kubectl": lambda i: "[pod/trt-7d9f-x2/builder] ",
+    "kubectl with times": lambda i: f"[pod/trt-7d9f-x2/builder] 2026-01-02T03:04:05.{i:06d}Z ",
+    "compose": lambda i: "trt-build-1  | ",
+    "compose in colour": lambda i: "\x1b[36mtrt-build-1  |\x1b[0m ",
+    "GitHub": lambda i: f"2026-01-02T03:04:05.{i:07d}Z ",
+    "GitHub in colour": lambda i: f"2026-01-02T03:04:05.{i:07d}Z \x1b[36;1m",
+    "gh": lambda i: f"build (jammy)\tRun trtexec\t2026-01-02T03:04:05.{i:07d}Z ",
+    "GitLab": lambda i: f"2026-01-02T03:04:05.{i:06d}Z 01O ",
+    "journal": lambda i: f"Jan 02 03:04:{i % 60:02d} my-host trtexec[1234]: ",
+    "logging": lambda i: f"2026-01-02 03:04:05,{i % 1000:03d} - INFO - ",
+    "quoted": lambda i: "> ",
+}
+
+
+def _carried(text: str, carrier: str) -> str:
+    return "".join(f"{CARRIERS[carrier](i)}{line}\n" for i, line in enumerate(text.splitlines()))
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_what_a_container_or_service_puts_before_each_line_is_no_part_of_it(carrier: str) -> None:
+    words = "\n".join(f"Get:{i} http://archive.example jammy/main amd64 package-{i}" for i in range(3000))
+    setup = f"{words}\n" if carrier.startswith("GitHub") else ""  # steps before the build
+    for spelled in (LOG, _python(LOG), _bare(LOG), _coloured(LOG)):
+        assert facts(read(_carried(setup + spelled, carrier))) == facts(read(spelled))
+
+
+@pytest.mark.parametrize("case", slow_after(1, CASES))
+def test_recorded_builds_read_the_same_behind_a_carrier(case: str) -> None:
+    text = build_file(case).read_text(errors="replace")
+    wanted = facts(read(text))
+    for carrier in ("kubernetes", "compose in colour", "journal"):
+        assert facts(read(_carried(text, carrier))) == wanted
 
 
 def test_logs_without_timestamps_lose_only_the_tuning_times() -> None:
@@ -267,6 +308,13 @@ def test_layer_information_alone() -> None:
     assert (build.source, build.complete, build.bindings) == ("layer-info", True, ["q0_out", "out"])
 
 
+@pytest.mark.parametrize("listed", ["q0_out\nout", " Name: q0_out, IOMode: Input\n Name: out, IOMode: Output",
+                                    " q0_out\n out"])
+def test_inputs_and_outputs_as_11_lists_them(listed: str) -> None:
+    build = read(f"Layers:\n{INFO}\n\nI/O Tensors:\n{listed}\n\n{samples.STAMP.format(0)} [I] End of it")
+    assert (build.source, build.bindings) == ("layer-info", ["q0_out", "out"])
+
+
 def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
     log = tmp_path / "build.log"
     log.write_text(LOG)
@@ -292,7 +340,7 @@ def test_files_of_two_builds_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "words"), [
     (b"", "is empty"), (b"  \n\n", "is empty"), (b"hello\nworld\n", "no line of TensorRT"),
     (b"\x00\x01\x02binary\x00", "binary"), (b"\x1f\x8bnot gzip at all", "damaged"), (b'{"a": 1}', "without 'Layers'"),
-    (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "no list"), (b'{"Layers": [5]}', "layer 0"),
+    (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "not a list"), (b'{"Layers": [5]}', "layer 0"),
 ])
 def test_what_is_no_build_is_refused_in_one_line(content: bytes, words: str) -> None:
     with pytest.raises(BuildLogError, match=words) as caught:

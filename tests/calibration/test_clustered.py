@@ -62,7 +62,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> None:
 def after_portions(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
     """Does something when so many portions have been merged."""
     seen: list[int] = []
-    real = ClusterPass._results
+    real = ClusterPass.results
 
     def results(self: ClusterPass) -> Iterator[int]:
         for number in real(self):
@@ -71,7 +71,7 @@ def after_portions(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[]
                 act()
             yield number
 
-    monkeypatch.setattr(ClusterPass, "_results", results)
+    monkeypatch.setattr(ClusterPass, "results", results)
 
 
 @pytest.mark.parametrize("portion", [1, 5, None])

@@ -11,10 +11,9 @@ from PIL import Image
 
 from calibration.cache import Statistics, load_statistics, save_statistics
 from calibration.images import Dataset, InputSpec, Preprocess, decode, open_data, prepare
-from calibration.methods import METHODS, _least_divergence, amax_of
+from calibration.methods import METHODS, amax_of
 from calibration.statistics import MIN_TOP, TensorStatistics
 from qdqtool.errors import DataError
-from tests.calibration.divergence import divergence
 from tests.calibration.nets import write_pictures
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
@@ -36,6 +35,17 @@ def test_a_folder_is_searched_through_in_the_order_of_paths(tmp_path: Path) -> N
     assert [s["images"].shape for s in data] == [(1, 3, 16, 16)] * 5
     assert len(list(data)) == 5, "a second pass"
     assert data.skipped == []
+
+
+def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+    for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"II*\0")
+    with pytest.raises(DataError, match=r"not read \(2 tiff, 1 heic\): convert"):
+        open_data(tmp_path, [SPEC])
+    write_pictures(tmp_path, 1)
+    assert len(open_data(tmp_path, [SPEC])) == 1
+    assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
 
 
 def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -105,30 +115,6 @@ def test_only_picture_decoders_are_used_whatever_the_name(tmp_path: Path) -> Non
         decode(tmp_path / "claims.jpg")
 
 
-def test_warnings_have_numbers(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 3)
-    Image.new("RGB", (16, 16), (9, 9, 9)).save(tmp_path / "flat.png")
-    fine = open_data(tmp_path, [SPEC])
-    assert fine.warnings == []
-    list(fine)
-    assert [w.split(";")[0] for w in fine.warnings] == [
-        "only 4 calibration images", "1 of 4 images are constant (every value the same)"
-    ]
-    unscaled = open_data(tmp_path, [SPEC], Preprocess(scale=1.0))
-    list(unscaled)
-    assert any(w.startswith("inputs reach from 0 to 255") for w in unscaled.warnings)
-    twice = open_data(tmp_path, [SPEC], Preprocess(scale=1 / 255**2))
-    list(twice)
-    assert any("divided by 255 twice" in w for w in twice.warnings)
-
-
-def test_hundred_images_are_enough_not_to_warn() -> None:
-    rng = np.random.default_rng(0)
-    data = open_data([{"images": rng.random((1, 3, 16, 16), np.float32)} for _ in range(100)], [SPEC])
-    list(data)
-    assert data.warnings == []
-
-
 def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> None:
     paths = write_pictures(tmp_path / "a", 3)
     write_pictures(tmp_path / "b", 3)
@@ -186,21 +172,6 @@ def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
     once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
     assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)
-
-
-@pytest.mark.parametrize("share", [1.0, 0.003])
-@pytest.mark.parametrize("seed", range(6))
-def test_the_search_for_the_least_divergence_is_exact(seed: int, share: float) -> None:
-    """On counts, and on the parts of counts that splitting bins leaves; with outliers that are worth clipping."""
-    dice = np.random.default_rng(seed)
-    counts = dice.poisson(3000 * np.exp(-np.arange(320) / dice.uniform(10, 30))).astype(np.float64)
-    counts[dice.integers(200, 320, 5)] += dice.integers(1, 9, 5)
-    counts *= share
-    counts[0] = counts[1]
-    direct = np.array([divergence(counts, kept) for kept in range(128, 321)])
-    kept = round(_least_divergence(counts, 1.0) * 320)
-    assert direct.argmin() < len(direct) - 1, "something is clipped here"
-    assert direct[kept - 128] == pytest.approx(direct.min(), rel=1e-9)
 
 
 def test_the_smallest_range_that_a_scale_can_resolve() -> None:

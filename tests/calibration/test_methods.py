@@ -30,7 +30,6 @@ from calibration.methods import (
     unbiased,
 )
 from calibration.statistics import MIN_TOP, Histogram, TensorStatistics, merge_all, rounding
-from tests.calibration.divergence import divergence
 
 Floats32 = npt.NDArray[np.float32]
 
@@ -109,6 +108,20 @@ def test_a_search_that_ends_early_finds_what_trying_every_range_finds(name: str,
     for amax in ranges:
         beyond = np.maximum(np.abs(SAMPLES[name].astype(np.float64)) - amax, 0.0) ** power
         assert _clipped(parts, float(amax), power) <= beyond.sum() * (1 + 1e-9)
+
+
+def divergence(counts: np.ndarray, kept: int) -> float:
+    """KL(P || Q) for one number of kept bins."""
+    p = counts[:kept].copy()
+    p[-1] += counts[kept:].sum()
+    q = np.zeros(kept)
+    for level in range(128):
+        part = slice(level * kept // 128, (level + 1) * kept // 128)
+        filled = counts[part] > 0
+        q[part][filled] = counts[part].sum() / max(filled.sum(), 1)
+    p, q = p / p.sum(), q / q.sum()
+    used = p > 0
+    return np.inf if (q[used] == 0).any() else float((p[used] * np.log(p[used] / q[used])).sum())
 
 
 def divergences(values: Floats32) -> npt.NDArray[np.float64]:

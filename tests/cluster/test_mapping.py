@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.cluster.mapping import AHEAD, Cluster
+from qdqtool.cluster.mapping import AHEAD, Cluster, Job
 from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -34,7 +34,7 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
             assert len(taken) - len(given) <= AHEAD * 2
             yield item
 
-    with Cluster(client) as cluster, cluster.job(f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
         for item, result in job.results(items()):
             assert result == 7 * item
             given.append(item)
@@ -50,11 +50,11 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
 
 def test_work_that_runs_is_told_that_the_job_is_over(client: Any) -> None:
     begin = time.monotonic()
-    with Cluster(client) as cluster, cluster.job(f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
         running = job.results([1, 1000, 1000])
         assert next(running) == (1, 7)
         running.close()
-    with Cluster(client) as cluster, cluster.job(f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job:
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
     assert time.monotonic() - begin < 29
     assert left_behind(client) == (0, 0, [])
@@ -62,6 +62,6 @@ def test_work_that_runs_is_told_that_the_job_is_over(client: Any) -> None:
 
 def test_what_a_piece_raises_is_told_in_one_line(client: Any) -> None:
     told = pytest.raises(ClusterError, match="failed on 3: ValueError: three is refused")
-    with Cluster(client) as cluster, cluster.job(f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
         list(job.results(range(6)))
     assert left_behind(client) == (0, 0, [])

@@ -48,7 +48,7 @@ def test_unquoted_error_text(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["SKIPFLOAT"], "SKIP-FLOAT"), (["what ails thee"], "is no finding code, no known"), ([], "give a finding"),
+    (["SKIPFLOAT"], "SKIP-FLOAT"), (["what ails thee"], "is not a finding code"), ([], "give a finding"),
 ])
 def test_unknown(capsys, arguments, said):
     assert run(["explain", *arguments]) == 2

@@ -52,6 +52,15 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert not wide
 
 
+@pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
+def test_the_next_command_names_the_target_as_it_was_given(
+    folder: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--target", target, "--losses",
+                "0", "--no-predict", "--method", "max", "--max-images", "1"]) == 0
+    assert capsys.readouterr().out.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
+
+
 def test_all_names_every_scale_and_group(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max", "--all", "--target", "trt10"]) == 0

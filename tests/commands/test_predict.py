@@ -77,7 +77,7 @@ def test_the_model_is_never_overwritten(model, capsys):
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (["--require", "c[12]"], 0, ""),
     (["--require", "c1", "--require", "nothing"], 2, "matches none of the convolutions"),
-    (["--require", "["], 2, "no regular expression"),
+    (["--require", "["], 2, "not a regular expression"),
     (["--fail-on", "error"], 0, ""),
     (["--fail-on", "warning"], 1, "SKIP-FLOAT at sum"),
     (["--fail-on", "CONCAT-SCALE"], 0, ""),

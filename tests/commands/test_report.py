@@ -65,7 +65,7 @@ def test_two_models(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (["{m}", "--gpu", "abacus"], "abacus"),
     (["{m}", "--clock", "1000"], "--clock needs --gpu"),
     (["{m}", "--calib-cache", "{m}"], "is not a calibration cache"),
-    (["{m}", "--tuning", "{m}"], "is no JSON"),
+    (["{m}", "--tuning", "{m}"], "is not JSON"),
     (["{m}", "{garbage}"], "no line of TensorRT is in it"),
     (["{m}", "-o", "{m}"], "is one of the files read"),
     (["{m}", "-o", "no/such/folder/r.html"], "does not exist"),

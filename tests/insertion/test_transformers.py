@@ -13,7 +13,7 @@ import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.prediction import predict
-from qdqtool.render.predict_text import verdict
+from qdqtool.render.predict_text import render, verdict
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Prediction
@@ -61,6 +61,20 @@ def test_conversions_are_a_range_where_the_reach_of_myelin_is_not_known(target: 
     assert f"{low} to {high} conversions" in verdict(prediction)
     if counted == "possible":
         assert set(prediction.regions[0].possible) <= set(prediction.conversion_nodes)
+
+
+@pytest.mark.parametrize(("target", "kernels"), [("trt10", 1), ("trt8.6", 0)])
+def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str, kernels: int) -> None:
+    """In front of a plain Gemm (gemm-mlp-trt10): no conversion of the engine, but as much to do."""
+    net = Net()
+    net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
+    net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
+    data = [{"x": net.rng.random((8, 16), np.float32)}]
+    prediction = predict(qdqtool.insert(net.model(), data, method="max", target=target, predict=False).model, target)
+    named = [name for region in prediction.regions for name in region.kernels]
+    assert len(named) == kernels
+    assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
+    assert all(name in render(prediction, 200) for name in named)
 
 
 def test_a_network_without_attention_has_no_word_of_it() -> None:

@@ -294,7 +294,7 @@ def test_weights_that_are_computed_stay_float() -> None:
     assert found.skipped == [("2", "its weights are computed, not constant")]
 
 
-def test_projections_of_attention_are_told_once_and_not_as_unreached() -> None:
+def test_projections_of_attention_are_reached() -> None:
     class Attending(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -307,8 +307,82 @@ def test_projections_of_attention_are_told_once_and_not_as_unreached() -> None:
             return self.down(x + self.attention(x, x, x, need_weights=False)[0])
 
     found = plan(Attending(), torch.randn(1, 5, 16))
-    assert found.convolutions == ["up", "down"] and found.unseen == ["expert"]
-    assert sum("nn.MultiheadAttention" in reason for _, reason in found.skipped) == 2
+    assert found.convolutions == ["up", "attention", "down"] and found.unseen == ["expert"]
+    assert [w.call for w in found.weights] == [None, 0, 1, None]
+    assert len(plan(Attending(), torch.randn(1, 5, 16), exclude=["attention"]).weights) == 2
+
+
+class Projected(nn.Module):
+    """Attention to itself, to the same with positions, or to other keys and values."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.kind, self.up, self.down = kind, nn.Linear(16, 16), nn.Linear(16, 16)
+        self.attention = nn.MultiheadAttention(16, 2, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        q = x + torch.sin(x)
+        given = {"self": (x, x, x), "positions": (q, q, x), "cross": (q, x, x)}[self.kind]
+        return self.down(x + self.attention(*given, need_weights=False)[0])
+
+
+TOKENS = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(("kind", "options", "projections"), [
+    ("self", {"batch_first": True}, 2), ("positions", {"batch_first": True}, 4), ("cross", {"bias": False}, 3),
+    ("self", {"kdim": 16, "vdim": 16, "add_bias_kv": True, "batch_first": True}, 2),
+])
+def test_projections_of_attention_are_quantized_as_insert_places_them(
+    kind: str, options: dict[str, Any], projections: int, tmp_path: Path
+) -> None:
+    """Packed or not; trained with gradients, in evaluation not by torch's fused path, and kept in a checkpoint."""
+    torch.manual_seed(0)
+    model = Projected(kind, **options).eval()
+    with torch.no_grad():
+        wanted = model(TOKENS)
+    torch.onnx.export(model, (TOKENS,), tmp_path / "float.onnx", dynamo=False, opset_version=17, input_names=["x"])
+    found = qat.prepare(model, TOKENS, report=None)
+    assert len(found.weights) == projections + 2
+    qat.calibrate(model, [TOKENS])
+    with torch.no_grad():
+        quantized = model(TOKENS)
+        with qat.disabled(model):
+            torch.testing.assert_close(model(TOKENS), wanted)
+    assert 1e-4 < float((quantized - wanted).std() / wanted.std()) < 0.1
+    model.train()(TOKENS).sum().backward()
+    assert model.attention.in_proj_weight.grad is not None and bool(model.attention.in_proj_weight.grad.any())
+    other = Projected(kind, **options).eval()
+    qat.restore(other, qat.checkpoint(model.eval()))
+    with torch.no_grad():
+        assert torch.equal(other(TOKENS), quantized)
+    done = qat.export(model, tmp_path / "q.onnx", TOKENS)
+    inserted = qdqtool.insert(tmp_path / "float.onnx", [{"x": TOKENS.numpy()}], residual="none", losses=0)
+    assert inserted.prediction is not None
+    assert done.summary["matrix_products_int8"] == inserted.prediction.summary()["matrix_products_int8"]
+    assert done.summary["matrix_products_int8"] == projections + 2
+    weights = [sum(n.op_type == "QuantizeLinear" for n in m.graph.node)
+               for m in (onnx.load(tmp_path / "q.onnx"), inserted.model)]
+    assert weights[0] == weights[1]
+
+
+def test_an_encoder_layer_does_not_pass_its_quantizers_by_in_evaluation() -> None:
+    layer = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
+    with torch.no_grad():
+        wanted = layer(TOKENS)
+    assert len(qat.prepare(layer, TOKENS, report=None).weights) == 4
+    qat.calibrate(layer, [TOKENS])
+    with torch.no_grad():
+        assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
+
+
+def test_a_wrong_sample_ends_in_one_line(tmp_path: Path) -> None:
+    model, _ = _ready()
+    for wrong in (torch.zeros(1, 3, 8, 8), (MANY, MANY), {"image": MANY}):
+        with pytest.raises(ModelError, match="sample"):
+            qat.export(model, tmp_path / "m.onnx", wrong)
+    assert not list(tmp_path.iterdir())
 
 
 MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
+from qdqtool.explain.ways import trtexec_command
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
@@ -189,6 +190,29 @@ def test_no_target_for_it(version: str) -> None:
 def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
     assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
     assert trtexec_of_version("no version") is None
+
+
+@pytest.mark.parametrize(("target", "flags", "said"), [
+    ("trt8.0", {"--int8", "--fp16"}, ""), ("8.6.1", {"--int8", "--fp16"}, ""),
+    ("trt10", {"--int8", "--fp16"}, "10.12 and later"), ("10.3", {"--int8", "--fp16"}, "on a Jetson"),
+    ("10.11", {"--int8", "--fp16"}, ""), ("10.12", {"--int8", "--fp16"}, "deprecated"),
+    ("10.15.1", {"--int8", "--fp16"}, "deprecated"), ("10.15.1-strongly-typed", {"--stronglyTyped"}, ""),
+    ("trt11", set(), ""), ("11.4", set(), ""),
+])
+def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: set[str], said: str) -> None:
+    """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
+    command, _, comment = trtexec_command(target_named(target), "m.onnx").partition("  # ")
+    assert {w for w in command.split() if w in ("--int8", "--fp16", "--stronglyTyped", "--best")} == flags
+    assert said in comment and bool(said) == bool(comment)
+
+
+@pytest.mark.parametrize(("given", "named"), [
+    ("10.7", "10.7"), ("10.7-strongly-typed", "10.7-strongly-typed"), ("trt10", "trt10"), ("trt10.3", "10.3"),
+    ("trt10-strongly-typed", "trt10-strongly-typed"), ("8.5", "trt8.5"),
+])
+def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
+    assert target_named(given).given == named
+    assert target_named(named) == target_named(given)
 
 
 def test_unknown_name_lists_the_known() -> None:

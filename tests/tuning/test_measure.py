@@ -305,14 +305,6 @@ def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
         metric_for(Model(branchy()), name)
 
 
-def test_a_function_does_not_end_the_process() -> None:
-    def leaves(reference: object, outputs: object, image: str) -> float:
-        raise SystemExit(0)
-
-    with pytest.raises(QdqtoolError, match="raised SystemExit"):
-        UserMetric("m:f", ("o",), leaves).look({"o": np.ones(2)}, {"o": np.zeros(2)}, "a.jpg")
-
-
 def model(batch: int = 1) -> Model:
     net = Net(1, 2, batch=batch)
     net.output(net.conv("c", "x", 1, 16))

@@ -37,7 +37,7 @@ def model(count: int) -> Model:
     (Build(tensorrt="8.5.2"), "trt10", "trt10", ""),  # the user's word comes first
     (Build(tensorrt="10.3.0"), None, "trt10", ""),
     (Build(tensorrt="8.4.1", version_hint="10.0"), None, "trt8.4", ""),
-    (Build(version_hint="8.6"), None, "trt10", "it is spelled as by 8.6 and later: predicted for trt10"),
+    (Build(version_hint="8.6"), None, "trt10", "its spelling is that of 8.6 and of 10"),
     (Build(version_hint="10.0"), None, "trt10", "its spelling is that of 10.0, taken as trt10"),
     (Build(), None, "trt10", "the build does not state its version; predicted for trt10"),
     (Build(is_rtx=True), None, "rtx1.7", ""),

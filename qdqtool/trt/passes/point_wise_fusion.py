@@ -18,7 +18,7 @@ CHAIN = seen(
     source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
 )
 CONSTANT = documented(
-    "constant-operand", "An operand that is one constant number is taken in: it is no input at run time.",
+    "constant-operand", "An operand that is one constant number is taken in: it is not an input at run time.",
     "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], ...Div), ...Erf) and "
     "PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an input (yolo-resnet18-orin-trt8502)",
 )
