@@ -355,6 +355,12 @@ def other_checkpoint(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelPro
     return of_convolutions(placed, conv_weights(export_proto(network, Call((torch.rand(1, *shape),)), 17)))
 
 
+def few(channels: int, factor: float) -> Callable[[Subject, onnx.ModelProto], onnx.ModelProto | None]:
+    """Wrong scales in some channels of the sixth layer alone."""
+    return lambda _, placed: rescaled(
+        placed, lambda s, w, n: s * np.where(np.arange(s.size) < channels, factor, 1) if n == 5 else None)
+
+
 def other_tensor(subject: Subject, placed: onnx.ModelProto) -> onnx.ModelProto | None:
     kept: list[Any] = []
     rescaled(placed, lambda s, w, n: kept.append(s))
@@ -367,6 +373,10 @@ WEIGHTS: dict[str, Callable[[Subject, onnx.ModelProto], onnx.ModelProto | None]]
     "scales from before BatchNormalization was folded": before_folding,
     "scales of another checkpoint": other_checkpoint,
     "one scale for all channels, their mean": lambda _, p: rescaled(p, lambda s, w, n: np.full_like(s, s.mean())),
+    "one layer, half": few(10**6, 0.5),
+    "one layer, times 2": few(10**6, 2.0),
+    "three channels of one layer, half": few(3, 0.5),
+    "one channel of one layer, times 2": few(1, 2.0),
     "times 2": lambda _, p: rescaled(p, lambda s, w, n: s * 2),
     "half": lambda _, p: rescaled(p, lambda s, w, n: s / 2),
     "times 127/128": lambda _, p: rescaled(p, lambda s, w, n: s * 127 / 128),

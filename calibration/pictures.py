@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import os
@@ -406,8 +407,6 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 class UrlSource(ImageSource):
     """Pictures behind a URL, each read whole and within :data:`qdqtool.budgets.PICTURE_FILE`."""
 
-    _read = threading.local()  # the picture that a thread has read and not loaded yet
-
     def __init__(
         self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
         size: tuple[int, int] | None,
@@ -424,6 +423,14 @@ class UrlSource(ImageSource):
         """
         self.describe(url, inputs, preprocess, size)
         self.url, self.folder, self.names = url, folder, names
+
+    @functools.cached_property
+    def _read(self) -> threading.local:
+        """The picture that a thread has read and not loaded yet."""
+        return threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_read"}
 
     def count(self) -> int:
         return len(self.names)
@@ -463,7 +470,7 @@ class UrlSource(ImageSource):
             DataError: It cannot be read, or is too large.
         """
         held = getattr(self._read, "held", None)
-        if held is not None and held[0] == (self.url, self.names[index]):
+        if held is not None and held[0] == index:
             return held[1], held[2]
         system, _ = opened(self.url)
         try:
@@ -477,7 +484,7 @@ class UrlSource(ImageSource):
         budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()
-        self._read.held = ((self.url, self.names[index]), data, mark)
+        self._read.held = (index, data, mark)
         return data, mark
 
 

@@ -85,7 +85,7 @@ def collect(
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
     if cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(cluster)
     loaded = load(model)

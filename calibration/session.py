@@ -214,14 +214,16 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
                          "one machine") from None
 
 
-def open_packed(source: bytes, threads: int, name: str) -> Any:
+def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
     """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
+
+    ``options`` are those of :func:`qdqtool.runtime.open_session`.
 
     Raises:
         ModelError: onnxruntime does not take it.
     """
     try:
-        return runtime.open_session(source, threads)
+        return runtime.open_session(source, threads, **options)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error
 
@@ -268,5 +270,5 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a calibration sample: {_reason(error)}") from error
+            raise ModelError(f"onnxruntime failed on a sample: {_reason(error)}") from error
         return dict(zip(self.outputs, values, strict=True))

@@ -380,7 +380,8 @@ def _fence(text: str, language: str = "text") -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # no backslash helps these
+    return re.sub(r"([\\`*_\[\]#|])", r"\\\1", text)
 
 
 def _cell(text: str) -> str:

@@ -175,7 +175,7 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
     own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
-    own |= {"limited.py", "process.py"}  # which read of processes in /proc
+    own |= {"metrics.py", "process.py"}  # which read of processes in /proc
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):

@@ -19,31 +19,11 @@ HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
 MAX_LINES = 600
 
-# From top to bottom: a room may import rooms of lower floors, and of its own floor as long as nothing goes in a circle.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("qdqtool", "__main__", "cli"),  # the package itself: names of the public API
-    ("commands", "demo"),
-    ("testing",),
-    ("reporting",),
-    ("render",),
-    ("extraction", "comparing"),
-    ("qat", "fixing", "tuning", "verification"),
-    ("timing",),
-    ("insertion", "builders", "engine", "reconstruct"),
-    ("prediction",),
-    ("lint", "explain", "rtx"),
-    ("buildlog",),
-    ("trt",),
-    ("onnxgraph",),
-    ("operators",),
-    ("operator_facts",),
-    ("qdq", "modelfile", "graph", "calibration", "sessions", "options"),
-    ("verified",),
-    ("cluster",),
-    ("arrayfiles", "extents", "external", "files", "filetypes", "functions", "inference", "message", "modelform",
-     "modelnames", "outputs", "packed", "parameters", "process", "runtime", "subgraphs", "threads"),
-    ("agreement", "assumption", "budgets", "deferred", "errors", "evidence", "finding_codes", "jsontext", "knowledge",
-     "patterns", "progress", "records", "regions", "text", "types"),
+# The picture says who may import whom: a room those of lower floors, and of its own as long as nothing makes a circle.
+_PICTURE = (HOME / "docs" / "architecture.md").read_text(encoding="utf-8")
+FLOORS = tuple(
+    tuple(re.findall(r"\w+", " ".join(re.findall(r"^. (.*?),?(?:  .*)?$", floor, re.M))))
+    for floor in re.findall(r"^[┌├] .*(?:\n[│└] .*)*", _PICTURE, re.M)
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
@@ -153,6 +133,8 @@ def undeclared() -> Broken:
     for module in sources():
         if room_of(module) not in FLOOR:
             yield f"no floor: {room_of(module)}", module
+    for room in FLOOR.keys() - {room_of(module) for module in sources()}:
+        yield f"no such room: {room}", "docs/architecture.md"
 
 
 def upward() -> Broken:

@@ -67,6 +67,13 @@ def judge(build: Build) -> None:
     build.complete = bool(build.layers) and not build.names_only and not cut
 
 
+def holes(build: Build) -> list[str]:
+    """What is cut off or torn, among what is missing: sections that were never asked for are no holes."""
+    absent = (PARSE, PASSES, ENGINE, END)
+    return [m for m in build.missing if m.startswith(DAMAGE)
+            or (not build.complete and m not in absent and not m.startswith(f"{ENGINE} (names only"))]
+
+
 _CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
 
 

@@ -42,7 +42,8 @@ def command(
     JSON, profile), or a model and its build: what was asked for, and what the engine realized. verify asks whether the
     prediction was right; compare asks what changed.
 
-    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input.
+    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
+    cannot answer.
     """
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.kinds import is_model
@@ -69,7 +70,27 @@ def command(
     met = [name for name in dict.fromkeys(fail_on) if _CHECKS[name][0](result)]
     for name in met:
         print(f"qdqtool: --fail-on {name}: {_CHECKS[name][1]}", file=sys.stderr)
-    return 1 if met else 0
+    if met:
+        return 1
+    open_ = {name: why for name in dict.fromkeys(fail_on) if (why := _untold(name, result))}
+    for name, why in open_.items():
+        print(f"qdqtool: --fail-on {name} could not be checked: {why}", file=sys.stderr)
+    return 2 if open_ else 0
+
+
+def _untold(name: str, result: Comparison) -> str:
+    """Why a check that found nothing does not mean that there is nothing; an empty string where it does."""
+    kinds = {result.a.kind, result.b.kind}
+    if name == "slower":
+        return "" if result.times_as_long is not None else (
+            "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)")
+    if name in ("lost-int8-output", "conversions") and len(kinds) == 2:
+        return "a model says nothing of it; 'qdqtool verify' holds what is predicted for it against the build"
+    if name == "scales":
+        return "a build does not tell scales" if "build" in kinds else ""
+    if name == "conversions" and result.more_conversions is None:
+        return "the number of conversions is not known on both sides"
+    return result.partial
 
 
 def _count(*names: str) -> Callable[[Comparison], bool]:

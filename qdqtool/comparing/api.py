@@ -6,26 +6,29 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from qdqtool.buildlog.complete import listing_hole
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparing import builds, models, words
 from qdqtool.comparing.changes import compare_sides
 from qdqtool.comparing.kinds import is_model
-from qdqtool.comparing.matching import match
+from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.models import Asked
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeSide
 from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
 from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.explain.report import obstacles
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
 from qdqtool.onnxgraph.view import View
 from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Finding, Prediction, Severity
-from qdqtool.verification.api import check_same_model, choose_target
+from qdqtool.types import Finding, Precision, Prediction, Severity
+from qdqtool.verification.api import check_told, choose_target
 
+_ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
@@ -83,14 +86,21 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
     names = distinct_names([one.path or "first model"], [two.path or "second model"])
     first, second = (_asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True))
     matching = match(first.view, second.view)
-    weighted = first.view.weighted
-    if weighted and not any(n.index in matching.pairs for n in weighted):
-        raise QdqtoolError(
-            f"{first.title} and {second.title} have no layer in common: they are models of different networks"
-        )
+    weighted = [n.index for n in first.view.weighted]
+    common = any(i in matching.pairs for i in weighted)
+    if matching.likeness < ALIKE or (not common and (weighted or second.view.weighted)):
+        for asked in (first, second):
+            findings = asked.prediction.findings if asked.prediction is not None else []
+            if any(f.code == "QOPERATOR" for f in findings):
+                raise QdqtoolError(f"{asked.title} has {obstacles(findings)}; there are no layers to compare")
+        told = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
+        raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {told}")
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
+    if matching.likeness < _ONE_NETWORK:
+        result.notes.append(f"only {matching.likeness:.0%} of the layers have their like in the same surroundings: "
+                            "two versions of a network, or two networks")
     left, right = models.nodes_of(first), models.nodes_of(second)
-    findings = _findings(second.prediction)
+    gravest = _findings(second.prediction)
     taken = set()
     for index, other in matching.pairs.items():
         a, b = left.get(index), right.get(other.index)
@@ -99,7 +109,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             continue
         a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
         b = b or NodeSide(other.name, other.op, data=False)
-        result.nodes.append(_explained(compare_sides(a, b), findings))
+        result.nodes.append(_explained(compare_sides(a, b), gravest))
     for index, side in left.items():
         if index not in matching.pairs:
             result.nodes.append(_alone(side, None, side.precision is not None))
@@ -215,31 +225,32 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     model = one if isinstance(one, Model) else two
     report = two if isinstance(one, Model) else one
     assert isinstance(model, Model) and isinstance(report, EngineReport)
-    check_same_model(model, report.build)
-    chosen, notes = choose_target(report.build, target)
+    build = report.build
+    check_told(build)
+    chosen, notes = choose_target(build, target)
     prediction = predict(model, chosen)
-    names = distinct_names([model.path or "model in memory"], report.build.files)
+    names = distinct_names([model.path or "model in memory"], build.files)
     asked = Asked(View(model), None, names[0])
     requested = models.nodes_of(asked)
-    realized = builds.nodes_of(model, prediction, report.build)
-    sides = models.side_of(asked), builds.side_of(report.build, report, names[1])
+    realized, by = builds.nodes_of(asked.view, prediction, build)
+    if not realized and prediction.convolutions:
+        raise BuildLogError(f"{names[1]}: tells no data type of any of the model's convolutions; "
+                            "build with --profilingVerbosity=detailed")
+    sides = models.side_of(asked), builds.side_of(build, report, names[1])
     weighted = [c for c in prediction.convolutions if c.index in requested]
     sides[0].int8 = sum(requested[c.index].is_int8 for c in weighted)
     sides[0].convolutions = sides[1].convolutions = len(prediction.convolutions)
+    sides[0].products = sides[1].products = sum(c.is_product for c in prediction.convolutions)
+    sides[0].plain = sides[1].plain = sides[0].convolutions - sides[0].products
     sides[1].int8 = sum(side.is_int8 for side in realized.values())
     sides[1].int8_to_int8 = sum(side.is_int8 and str(side.output) == "INT8" for side in realized.values())
+    hole = "" if sides[1].missing or build.bindings or build.parse.inputs else listing_hole(build, model.inputs)
+    sides[1].missing += [hole] * bool(hole)
     swapped = isinstance(one, EngineReport)
-    result = Comparison(*(sides[::-1] if swapped else sides), notes=notes)
+    result = Comparison(*(sides[::-1] if swapped else sides), matched_by=by, notes=notes)
     findings = _findings(prediction)
-    unknown = 0
     for conv in weighted:
-        built = realized.get(conv.index)
-        if built is None:
-            unknown += 1
-            continue
-        a, b = requested[conv.index], built
+        a, b = requested[conv.index], realized.get(conv.index) or NodeSide(conv.name, conv.op, Precision.UNKNOWN)
         node = compare_sides(*((b, a) if swapped else (a, b)), scales=False)
         result.nodes.append(_explained(node, findings))
-    if unknown:
-        result.notes.append(f"{unknown} convolutions: the build does not say what became of them")
     return result

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+from qdqtool.buildlog.complete import holes
 from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
+from qdqtool.engine.compare import NUMBERED, align
 from qdqtool.engine.compare import Comparison as EngineComparison
-from qdqtool.engine.costs import EngineReport, LayerCost, node_of
-from qdqtool.graph import Model
+from qdqtool.engine.costs import EngineReport, node_of
+from qdqtool.errors import BuildLogError
+from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.view import View
+from qdqtool.operators import output_axis
+from qdqtool.reconstruct import graph_from_log
 from qdqtool.types import Precision, Prediction
+from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.convolutions import built_convolution, pass_lines
-from qdqtool.verification.mapping import Mapper, in_myelin, is_aside, product_rank, trt_name
+from qdqtool.verification.mapping import (
+    Mapper,
+    common_names,
+    contradicted_names,
+    in_myelin,
+    is_aside,
+    product_rank,
+    trt_name,
+)
 from qdqtool.verification.products import built_nodes, computes_in, writes
 
 
@@ -30,6 +47,7 @@ def side_of(build: Build, report: EngineReport | None = None, name: str = "") ->
     side.products = len(layers) - side.plain
     side.ms = measured_ms(build, report)
     side.measured = side.ms is not None
+    side.missing = holes(build)
     return side
 
 
@@ -51,19 +69,31 @@ def measured_ms(build: Build, report: EngineReport | None = None) -> float | Non
     return sum(row.average_ms for row in build.profile_rows) or None
 
 
-def nodes_of(model: Model, prediction: Prediction, build: Build) -> dict[int, NodeSide]:
-    """Node index to what the engine made of it; nodes of which the build says nothing are left out."""
-    ms = build.profile
+def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
+    """What an engine made of a model's nodes; nodes of which the build says nothing are left out.
+
+    Returns:
+        Node index to what became of it, and how the nodes were matched: ``names``, ``structure`` or ``shapes``.
+
+    Raises:
+        BuildLogError: The build is of another network.
+    """
+    model, ms = view.model, build.profile
+    names, by = None, "names"
+    if not _names_hold(view, build):
+        names, by = _names_by_structure(view, build), "structure"
+        if names is None:
+            return _by_shapes(view, build), "shapes"
     ops = {n.name: n.op for n in model.nodes}
     found: dict[int, NodeSide] = {}
     if build.is_rtx:
-        for row in built_nodes(model, build.layers, {n.index: trt_name(n) for n in model.nodes}):
+        for row in built_nodes(model, build.layers, names or {n.index: trt_name(n) for n in model.nodes}):
             if row.precision != Precision.UNKNOWN:
                 output = row.output if row.output != Precision.UNKNOWN else None
                 found[row.index] = NodeSide(row.name, row.op, row.precision, list(row.inputs), output, layer=row.layer,
                                             ms=ms.get(row.layer or ""))
-        return found
-    mapper = Mapper(model, build.layers)
+        return found, by
+    mapper = Mapper(model, build.layers, names)
     lines = pass_lines(build, mapper)
     for conv in prediction.convolutions:
         built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
@@ -74,30 +104,78 @@ def nodes_of(model: Model, prediction: Prediction, build: Build) -> dict[int, No
             fused=[ops.get(name, name) for name in built.fused or ()], layer=built.layer or None,
             ms=ms.get(built.layer),
         )
-    return found
+    return found, by
+
+
+def _names_hold(view: View, build: Build) -> bool:
+    """Whether the build's names are those of the model: they contradict nothing, and if numbered none is missing."""
+    if contradicted_names(view, build):
+        return False
+    found, wanted = common_names(view.model, build)
+    numbered = any(NUMBERED.search(n.name) for n in view.weighted)
+    return found == wanted or all_in_myelin(build) or (found >= FEW * wanted and not numbered)
+
+
+def _names_by_structure(view: View, build: Build) -> dict[int, str] | None:
+    """Node index to its name in the graph that the log prints; None where it prints none."""
+    if not any(node.outputs for node in build.parse.nodes):
+        return None
+    found = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
+    if found.likeness < ALIKE:
+        raise _other_network(view, build)
+    return {n.index: trt_name(found.pairs[n.index]) if n.index in found.pairs else f"({n.index})"
+            for n in view.model.nodes}
+
+
+def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
+    """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
+    layers = [x for x in build.layers if product_rank(x) is not None and not is_aside(x)]
+    nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
+    known = frozenset(view.model.initializers)
+    named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
+    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share tell neither
+    pairs = [(n, named[s]) for n in nodes if weights[s := view.weights(n).source] == 1 and s in named]
+
+    def likeness(node: Node, layer: BuiltLayer) -> int:
+        shape = view.model.constant_shape(view.weights(node).source) or ()
+        out, axis = layer.outputs[0].shape if layer.outputs else None, output_axis(node, len(shape))
+        if out is None or axis is None or axis >= len(shape) or shape[axis] not in out:
+            return 0
+        kernel = layer.extras.get("Kernel")
+        return 0 if kernel and len(shape) > 2 and list(shape[2:]) != kernel else 2
+
+    done = {id(x) for pair in pairs for x in pair}
+    left, right = [n for n in nodes if id(n) not in done], [x for x in layers if id(x) not in done]
+    pairs += align(left, right, likeness)
+    if len(pairs) < ALIKE * max(len(nodes), len(layers)):
+        raise _other_network(view, build)
+    return {node.index: _of_layer(layer, node.name, node.op, build.profile.get(layer.name)) for node, layer in pairs}
+
+
+def _other_network(view: View, build: Build) -> BuildLogError:
+    found, wanted = common_names(view.model, build)
+    return BuildLogError(f"{', '.join(build.files) or 'build'}: a build of another network than "
+                         f"{view.model.path or 'the model given'}: it names {found} of its {wanted} convolutions, "
+                         "and shapes and order do not fit either")
 
 
 def changes_of(engines: EngineComparison) -> list[NodeChange]:
     """The convolutions of two engines, side by side."""
     found = []
     for pair in engines.pairs:
-        a, b = (_of_layer(cost) if cost is not None else None for cost in (pair.first, pair.second))
-        if a is None and b is None:
+        costs = [c for c in (pair.first, pair.second) if c is not None]
+        if not any(product_rank(c.layer) is not None and not is_aside(c.layer) for c in costs):
             continue
-        if a is None or b is None:
-            found.append(NodeChange(a, b, (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)))
-        else:
-            found.append(NodeChange(a, b))
+        a, b = (_of_layer(c.layer, node_of(c), c.layer.type, c.ms) if c else None for c in (pair.first, pair.second))
+        change = () if a and b else (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)
+        found.append(NodeChange(a, b, change))
     return found
 
 
-def _of_layer(cost: LayerCost) -> NodeSide | None:
-    layer = cost.layer
-    if product_rank(layer) is None or is_aside(layer):
-        return None
+def _of_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
     output = writes(layer)
     residual = [] if in_myelin(layer) else [t.precision for t in layer.inputs[1:2]]
     return NodeSide(
-        node_of(cost), layer.type, computes_in(layer), [*(t.precision for t in layer.inputs[:1]), *residual],
-        output if output != Precision.UNKNOWN else None, layer=layer.name, ms=cost.ms,
+        name, op, computes_in(layer) if layer.type else None, [*(t.precision for t in layer.inputs[:1]), *residual],
+        output if output != Precision.UNKNOWN else None, layer=layer.name, ms=ms,
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from qdqtool.comparing.result import Change, Lost, NodeChange, NodeSide, Scales
 from qdqtool.types import Precision
 
@@ -18,7 +22,8 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
     """
     found = NodeChange(a, b)
     changes: list[Change] = []
-    if a.precision is not None and b.precision is not None:
+    unknown = (None, Precision.UNKNOWN)
+    if a.precision not in unknown and b.precision not in unknown:
         if a.is_int8 and not b.is_int8:
             changes.append(Change.LOST_INT8)
             found.lost = _lost(a, b)
@@ -30,15 +35,16 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
         changes.append(Change.RESIDUAL)
     if scales:
         changes += _pairs(a, b) if not {Change.LOST_INT8, Change.GAINED_INT8} & set(changes) else []
-        compared = [(a.scale, b.scale), *((s, b.other_scales.get(i)) for i, s in a.other_scales.items())]
-        found.factor = _most([factor(*pair) for pair in compared])
-        found.scales = next((p for p in compared if found.factor is not None and factor(*p) == found.factor), None)
-        found.weights_factor = factor(a.weights_scale, b.weights_scale)
-        if found.factor is not None and abs(found.factor - 1.0) > _SAME:
+        both = bool(a.data and b.data)
+        compared = [(a.scale, b.scale) if both else (None, None),
+                    *((s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales)]
+        different = [pair for pair in compared if differ(*pair)]
+        if different:
+            found.scales = max(different, key=lambda pair: _far(factor(*pair)))
+            found.factor = factor(*found.scales)
             changes.append(Change.SCALE)
-        if found.weights_factor is not None and (
-            abs(found.weights_factor - 1.0) > _SAME or _count(a.weights_scale) != _count(b.weights_scale)
-        ):
+        if a.weights and b.weights and differ(a.weights_scale, b.weights_scale):
+            found.weights_factor = factor(a.weights_scale, b.weights_scale)
             changes.append(Change.WEIGHTS_SCALE)
     if a.layer and b.layer and sorted(a.fused) != sorted(b.fused):
         changes.append(Change.FUSION)
@@ -78,19 +84,26 @@ def _lost(a: NodeSide, b: NodeSide) -> Lost:
     return Lost.DATA if data else Lost.UNKNOWN
 
 
+def differ(a: Scales | None, b: Scales | None) -> bool:
+    """Whether two quantizers give different values, or of one alone the scale is known."""
+    if a is None or b is None:
+        return a is not b
+    if (a.count, a.axis, a.type, a.zero) != (b.count, b.axis, b.type, b.zero):
+        return True
+    apart = factor(a, b)
+    return not np.array_equal(a.values, b.values, equal_nan=True) if apart is None else abs(apart - 1.0) > _SAME
+
+
 def factor(a: Scales | None, b: Scales | None) -> float | None:
-    """Second over first scale, of the end (smallest or largest) that differs more; None where either is not known."""
-    if a is None or b is None or not (a.least > 0 and a.greatest > 0 and b.least > 0 and b.greatest > 0):
+    """Second over first scale, of the channel that differs most; None where either is not known, or no scale at all."""
+    if a is None or b is None or not (a.valid and b.valid):
         return None
     if a.count != b.count:  # per channel and per tensor: the largest is what compares
-        return b.greatest / a.greatest
-    return _most([b.least / a.least, b.greatest / a.greatest])
+        return b.ends[1] / a.ends[1]
+    ratios = b.values / a.values
+    return float(ratios[np.argmax(np.abs(np.log(ratios)))])
 
 
-def _most(factors: list[float | None]) -> float | None:
-    known = [f for f in factors if f is not None]
-    return max(known, key=lambda f: max(f, 1.0 / f), default=None)
-
-
-def _count(scales: Scales | None) -> int | None:
-    return None if scales is None else scales.count
+def _far(factor: float | None) -> float:
+    """How much a factor is, in either direction; what has none is the worst."""
+    return math.inf if factor is None else max(factor, 1.0 / factor)

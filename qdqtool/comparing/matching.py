@@ -1,4 +1,7 @@
-"""Which node of one ONNX graph is which of another: by structure, and by names where these mean the same.
+"""Which node of one ONNX graph is which of another: by structure, and by names where these agree with it.
+
+Exporters that number their nodes give one name to different nodes of two exports. A name counts where structure leaves
+a choice, and only if the nodes that structure alone tells apart have equal names too.
 
 Q and DQ are looked through, so that a float model, its Q/DQ versions and what an exporter or a simplifier made of them
 have the same structure. Nodes with weights are the anchors: each has a color made of its own shape and, round by round,
@@ -22,6 +25,7 @@ _NEIGHBOURS = 32  # anchors remembered for each tensor: a Concat of a thousand n
 _TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
 _COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
 _SEQUENCE = 3000  # nodes left over that are still aligned in order
+ALIKE = 0.6  # likeness from which on two graphs are of one network: exports of one have 1.0, YOLOv8n and YOLO11n 0.2
 _PRODUCTS = ("Gemm", "MatMul")
 
 
@@ -32,10 +36,12 @@ class Matching:
     Attributes:
         pairs: Index of a node of the first graph to the node of the second.
         by: ``names`` where most pairs have the same name, otherwise ``structure``.
+        likeness: Share of the smaller graph's nodes with weights that have a partner in the same surroundings.
     """
 
     pairs: dict[int, Node] = field(default_factory=dict)
     by: str = "names"
+    likeness: float = 1.0
 
 
 @dataclass(slots=True)
@@ -95,8 +101,14 @@ def _signature(view: View, node: Node) -> Hashable:
     shape = tuple(view.model.constant_shape(view.weights(node).source) or ())
     if node.op in _PRODUCTS:
         return "product", tuple(sorted(shape))
-    strides = node.attributes.get("strides")
-    return node.op, shape, tuple(strides) if isinstance(strides, list) else None, node.integer("group", 1)
+    strides, dilations = (_each(node, name, len(shape) - 2) for name in ("strides", "dilations"))
+    return node.op, shape, strides, dilations, node.integer("group", 1)
+
+
+def _each(node: Node, name: str, axes: int) -> tuple[int, ...]:
+    """An attribute of each spatial axis, which is 1 where it is not given."""
+    given = node.attributes.get(name)
+    return tuple(given) if isinstance(given, list) else (1,) * axes
 
 
 def match(first: View, second: View) -> Matching:
@@ -104,19 +116,36 @@ def match(first: View, second: View) -> Matching:
     one, two = skeleton_of(first), skeleton_of(second)
     rounds = _rounds(one, two)
     pairs: dict[int, int] = {}
-    for number in range(len(rounds) - 1, _DISTINCTIVE - 1, -1):
-        _pair_classes(one, two, *rounds[number], pairs)
-    if _names_mean_the_same(one, two, pairs):
+    distinctive = rounds[:_DISTINCTIVE - 1 : -1]
+    for colors in distinctive:
+        _pair_classes(one, two, *colors, pairs, alone=True)
+    named = _names_agree(one, two, pairs)
+    for colors in distinctive:
+        _pair_classes(one, two, *colors, pairs, named=named)
+    if named:
         _pair_names(one, two, pairs)
-    for number in range(min(_DISTINCTIVE, len(rounds)) - 1, -1, -1):
-        _pair_classes(one, two, *rounds[number], pairs, alone=True)
+    for colors in rounds[:_DISTINCTIVE][::-1]:
+        _pair_classes(one, two, *colors, pairs, alone=True)
     _pair_in_order(one, two, pairs)
     nodes = {n.index: n for n in second.model.nodes}
-    result = Matching({i: nodes[j] for i, j in pairs.items()})
+    result = Matching({i: nodes[j] for i, j in pairs.items()}, likeness=_likeness(one, two, pairs))
     same = sum(first.model.nodes[i].name == n.name for i, n in result.pairs.items())
     result.by = "names" if 2 * same >= len(pairs) else "structure"
-    _pair_others(one, two, result)
+    _pair_others(one, two, result, named)
     return result
+
+
+def _likeness(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> float:
+    """Share of the anchors whose partner has their partners around it, or as little around it as they."""
+
+    def fits(i: int, j: int) -> bool:
+        around = [(one.above[i], two.above[j]), (one.below[i], two.below[j])]
+        agree = sum(bool({pairs.get(x, x if x < 0 else None) for x in mine} & theirs) or not (mine or theirs)
+                    for mine, theirs in around)
+        return agree == len(around)
+
+    fewer = min(len(one.anchors), len(two.anchors))
+    return sum(fits(i, j) for i, j in pairs.items()) / fewer if fewer else 1.0
 
 
 def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int, int]]]:
@@ -150,9 +179,9 @@ def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int
 
 def _pair_classes(
     one: Skeleton, two: Skeleton, first: Mapping[int, int], second: Mapping[int, int], pairs: dict[int, int], *,
-    alone: bool = False,
+    alone: bool = False, named: bool = False,
 ) -> None:
-    """Pairs what has the same color and is as often in both: same names first, then in order."""
+    """Pairs what has the same color and is as often in both: if ``named`` same names first, then in order."""
     taken = set(pairs.values())
     left: dict[int, list[int]] = defaultdict(list)
     right: dict[int, list[int]] = defaultdict(list)
@@ -166,10 +195,10 @@ def _pair_classes(
         others = right.get(color, [])
         if len(members) != len(others) or (alone and len(members) != 1):
             continue
-        named = {two.view.model.nodes[j].name: j for j in others}
+        names = {two.view.model.nodes[j].name: j for j in others} if named else {}
         rest, found = [], set()
         for i in members:
-            j = named.pop(one.view.model.nodes[i].name, None)
+            j = names.pop(one.view.model.nodes[i].name, None)
             if j is None:
                 rest.append(i)
             else:
@@ -178,14 +207,15 @@ def _pair_classes(
         pairs.update(zip(rest, (j for j in others if j not in found), strict=True))
 
 
-def _names_mean_the_same(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
-    names = {n.name for n in two.anchors}
+def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
+    """Whether names tell what structure tells of the nodes that it tells apart, or of themselves if there is none."""
+    names = {n.name: n.index for n in two.anchors}
     if pairs:
-        asked = [(i, j) for i, j in pairs.items() if one.view.model.nodes[i].name in names]
-        equal = sum(one.view.model.nodes[i].name == two.view.model.nodes[j].name for i, j in asked)
-        return bool(asked) and equal >= _TRUSTED * len(asked)
-    common = sum(n.name in names for n in one.anchors)
-    return common >= _COMMON * min(len(one.anchors), len(two.anchors))
+        asked = [j == names[name] for i, j in pairs.items() if (name := one.view.model.nodes[i].name) in names]
+        return bool(asked) and sum(asked) >= _TRUSTED * len(asked)
+    common = [n for n in one.anchors if n.name in names]
+    alike = sum(one.signatures[n.index] == two.signatures[names[n.name]] for n in common)
+    return alike == len(common) and alike >= _COMMON * min(len(one.anchors), len(two.anchors))
 
 
 def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
@@ -212,8 +242,8 @@ def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
             pairs[left[block.a + k]] = right[block.b + k]
 
 
-def _pair_others(one: Skeleton, two: Skeleton, result: Matching) -> None:
-    """Nodes without weights: by name, or by operator and the anchors around them."""
+def _pair_others(one: Skeleton, two: Skeleton, result: Matching, named: bool) -> None:
+    """Nodes without weights: by operator and the anchors around them, and if ``named`` by name."""
     mapped = {i: n.index for i, n in result.pairs.items()}
     weighted = {n.index for n in one.anchors}, {n.index for n in two.anchors}
 
@@ -228,7 +258,7 @@ def _pair_others(one: Skeleton, two: Skeleton, result: Matching) -> None:
         return node.op, of(graph.above[node.index]), of(graph.below[node.index])
 
     right = others(two, weighted[1])
-    by_name = {n.name: n for n in right}
+    by_name = {n.name: n for n in right} if named else {}
     by_place: dict[Hashable, list[Node]] = defaultdict(list)
     for node in right:
         by_place[around(two, node, None)].append(node)
@@ -236,7 +266,7 @@ def _pair_others(one: Skeleton, two: Skeleton, result: Matching) -> None:
     left = others(one, weighted[0])
     places = Counter(around(one, n, mapped) for n in left)
     for node in left:
-        found: Node | None = by_name.get(node.name) if result.by == "names" else None
+        found = by_name.get(node.name)
         if found is None or found.op != node.op or found.index in taken:
             key = around(one, node, mapped)
             free = [n for n in by_place.get(key, ()) if n.index not in taken]

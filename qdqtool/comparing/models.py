@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqtool import qdq
 from qdqtool.comparing.result import NodeSide, Scales, Side
+from qdqtool.explain.report import obstacles
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operator_facts import LayerKind
@@ -69,7 +70,8 @@ def _asked_of(view: View, node: Node, weighted: bool) -> NodeSide:
     if weighted:
         weights = view.weights(node)
         side.weights = weights.dq is not None if weights.folded else None
-        side.weights_scale = scales_of(view, weights.first) if weights.folded else None
+        side.weights_scale = (
+            scales_of(view, weights.first, of(node).kind != LayerKind.MATRIX_MULTIPLY) if weights.folded else None)
     for position, tensor in enumerate(node.inputs):
         if position > 1 or (position == 1 and not (weighted and side.weights is not None)):
             scales = scales_of(view, _dequantizer(view, tensor)) if tensor not in view.constants else None
@@ -90,12 +92,22 @@ def _dequantizer(view: View, tensor: str) -> Node | None:
     return maker if qdq.is_dq(maker) else None
 
 
-def scales_of(view: View, node: Node | None) -> Scales | None:
-    """The scales of a Q or DQ; None where they are not known."""
-    values = view.params(node).scale if node is not None else None
-    if values is None or not values.size or not np.isfinite(values).all():
+def scales_of(view: View, node: Node | None, axis: bool = True) -> Scales | None:
+    """The scales of a Q or DQ; None where they are not known.
+
+    Args:
+        view: The model.
+        node: The Q or DQ.
+        axis: Whether the axis of the channels is told; a Gemm's follows from how its weights are stored.
+    """
+    params = view.params(node) if node is not None else None
+    if node is None or params is None or params.scale is None or not params.scale.size:
         return None
-    return Scales(int(values.size), float(values.min()), float(values.max()))
+    zero = params.zero_point if params.zero_point is not None else ()
+    channels = view.axis(node) if axis and params.scale.size > 1 else None
+    if channels is not None and channels < 0:
+        channels += len(view.shape(node.input(0)) or ())
+    return Scales(params.scale, channels, params.precision, tuple(np.ravel(zero).tolist()) if np.any(zero) else ())
 
 
 def side_of(asked: Asked) -> Side:
@@ -112,7 +124,7 @@ def side_of(asked: Asked) -> Side:
         side.int8_to_int8, side.conversions = summary["int8_to_int8"], summary["conversions"]
         side.products = summary["matrix_products"]
         side.plain = sum(not c.is_product for c in prediction.convolutions)
-        side.target = prediction.target
+        side.target, side.obstacle = prediction.target, obstacles(prediction.findings)
         if prediction.time is not None:
             side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return side

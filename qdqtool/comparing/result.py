@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
@@ -42,22 +46,41 @@ class Lost(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """The scales of a quantizer, in units of the tensor per integer step.
+    """The scales of a quantizer, in units of the tensor per integer step, and what they are applied to.
 
     Attributes:
-        count: 1 for one scale, otherwise the number of channels.
-        least: The smallest.
-        greatest: The largest.
+        values: Flat; one, or one for each channel, as the file has them: 0, negative, infinite or no number, too.
+        axis: Axis of the channels; None for one scale, and where it follows from the operator (Gemm, MatMul).
+        type: What it quantizes to.
+        zero: Its zero points, empty where all are 0.
     """
 
-    count: int
-    least: float
-    greatest: float
+    values: npt.NDArray[np.float64]
+    axis: int | None = None
+    type: Precision = Precision.INT8
+    zero: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """1 for one scale, otherwise the number of channels."""
+        return int(self.values.size)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest; no number if one of them is none."""
+        return float(self.values.min()), float(self.values.max())
+
+    @property
+    def valid(self) -> bool:
+        """Whether all are positive numbers."""
+        return bool(np.all(np.isfinite(self.values) & (self.values > 0)))
 
     def as_json(self) -> Json:
-        return {"count": self.count, "least": self.least, "greatest": self.greatest}
+        least, greatest = (v if math.isfinite(v) else None for v in self.ends)  # JSON has no other numbers
+        return {"count": self.count, "least": least, "greatest": greatest, "axis": self.axis, "type": str(self.type),
+                "valid": self.valid}
 
 
 @dataclass(slots=True)
@@ -148,6 +171,12 @@ class NodeChange:
         return side.op if side is not None else ""
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether one side does not tell the type it computes in, and the other one does."""
+        known = [s.precision not in (None, Precision.UNKNOWN) for s in (self.a, self.b) if s is not None]
+        return len(known) == 2 and not all(known) and any(known)
+
+    @property
     def change_ms(self) -> float | None:
         """Milliseconds that the second side takes more; None where either is not timed."""
         if self.a is None or self.b is None or self.a.ms is None or self.b.ms is None:
@@ -181,6 +210,8 @@ class Side:
         measured: Whether that was measured.
         target: What the prediction is for; empty for a build.
         gpu: Where the time is for; empty without.
+        missing: What a build lacks because it is cut off; empty for a whole one.
+        obstacle: In what form a model is quantized that TensorRT does not take; empty for none.
     """
 
     kind: str
@@ -196,13 +227,15 @@ class Side:
     gpu: str = ""
     products: int = 0
     plain: int = 0
+    missing: list[str] = field(default_factory=list)
+    obstacle: str = ""
 
     def as_json(self) -> Json:
         return {
             "kind": self.kind, "title": self.title, "quantized": self.quantized, "convolutions": self.convolutions,
             "int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions, "ms": self.ms,
             "measured": self.measured, "target": self.target or None, "gpu": self.gpu or None,
-            "matrix_products": self.products,
+            "matrix_products": self.products, "missing": list(self.missing),
         }
 
 
@@ -247,8 +280,26 @@ class Comparison:
         return Counter(c for n in self.nodes for c in n.changes)
 
     @property
+    def unknown(self) -> list[str]:
+        """Names of the convolutions of which one side does not tell the data type."""
+        return [n.name for n in self.nodes if n.is_unknown]
+
+    @property
+    def partial(self) -> str:
+        """Why not all of both sides could be compared; empty where it could."""
+        cut = [f"{side.title} is incomplete" for side in (self.a, self.b) if side.missing]
+        if not cut and None in (self.a.int8, self.b.int8):
+            return "data types are not known"
+        return cut[0] if cut else f"data types of {n} convolutions are not known" if (n := len(self.unknown)) else ""
+
+    @property
     def ok(self) -> bool:
-        """Whether nothing got worse for INT8: no convolution lost it, as input or as output, and no conversion came."""
+        """Whether nothing got worse for INT8: no convolution lost it, as input or as output, and no conversion came.
+
+        Not where a part is unknown.
+        """
+        if self.partial:
+            return False
         more = self.more_conversions is not None and self.more_conversions > 0 and self.a.quantized
         return not (self.count(Change.LOST_INT8) or self.count(Change.LOST_INT8_OUTPUT) or more)
 
@@ -272,7 +323,7 @@ class Comparison:
             "gained_int8_output": counts[Change.GAINED_INT8_OUTPUT],
             "int8": [self.a.int8, self.b.int8], "int8_to_int8": [self.a.int8_to_int8, self.b.int8_to_int8],
             "scales": counts[Change.SCALE], "weights_scales": counts[Change.WEIGHTS_SCALE],
-            "only_in_a": counts[Change.ONLY_IN_A], "only_in_b": counts[Change.ONLY_IN_B],
+            "unknown": len(self.unknown), "only_in_a": counts[Change.ONLY_IN_A], "only_in_b": counts[Change.ONLY_IN_B],
             "ms": [self.a.ms, self.b.ms], "times_as_long": self.times_as_long, "matched_by": self.matched_by,
         }
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, Scales
+from qdqtool.text import layers_counted
 
 PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
 _LOST = {
@@ -19,16 +20,23 @@ _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of r
 
 def answer(comparison: Comparison) -> str:
     """One line: what B lost and gained against A."""
-    makers = (_realized, _lost, _gained, _conversions, _scales)
+    makers = (_partial, _realized, _lost, _gained, _conversions, _scales)
     parts = [part for make in makers for part in make(comparison)]
     for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
         if found := comparison.where(change):
             parts.append(f"{_layers(found)} only in {side}")
     if not parts:
         parts.append(f"{len(comparison.changed)} nodes differ" if comparison.changed else
-                     "no difference" if comparison.nodes else "data types are not known")
+                     "no difference" if comparison.nodes and not comparison.unknown else "data types are not known")
     parts += _times(comparison)
     return "; ".join(parts)
+
+
+def _partial(comparison: Comparison) -> list[str]:
+    """What has to be known before anything else: a build that is cut off, a model that TensorRT does not take."""
+    sides = (("A", comparison.a), ("B", comparison.b))
+    cut = [f"{label} is incomplete ({', '.join(side.missing)})" for label, side in sides if side.missing]
+    return cut + [f"{label} has {side.obstacle}" for label, side in sides if side.obstacle]
 
 
 def _realized(comparison: Comparison) -> list[str]:
@@ -39,15 +47,14 @@ def _realized(comparison: Comparison) -> list[str]:
     first = asked.kind == "model"
     asked_for = [n for n in comparison.nodes if n.a and n.b and (n.a if first else n.b).is_int8]
     run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
-    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8"]
+    open_ = sum(n.is_unknown for n in asked_for)
+    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8"
+            + (f", {open_} unknown: the build does not tell their data types" if open_ else "")]
 
 
 def _layers(nodes: Sequence[NodeChange]) -> str:
-    """``18 convolutions``, ``1 matrix product``, ``2 convolutions and 9 matrix products``."""
     products = sum(n.op in PRODUCTS for n in nodes)
-    kinds = ((len(nodes) - products, "convolution"), (products, "matrix product"))
-    parts = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in kinds if n]
-    return " and ".join(parts) or "0 convolutions"
+    return layers_counted(len(nodes) - products, products)
 
 
 def _lost(comparison: Comparison) -> list[str]:
@@ -140,10 +147,9 @@ def why(node: NodeChange, finding: str = "") -> str:
         elif change == Change.GAINED_QDQ:
             parts.append("Q/DQ added")
         elif change == Change.SCALE and node.scales is not None:
-            parts.append(f"scale {scale(node.scales[0])} -> {scale(node.scales[1])} ({_factor(node.factor)})")
+            parts.append(_changed("scale", *node.scales, node.factor))
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
-            parts.append(f"weights' scale {scale(a.weights_scale)} -> {scale(b.weights_scale)} "
-                         f"({_factor(node.weights_factor)})")
+            parts.append(_changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor))
         elif change == Change.FUSION and a is not None and b is not None:
             parts.append(f"fused with {', '.join(a.fused) or 'nothing'} -> {', '.join(b.fused) or 'nothing'}")
         elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
@@ -151,16 +157,21 @@ def why(node: NodeChange, finding: str = "") -> str:
     return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
 
 
-def _factor(factor: float | None) -> str:
-    assert factor is not None  # where scales differ it is known
-    more = factor - 1.0
-    return f"times {factor:.3g}" if abs(more) >= 0.01 else f"{100.0 * more:+.2g}%"
+def _changed(what: str, a: Scales | None, b: Scales | None, factor: float | None) -> str:
+    """``scale 0.1 -> 0.2 (times 2)``, and what else differs."""
+    told = [] if factor is None or factor == 1.0 else [
+        f"times {factor:.3g}" if abs(factor - 1.0) >= 0.01 else f"{100.0 * (factor - 1.0):+.2g}%"]
+    if a is not None and b is not None:
+        told += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
+                 if a.count == b.count and getattr(a, part) != getattr(b, part)]
+        told += ["zero points differ"] * (a.zero != b.zero)
+    told += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
+    return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(told)})" if told else "")
 
 
 def scale(scales: Scales | None) -> str:
     """A scale, or the ends of several."""
     if scales is None:
         return "unknown"
-    if scales.count == 1:
-        return f"{scales.greatest:.4g}"
-    return f"{scales.least:.4g} to {scales.greatest:.4g} ({scales.count} channels)"
+    least, greatest = scales.ends
+    return f"{least:.4g}" if scales.count == 1 else f"{least:.4g} to {greatest:.4g} ({scales.count} channels)"

@@ -1,20 +1,27 @@
 """Two engines of one network side by side: which layer became which, and where the time went.
 
 The same convolution has different names in an FP16 and a Q/DQ engine, and often in the ONNX files too (exporters number
-nodes). Layers are paired by the ONNX nodes they share; what is left, in order, by what they compute: kind, kernel and
+nodes, so that one name may be two nodes). Layers are paired by the names of layers, weights and ONNX nodes that they
+share, numbered ones only where they agree with what the layers compute; what is left, in order, by kind, kernel and
 shapes.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from qdqtool.buildlog.records import Shape
 from qdqtool.buildlog.types import BuiltTensor, LayerKind
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals, node_of
 from qdqtool.types import Json
 
+A = TypeVar("A")
+B = TypeVar("B")
+NUMBERED = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
 _MAX_CELLS = 4_000_000
 _COMMON = 0.3  # share of the smaller engine's layers that must pair by name before names are trusted
 
@@ -89,7 +96,10 @@ def compare(first: EngineReport, second: EngineReport) -> Comparison:
     left = [row for row in first.rows if row.index not in taken]
     used = set(taken.values())
     right = [row for row in second.rows if row.index not in used]
-    for one, two in _align(left, right):
+    for one, two in align([x for x in left if _works(x)], [x for x in right if _works(x)], _likeness):
+        taken[one.index] = two.index
+    used = set(taken.values())
+    for one, two in _alone([x for x in left if x.index not in taken], [x for x in right if x.index not in used]):
         taken[one.index] = two.index
     result.by = "names" if 2 * named >= len(taken) and named else "shapes"
     result.pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
@@ -99,17 +109,41 @@ def compare(first: EngineReport, second: EngineReport) -> Comparison:
 
 
 def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
-    """Pairs by the ONNX nodes that name the layer's work; a node of several layers names none."""
+    """Pairs by layers of one name or by the ONNX nodes that name their work; a node of several layers names none."""
     one, two = _keys(first), _keys(second)
+    common = [(name, index, two[name]) for name, index in one.items() if name in two]
+    alike = {name: _same_work(first.rows[i], second.rows[j]) for name, i, j in common}
+    numbered = {name for name in alike if NUMBERED.search(name)}
+    if not all(alike[name] for name in numbered):
+        numbered.clear()  # the numbers are those of two exports
     taken: dict[int, int] = {}
     used: set[int] = set()
-    for node, index in one.items():
-        other = two.get(node)
-        if other is not None and index not in taken and other not in used:
-            if _family(first.rows[index]) == _family(second.rows[other]):
+    for exact in (True, False):  # names of weights and whole paths first: they are the same in every export
+        for name, index, other in common:
+            if alike[name] and index not in taken and other not in used and (
+                    name in numbered if not exact else not NUMBERED.search(name)):
                 taken[index] = other
                 used.add(other)
     return taken
+
+
+def _same_work(one: LayerCost, two: LayerCost) -> bool:
+    whole = one.layer.name == two.layer.name and not (one.layer.type and two.layer.type)  # a row of a profile
+    return whole or (_family(one) == _family(two) and not _contradict(one, two))
+
+
+def _contradict(one: LayerCost, two: LayerCost) -> bool:
+    """Whether two layers compute different things: another kernel, or other channels."""
+    kernels = [c.layer.extras.get("Kernel", c.layer.extras.get("ConvKernel")) for c in (one, two)]
+    maps = [c.layer.extras.get("OutMaps") for c in (one, two)]
+    edges = [(_channels(one.layer.inputs), _channels(two.layer.inputs)),
+             (_channels(one.layer.outputs), _channels(two.layer.outputs)), tuple(kernels), tuple(maps)]
+    return any(a and b and a != b for a, b in edges)
+
+
+def _channels(tensors: list[BuiltTensor]) -> int | None:
+    shape = tensors[0].shape if tensors else None
+    return shape[1] if shape is not None and len(shape) == 4 else None
 
 
 def _keys(report: EngineReport) -> dict[str, int]:
@@ -131,21 +165,20 @@ def _family(row: LayerCost) -> str:
     row.layer.kind)
 
 
-def _align(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCost, LayerCost]]:
-    """Pairs of layers in the same order in both, of the greatest likeness altogether (dynamic programming)."""
-    left, right = [x for x in left if _works(x)], [x for x in right if _works(x)]
+def align(left: Sequence[A], right: Sequence[B], likeness: Callable[[A, B], int]) -> list[tuple[A, B]]:
+    """Pairs in the same order in both, of the greatest likeness altogether (dynamic programming)."""
     if len(left) * len(right) > _MAX_CELLS:
         return []
+    alike = [[likeness(one, two) for two in right] for one in left]
     best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(len(left) - 1, -1, -1):
         row, below = best[i], best[i + 1]
         for j in range(len(right) - 1, -1, -1):
-            row[j] = max(below[j], row[j + 1], below[j + 1] + _likeness(left[i], right[j]))
+            row[j] = max(below[j], row[j + 1], below[j + 1] + alike[i][j])
     pairs = []
     i = j = 0
     while i < len(left) and j < len(right):
-        likeness = _likeness(left[i], right[j])
-        if likeness and best[i][j] == best[i + 1][j + 1] + likeness:
+        if alike[i][j] and best[i][j] == best[i + 1][j + 1] + alike[i][j]:
             pairs.append((left[i], right[j]))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
@@ -155,23 +188,40 @@ def _align(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCos
     return pairs
 
 
+def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCost, LayerCost]]:
+    """Of what came in another order: layers that have no second one of their kind, kernel and shapes on either side."""
+
+    def by_work(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
+        found: dict[Hashable, list[LayerCost]] = {}
+        for row in rows:
+            if row.layer.is_convolution and row.layer.inputs and row.layer.outputs:
+                kernel = tuple(row.layer.extras.get("Kernel") or ())
+                key = kernel, _edge(row.layer.inputs), _edge(row.layer.outputs)
+                found.setdefault(key, []).append(row)
+        return found
+
+    one, two = by_work(left), by_work(right)
+    return [(rows[0], two[key][0]) for key, rows in one.items() if len(rows) == len(two.get(key, ())) == 1]
+
+
 def _works(row: LayerCost) -> bool:
     """Whether a layer computes something: those that move data only have no counterpart."""
     return row.layer.kind not in (LayerKind.CONVERSION, LayerKind.REFORMAT) and row.layer.type != "NoOp"
 
 
 def _likeness(one: LayerCost, two: LayerCost) -> int:
-    """How much two layers compute alike, apart from precision: 0 for different families, more for equal shapes."""
-    if _family(one) != _family(two):
+    """How much two layers compute alike, apart from precision and batch: 0 for different families or kernels."""
+    if _family(one) != _family(two) or (one.layer.inputs and _contradict(one, two)):
         return 0
     same_input = _edge(one.layer.inputs) == _edge(two.layer.inputs)
     same_output = _edge(one.layer.outputs) == _edge(two.layer.outputs)
-    kernel, other = (c.layer.extras.get("Kernel", c.layer.extras.get("ConvKernel")) for c in (one, two))
-    if not (same_input or same_output) or (kernel != other and kernel and other):
+    if not (same_input or same_output):
         return 0
     same_edges = len(one.layer.inputs) == len(two.layer.inputs)  # a residual Add is fused into both or neither
     return 2 + 3 * (same_input and same_output) + same_edges
 
 
 def _edge(tensors: list[BuiltTensor]) -> Shape | None:
-    return tensors[0].shape if tensors else None
+    """Dimensions without the batch."""
+    shape = tensors[0].shape if tensors else None
+    return shape[1:] if shape is not None and len(shape) > 1 else shape

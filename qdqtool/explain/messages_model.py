@@ -146,6 +146,10 @@ _SCALES = {
         "they were most likely taken from other weights, or from the range of a whole network",
         "Take scale = max|w| / 127 for each channel of the weights that this file holds.",
     ),
+    lint.WeightScalesCause.EXCEPTION: (
+        "{channels} channels, while all others have theirs",
+        "Take scale = max|w| / 127 for these channels too; unless they are clipped on purpose.",
+    ),
 }
 
 
@@ -156,7 +160,7 @@ def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
     off = f"{r.worst:.3g} times what the scale holds" if r.worst >= 1 else f"{r.worst:.3g} of what the scale holds"
     return (
         f"the scales of the weights do not fit the weights in {len(r.layers)} of {r.total} layers looked at: "
-        f"{why.format(factor=r.factor)} ({shares}; the largest weight of {r.node} is {off}).", fix,
+        f"{why.format(factor=r.factor, channels=r.channels)} ({shares}; the largest weight of {r.node} is {off}).", fix,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from qdqtool.finding_codes import FindingCode
@@ -14,6 +14,27 @@ def title_of(code: FindingCode) -> str:
     from qdqtool.explain import codes
 
     return codes.get(code).title
+
+
+_OBSTACLES: dict[FindingCode, str] = {
+    "QOPERATOR": "integer operators instead of Q/DQ ({ops})",
+    "ZP-NONZERO": "zero points other than 0 at {n} quantizers",
+    "ZP-UINT8": "{n} quantizers to UINT8",
+}
+
+
+def obstacles(findings: Iterable[Finding]) -> str:
+    """In what forms a model is quantized that TensorRT does not take at all; empty for none."""
+    found: dict[FindingCode, list[Refusal]] = defaultdict(list)
+    for finding in findings:
+        if finding.code in _OBSTACLES:
+            found[finding.code] += [cause.refusal for cause in finding.causes]
+    told = []
+    for code, refusals in found.items():
+        counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
+        ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
+        told.append(_OBSTACLES[code].format(ops=ops, n=len(refusals)))
+    return f"{' and '.join(told)}: TensorRT takes Q/DQ with symmetric INT8 only" if told else ""
 
 
 def worded(finding: Finding) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def insert(
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     chosen = target_named(target)
@@ -166,6 +166,9 @@ def insert(
         notes.extend(change_inputs(work, output.input_type, _scaling(images.preprocess)))
         if half:
             halfprecision.to_half(work, wide)
+    if half:
+        tied, raised = halfprecision.scales_of_file(work, quantized, tied)
+        notes.extend(raised)
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
@@ -294,11 +297,12 @@ def float_model(
     if weights == "int8" and not target.int8_weights:
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    identity = loaded.sha256
+    identity, before = loaded.sha256, loaded.opset
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
-    work.sha256 = None if notes else identity  # by which a calibration cache knows it again
+    # A calibration cache knows the model again by it; another opset alone changes no tensor.
+    work.sha256 = identity if len(notes) == (work.opset != before) else None
     return work, notes, warnings
 
 

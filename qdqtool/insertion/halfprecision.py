@@ -7,7 +7,8 @@ scales, so a float16 model is widened for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,14 @@ from qdqtool import qdq
 from qdqtool.external import array_of
 from qdqtool.graph import Model, Node
 from qdqtool.insertion.rewrite import round_up_to_half
+from qdqtool.insertion.scales import GroupScale
 from qdqtool.onnxgraph.editor import Editor
 from qdqtool.onnxgraph.half import half_nodes, stays_float
 from qdqtool.subgraphs import inner_graphs
+from qdqtool.types import QuantizedTensor
+
+_RAISED = 1.01  # times, from which on a scale that FP16 holds is another one
+_LEAST = float(np.finfo(np.float16).smallest_subnormal)
 
 
 def to_half(model: Model, wide: Collection[str] = ()) -> int:
@@ -128,6 +134,32 @@ class _Halver:
                 self.editor.set_constant(tensor, half)
                 self.added[tensor] = tensor
         return self.added[tensor]
+
+
+def scales_of_file(
+    model: Model, quantized: Sequence[QuantizedTensor], tied: Sequence[GroupScale]
+) -> tuple[list[GroupScale], list[str]]:
+    """Gives what was quantized the scales that an FP16 model holds, and returns the groups with theirs, and notes."""
+    nodes = {n.name: n for n in model.nodes}
+    raised: list[tuple[float, str]] = []
+    groups = {s.group.quantized[0]: s for s in tied}
+    for entry in quantized:
+        node = nodes.get(entry.node)
+        held = None if node is None else model.constant(node.input(1))
+        if held is None:
+            continue  # an input that takes the first Q's result
+        factor = float(np.max(held.astype(np.float64) / np.asarray(entry.scale)))
+        entry.scale = [float(s) for s in held] if held.ndim else float(held)
+        if factor > _RAISED:
+            raised.append((factor, entry.tensor))
+        if entry.tensor in groups and not held.ndim:
+            groups[entry.tensor] = replace(groups[entry.tensor], scale=float(held))
+    notes = []
+    if raised:
+        factor, tensor = max(raised)
+        notes.append(f"the scales of {len(raised)} tensors are raised to what FP16 holds ({_LEAST:.3g} at least), "
+                     f"those of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)")
+    return list(groups.values()), notes
 
 
 def has_half(model: Model) -> bool:

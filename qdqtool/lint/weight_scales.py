@@ -1,8 +1,9 @@
 """Whether the scales of the weights fit the weights: the largest of each channel against 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes integer steps. One layer may be so on purpose,
-training moves weights after their scales were taken, and some calibrations clip the few largest weights of every
-channel, so that it takes a share of all channels, and in each of them a share of its weights, to be a finding.
+A scale that is too small clips weights, one that is too large wastes integer steps. Training moves weights after their
+scales were taken, and some calibrations clip the few largest weights of every channel, so that it takes a share of all
+channels, and in each of them a share of its weights, to be a finding. Where nearly all scales are exact, as quantizers
+write them, single channels that are not are one as well; and a layer that is far off where the layers are alike.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from qdqtool.trt.faults import CHECK, WeightScales, WeightScalesCause
 from qdqtool.types import Precision
 
 _STEPS = 127.0
-_CHANNELS = 32  # looked at in each layer, evenly spread
-_VALUES = 16_000_000  # weights read in a network: of a larger one not every layer is looked at
+_VALUES = 64_000_000  # weights read in a network: of a larger one not every layer is looked at
 _LARGEST = 8_000_000  # of one layer
 _CLIPPED = 1.5  # largest weight over the largest that the scale holds, from which on a channel counts as clipped
 _TAIL = 0.02  # ... if that is true of this share of its weights; clipping on purpose leaves out a hundredth at most
@@ -32,9 +32,12 @@ _SHARE = 0.1  # of the channels (or layers, where there is one scale for each)
 _SAME = 0.01  # spread of a factor that is one and the same everywhere
 _ROUNDING = 0.006  # exporters divide by 127, 127.5 (which is .004 more) or what they take the largest code for
 _FEW = 3  # layers below which a share says nothing
-
-
-_Measured = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+_EXACT = 0.8  # share of exact channels, as a mean over layers, from which on an exception is an error
+_EXCEPTION = 1.25  # ... and how far off it is; no tool measured leaves more than 1.001
+_LITTLE = 0.02  # weights smaller than this beside their layer's: quantizers have least scales for dead channels
+_LAYERS = 8  # layers from which on their medians tell what is usual
+_LAYER_OFF = 1.5  # a layer's median against that of all ...
+_LAYER_SPREAD = 8.0  # ... and against how far three quarters of them are off
 
 
 @record
@@ -43,8 +46,9 @@ class _Fit:
 
     Attributes:
         node: The layer.
-        ratios: Largest weight over the largest that its scale holds, for each channel looked at (or the whole tensor).
+        ratios: Largest weight over the largest that its scale holds, for each channel (or the whole tensor).
         clipped: Which of these are clipped.
+        little: Which of these have next to no weights beside those of the layer's other channels.
         crossed: The same with the scales of the other axis, where that has as many channels; empty otherwise.
         flat: Whether each channel is given a scale, and all of them are equal.
         stored: Whether the weights are stored as integers, which cannot be clipped any more.
@@ -53,6 +57,7 @@ class _Fit:
     node: Node
     ratios: npt.NDArray[np.float64]
     clipped: npt.NDArray[np.bool_]
+    little: npt.NDArray[np.bool_]
     crossed: npt.NDArray[np.float64]
     stored: bool
     flat: bool = False
@@ -61,9 +66,8 @@ class _Fit:
 def run(view: View, report: Report) -> None:
     """Adds one finding for the network, with the likely cause."""
     fits = _fits(view)
-    if len(fits) < _FEW:
-        return
-    found = _crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)
+    found = (_crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)) if len(fits) >= _FEW else None
+    found = found or _exceptions(fits) or _layers_off(fits)
     if found is not None:
         report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in found.layers])
 
@@ -90,7 +94,7 @@ def _factor(fits: list[_Fit]) -> WeightScales | None:
     middle = np.array([_median(f.ratios) for f in fits])
     factor = _median(middle)
     alike = [f for f, m in zip(fits, middle, strict=True)
-             if abs(m / factor - 1) < _SAME / 10 and float(np.abs(f.ratios / factor - 1).max()) < _SAME / 10]
+             if abs(m / factor - 1) < _SAME / 10 and float(np.mean(np.abs(f.ratios / factor - 1) < _SAME / 10)) > 0.95]
     if abs(math.log(factor)) <= _ROUNDING or len(alike) < 0.8 * len(fits):
         return None
     return _finding(WeightScalesCause.FACTOR, alike, fits, factor)
@@ -114,18 +118,44 @@ def _flat(fits: list[_Fit]) -> WeightScales | None:
     return _finding(WeightScalesCause.TENSOR, bad, fits) if len(bad) > max(_FEW, len(fits) / 2) else None
 
 
+def _exceptions(fits: list[_Fit]) -> WeightScales | None:
+    """A few channels, or one layer, where all others are exact."""
+    if not fits:
+        return None
+    logs = [np.log(f.ratios) for f in fits]
+    usual = _median(np.concatenate(logs))
+    if sum(float(np.mean(np.abs(x - usual) <= _ROUNDING)) for x in logs) < _EXACT * len(fits):
+        return None
+    off = [int(np.sum((np.abs(x - usual) > math.log(_EXCEPTION)) & ~f.little)) for f, x in zip(fits, logs, strict=True)]
+    bad = [f for f, count in zip(fits, off, strict=True) if count]
+    return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(off)) if bad else None
+
+
+def _layers_off(fits: list[_Fit]) -> WeightScales | None:
+    """Layers far off as a whole, where the others are about as far off as each other."""
+    if len(fits) < _LAYERS:
+        return None
+    middle = np.array([math.log(_median(f.ratios)) for f in fits])
+    away = np.abs(middle - _median(middle))
+    limit = max(math.log(_LAYER_OFF), _LAYER_SPREAD * float(np.sort(away)[3 * len(away) // 4]))
+    bad = [f for f, far in zip(fits, away.tolist(), strict=True) if far > limit]
+    return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(f.ratios.size for f in bad)) if bad else None
+
+
 def _shares(fits: list[_Fit]) -> tuple[float, float]:
     """Share of all channels that is clipped, and that wastes two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
     return float(np.mean(np.concatenate([f.clipped for f in fits]))), float(np.mean(ratios < _WASTED))
 
 
-def _finding(cause: WeightScalesCause, bad: list[_Fit], fits: list[_Fit], factor: float = 1.0) -> WeightScales:
+def _finding(
+    cause: WeightScalesCause, bad: list[_Fit], fits: list[_Fit], factor: float = 1.0, channels: int = 0
+) -> WeightScales:
     worst = max(bad, key=lambda f: float(np.abs(np.log(f.ratios)).max()))
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
         CHECK, worst.node.name, cause, tuple(f.node.name for f in bad), len(fits), *_shares(fits),
-        largest if largest > 1 / smallest else smallest, factor,
+        largest if largest > 1 / smallest else smallest, factor, channels,
     )
 
 
@@ -148,7 +178,9 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
         return None
     params = view.params(first)
     scale = params.scale
-    if params.precision != Precision.INT8 or scale is None or not scale.size or not np.all(scale > 0):
+    if params.precision != Precision.INT8 or scale is None or not scale.size:
+        return None
+    if not np.all((scale > 0) & np.isfinite(scale)):
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:
@@ -161,34 +193,41 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     if axis is None and scale.size > 1:
         return None  # a file that contradicts itself
     if axis is None or scale.size == 1:
-        return _Fit(node, *_ratios(values.reshape(1, -1), scale, stored), np.empty(0), stored)
+        return _Fit(node, *_measured(values.reshape(1, -1), 0, scale, stored), np.empty(0), stored)
     axis %= len(shape)
     if axis >= len(shape) or shape[axis] != scale.size:
         return None
+    measured = _measured(values, axis, scale, stored)
     crossed = np.empty(0)
     other = 1 - axis if axis in (0, 1) and output_axis(node, len(shape)) is not None else None
     if other is not None and other < len(shape) and shape[other] == scale.size and not stored:
-        crossed = _along(values, other, scale, stored)[0]
-    return _Fit(node, *_along(values, axis, scale, stored), crossed, stored, flat=bool(np.ptp(scale) == 0.0))
+        if _off(measured[0]) > _SAME:
+            crossed = _measured(values, other, scale, stored)[0]
+    return _Fit(node, *measured, crossed, stored, flat=bool(np.ptp(scale) == 0.0))
 
 
-def _along(values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool) -> _Measured:
-    count = scale.size
-    chosen = list(dict.fromkeys(np.linspace(0, count - 1, min(_CHANNELS, count)).astype(int).tolist()))
-    channels = np.moveaxis(values, axis, 0)[chosen].reshape(len(chosen), -1)
-    return _ratios(channels, scale[chosen], stored)
-
-
-def _ratios(channels: npt.NDArray[Any], scale: npt.NDArray[np.float64], stored: bool) -> _Measured:
-    """Largest weight over the largest that the scale holds, and whether the channel is clipped.
+def _measured(
+    values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Ratios, which are clipped, and which have little weights, as :class:`_Fit` has them.
 
     Channels without a weight that is not 0 are left out.
     """
     # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
-    largest = np.maximum(channels.max(axis=1).astype(np.float64), -channels.min(axis=1).astype(np.float64))
+    values = values.reshape(len(values), -1) if axis == 0 else values
+    others = tuple(i for i in range(values.ndim) if i != axis)
+    if values.dtype == np.float16:  # slow to compare; without their sign they are in the order of their bits
+        bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=others)
+        largest = bits.view(np.float16).astype(np.float64)
+    else:
+        largest = np.maximum(values.max(axis=others).astype(np.float64), -values.min(axis=others).astype(np.float64))
     alive = (largest > 0) & np.isfinite(largest)
-    held = np.full(int(alive.sum()), _STEPS) if stored else _STEPS * scale[alive]
-    ratios: npt.NDArray[np.float64] = largest[alive] / held
-    values, limits = channels[alive], held[:, np.newaxis]
-    beyond = np.mean((values > limits) | (values < -limits), axis=1) if alive.any() else np.empty(0)
-    return ratios, (ratios > _CLIPPED) & (beyond > _TAIL)
+    scale = np.broadcast_to(scale, largest.shape)[alive]
+    largest = largest[alive] * (scale if stored else 1.0)
+    held = _STEPS * scale
+    ratios: npt.NDArray[np.float64] = largest / held
+    clipped = ratios > _CLIPPED
+    for i in np.flatnonzero(clipped):
+        channel = values.take(np.flatnonzero(alive)[i], axis)
+        clipped[i] = np.mean((channel > held[i]) | (channel < -held[i])) > _TAIL
+    return ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0)

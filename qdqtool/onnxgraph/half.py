@@ -76,7 +76,8 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
         n.index for n in model.nodes
         if n.index not in tail and apart.isdisjoint((*n.inputs, *n.outputs)) and _can_be_half(model, n)
     }
-    return half - _held_back(model, half | tail)
+    half -= _held_back(model, half | tail)
+    return half - {n.index for n in model.nodes if n.index in half and qdq.is_q(n) and _follows(model, n, half)}
 
 
 def out_of_range(model: Model) -> Iterator[str]:
@@ -86,6 +87,26 @@ def out_of_range(model: Model) -> Iterator[str]:
             scale = model.constant(node.input(1))
             if scale is not None and scale.size == 1 and float(scale.reshape(-1)[0]) > _COARSEST:
                 yield node.input(0) if qdq.is_q(node) else node.output
+
+
+def _follows(model: Model, q: Node, half: set[int]) -> bool:
+    """Whether a Q must not be FP16 because its DQ is not: of weights, or with a scale that FP16 holds otherwise.
+
+    A pair has one scale. That of an activation may be written in both types, so that what makes it stays FP16.
+    """
+    if all(r.index in half for r in model.readers(q.output) if qdq.is_dq(r)):
+        return False
+    maker = model.producer(q.input(0))
+    if maker is not None and qdq.is_dq(maker):
+        return False
+    scale = model.constant(q.input(1))
+    return scale is None or model.is_constant(q.input(0)) or scale.size != 1 or not _holds(float(scale.reshape(-1)[0]))
+
+
+def _holds(scale: float) -> bool:
+    """Whether FP16 has a number within a thousandth of a scale."""
+    with np.errstate(over="ignore"):
+        return bool(abs(float(np.float16(scale)) - scale) <= 1e-3 * scale)
 
 
 def _held_back(model: Model, free: set[int]) -> set[int]:

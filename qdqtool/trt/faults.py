@@ -216,6 +216,7 @@ class WeightScalesCause(StrEnum):
     OTHER_WEIGHTS = "other-weights"
     TENSOR = "tensor"
     TOO_LARGE = "too-large"
+    EXCEPTION = "exception"
 
 
 @record
@@ -230,6 +231,7 @@ class WeightScales(Refusal):
         wasted: Share of those whose scale holds four times their largest weight or more.
         worst: Largest weight over the largest that the scale holds, in the worst layer.
         factor: The one factor, where it is one.
+        channels: How many channels are exceptions, where the others fit.
     """
 
     cause: WeightScalesCause
@@ -239,6 +241,7 @@ class WeightScales(Refusal):
     wasted: float
     worst: float
     factor: float
+    channels: int = 0
 
 
 @record

@@ -35,7 +35,7 @@ from qdqtool.tuning.measure import Job, Mapper
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Store
 from qdqtool.tuning.metrics import Outputs, compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Estimate, Goal, Search
+from qdqtool.tuning.search import Goal, Search, expected
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
@@ -112,7 +112,7 @@ def tune(
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        from qdqtool.cluster.connection import check_where
+        from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
     limit = budgets.seconds(check_timeout, "check_timeout")
@@ -194,9 +194,9 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         search.prepare()
         bench.job = bench.job.based_on(search.recipe(search.start))
         if say is not None or bench.deadline is not None:
-            expected = Estimate.of(search, bench)
-            search.say(expected.sentence)
-            search.leave_time(expected.each or 0.0)
+            what, each = expected(search)
+            search.say(what)
+            search.leave_time(each)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(

@@ -80,11 +80,9 @@ def open_sets(
                 f"`data`: {_images(len(whole.indices))} too few to calibrate, choose and judge with; give "
                 f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
             )
-        parts = _three(whole.indices, whole.batch, chosen_on, judged_on)
-        rest, chosen, judged = ([i for b in part for i in b] for part in parts)
-        source = whole.source
-        calibration = _part(source, rest, whole)
-        return Sets(calibration, _part(source, [*chosen, *judged], whole), *_numbers(chosen, judged, whole.batch))
+        rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
+        calibration, measured = (_part(whole.source, part, whole) for part in (rest, [*chosen, *judged]))
+        return Sets(calibration, measured, *_numbers(chosen, judged, whole.batch))
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
@@ -140,21 +138,21 @@ def _share(wanted: int, blocks: int, k: int) -> int:
 
 def _three(
     items: Sequence[int], batch: int, chosen_on: int, judged_on: int
-) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+) -> tuple[list[int], list[int], list[int]]:
     """What is left for ranges, and what is chosen and judged on; of each block the end."""
     quarter = len(items) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _blocks(items)
-    rest: list[list[int]] = []
+    rest: list[int] = []
     chosen: list[int] = []
     judged: list[int] = []
     for k, block in enumerate(blocks):
         c, j = _share(chosen_on, len(blocks), k), _share(judged_on, len(blocks), k)
         keep = max(0, len(block) - c - j)
-        rest.append(block[:keep])
+        rest += block[:keep]
         chosen += block[keep : keep + c]
         judged += block[keep + c : keep + c + j]
-    return rest, [_whole(chosen, batch)], [_whole(judged, batch)]
+    return rest, _whole(chosen, batch), _whole(judged, batch)
 
 
 def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) -> tuple[list[int], list[int]]:

@@ -14,16 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 
 from calibration import Focus
 from calibration.dataset import Dataset
-from calibration.session import partial_model
-from qdqtool import budgets, runtime
-from qdqtool.errors import ModelError
+from calibration.session import Fetcher, open_packed, partial_model
+from qdqtool import budgets
 from qdqtool.graph import Model
 from qdqtool.insertion.losses import Compared
 from qdqtool.onnxgraph.live import bytes_of
@@ -279,7 +277,7 @@ class Network:
         for number, sample in samples.items():
             if number in found:
                 continue
-            outputs = _run(session, sample)
+            outputs = session.run(sample)
             compared = Compared({t: outputs[t] for t in job.compared}, self.focus.find(outputs) if self.focus else None)
             found[number] = Reference(compared, job.metric.kept({t: outputs[t] for t in job.metric.tensors}))
             job.references.add(number, found[number])
@@ -293,7 +291,7 @@ class Network:
             session = self._session(recipe, 0, self._everything)
             rows: dict[int, Row | None] = {}
             for number, sample in samples.items():
-                outputs = _run(session, sample)
+                outputs = session.run(sample)
                 before = reference[number]
                 seen = self.job.metric.look(
                     before.kept, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
@@ -322,7 +320,7 @@ class Network:
             for number, tensors in state.items():
                 outputs = {t: tensors[t] for t in self.job.compared if t in tensors}
                 if session is not None:
-                    outputs.update(_run(session, tensors))
+                    outputs.update(session.run(tensors))
                 rows[number] = Row(reference[number].compared.error(outputs))
             yield recipe.key, rows
 
@@ -332,10 +330,10 @@ class Network:
         missing = [t for t in wanted if t not in self.cuts.crossing(here)]
         session = self._session(self.job.base, here, missing) if missing else None
         for number, tensors in state.items():
-            made = _run(session, tensors) if session is not None else {}
+            made = session.run(tensors) if session is not None else {}
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
 
-    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Any:
+    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Fetcher:
         quantized, _ = recipe.build(self.model)
         return _open(self.cuts.behind(quantized, position, outputs))
 
@@ -347,17 +345,5 @@ class Network:
         return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
 
 
-def _open(proto: onnx.ModelProto) -> Any:
-    try:
-        return runtime.open_session(proto.SerializeToString(), 1, optimize="extended", fold_qdq=False)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"onnxruntime cannot run the network: {' '.join(str(error).split())[:300]}") from error
-
-
-def _run(session: Any, feeds: Mapping[str, npt.NDArray[Any]]) -> _Arrays:
-    names = [o.name for o in session.get_outputs()]
-    try:
-        values = session.run(names, {i.name: np.ascontiguousarray(feeds[i.name]) for i in session.get_inputs()})
-    except Exception as error:
-        raise ModelError(f"onnxruntime failed on a sample: {' '.join(str(error).split())[:300]}") from error
-    return dict(zip(names, values, strict=True))
+def _open(proto: onnx.ModelProto) -> Fetcher:
+    return Fetcher(open_packed(proto.SerializeToString(), 1, "the network", optimize="extended", fold_qdq=False))

@@ -155,13 +155,13 @@ class Search:
         """
         start, images = self.recipe(self.start), self.bench.sets.swept_on
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        recipes = [self.recipe(self._with(j.candidate)) for j in self.swept()]
+        recipes = [self.recipe(self.with_choice(j.candidate)) for j in self.swept()]
         if len(images) > FIRST_SAMPLES:
             first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
             if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
                 return False
             better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
-            recipes = [self.recipe(self._with(j.candidate)) for j, _ in better]
+            recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
         return self.bench.sweep([start, *recipes], "Sensitivity", until)
 
     def leave_time(self, each: float) -> None:
@@ -183,7 +183,7 @@ class Search:
         self.last_judged = self.ends - 1.5 * one
         bench.deadline -= min(_JUDGED * one + _WRITING * self.limit, left / 2)
 
-    def _with(self, candidate: Candidate) -> Configuration:
+    def with_choice(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
 
     def loss(self, configuration: Configuration) -> float | None:
@@ -204,13 +204,13 @@ class Search:
                  if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
         self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
-        self.scales = [c for c in self.scales
-                       if not c.configuration.apart or self.planner.cost(self._with(c)).value <= price]  # fmt: skip
-        if not self.bench.sweep([self.recipe(self._with(c)) for c in self.scales], "Other ranges"):
+        self.scales = [c for c in self.scales if not c.configuration.apart
+                       or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
+        if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in self.scales], "Other ranges"):
             raise OutOfTime
         better: list[tuple[float, Candidate]] = []
         for candidate in self.scales:
-            gain = before**2 - self.bench.errors(self.recipe(self._with(candidate))) ** 2
+            gain = before**2 - self.bench.errors(self.recipe(self.with_choice(candidate))) ** 2
             gain = gain[~np.isnan(gain)]
             if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
                 better.append((float(gain.mean()), candidate))
@@ -296,7 +296,7 @@ class Search:
         """By how much each choice made the squared error smaller, on the samples that it was measured on."""
         before = self.bench.errors(self.recipe(self.start)) ** 2
         for judged in self.swept():
-            after = self.bench.errors(self.recipe(self._with(judged.candidate))) ** 2
+            after = self.bench.errors(self.recipe(self.with_choice(judged.candidate))) ** 2
             both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
             if both.any():
                 yield judged, float(before[both].mean() - after[both].mean())
@@ -520,60 +520,40 @@ _WHOLE = 30  # combinations that a search usually measures
 _FEW = 2
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What is to come.
+def expected(search: Search) -> tuple[str, float]:
+    """What is to come, in a sentence, and seconds for one run on one sample, all workers at work.
 
-    Attributes:
-        choices: Choices that are swept.
-        never: Choices that are not.
-        images: Samples that they are swept on.
-        seconds: Of all of it, at worst; none where an earlier run has measured so much that nothing could be timed.
-        workers: At the same time.
-        each: Seconds for one run on one sample, all workers at work.
+    Runs the float model and everything INT8 on a few samples, and multiplies; the seconds are 0 where an earlier run
+    has measured so much that nothing could be timed.
     """
+    bench, base, model = search.bench, search.recipe(search.start), search.planner.model
+    known, began = bench.runs, time.monotonic()
+    bench.whole([FLOAT_RECIPE, base], bench.sets.chosen_on[:_FEW], "How long a run takes")
+    ran = bench.runs - known
+    each = (time.monotonic() - began) / ran if ran else 0.0
+    behind = share_behind(model)
+    sweep = sum(behind[first_change(model, base, search.recipe(search.with_choice(j.candidate)))]
+                for j in search.swept())  # fmt: skip
+    images = len(bench.sets.swept_on)
+    swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
+    whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
+    choices = len(search.swept())
+    total = each * (sweep * swept + whole) if ran else None
+    return sentence(choices, len(search.judged) - choices, images, total, bench.workers), each
 
-    choices: int
-    never: int
-    images: int
-    seconds: float | None
-    workers: int
-    each: float | None = None
 
-    @staticmethod
-    def of(search: Search, bench: Measurements) -> Estimate:
-        """Runs the float model and everything INT8 on a few samples, and multiplies."""
-        samples = bench.sets.chosen_on[:_FEW]
-        known = bench.runs
-        began = time.monotonic()
-        bench.whole([FLOAT_RECIPE, search.recipe(search.start)], samples, "How long a run takes")
-        ran = bench.runs - known
-        seconds = (time.monotonic() - began) / ran if ran else None
-        behind = share_behind(search.planner.model)
-        base = search.recipe(search.start)
-        sweep = 0.0
-        for judged in search.swept():
-            recipe = search.recipe(search.start.joined(judged.candidate.configuration))
-            sweep += behind[first_change(search.planner.model, base, recipe)]
-        whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-        images = len(bench.sets.swept_on)
-        swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
-        total = None if seconds is None else seconds * (sweep * swept + whole)
-        return Estimate(len(search.swept()), len(search.judged) - len(search.swept()), len(bench.sets.swept_on),
-                        total, bench.workers, seconds)  # fmt: skip
-
-    @property
-    def sentence(self) -> str:
-        never = f" ({self.never} more cannot pay and are not measured)" if self.never else ""
-        many = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        if self.seconds is None:
-            long = "what an earlier run measured is taken"
-        elif self.seconds < 90:
-            long = f"at most about a minute with {many}"
-        else:
-            long = f"at most about {self.seconds / 60:.0f} minutes with {many}"
-        images = "1 image" if self.images == 1 else f"{self.images} images"
-        return f"{self.choices} choices to measure on {images}{never}, then combinations: {long}"
+def sentence(choices: int, never: int, images: int, seconds: float | None, workers: int) -> str:
+    """What is to come: choices that are swept and that are not, on so many images, and how long it takes at worst."""
+    unmeasured = f" ({never} more cannot pay and are not measured)" if never else ""
+    many = "1 worker" if workers == 1 else f"{workers} workers"
+    if seconds is None:
+        long = "what an earlier run measured is taken"
+    elif seconds < 90:
+        long = f"at most about a minute with {many}"
+    else:
+        long = f"at most about {seconds / 60:.0f} minutes with {many}"
+    on = "1 image" if images == 1 else f"{images} images"
+    return f"{choices} choices to measure on {on}{unmeasured}, then combinations: {long}"
 
 
 def share_behind(model: Model) -> list[float]:

@@ -13,6 +13,7 @@ from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.onnxgraph.view import View
 from qdqtool.parameters import typed
 from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
@@ -27,10 +28,11 @@ from qdqtool.verification.lines import (
     compare_trace,
     inconsistent_tensors,
 )
-from qdqtool.verification.mapping import Mapper, common_names, trt_name
+from qdqtool.verification.mapping import Mapper, common_names, contradicted_names, trt_name
 from qdqtool.verified import Verification
 
 BuildSource = str | os.PathLike[str]
+FEW_WRONG = 0.1  # names that may stand for another node
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 
 
@@ -128,14 +130,9 @@ def check_same_model(model: Model, build: Build) -> None:
     Raises:
         BuildLogError: The build names few of the model's convolutions.
     """
+    check_told(build)
     found, wanted = common_names(model, build)
-    spoken = len(build.layers) + len(build.trace) + len(build.parse.nodes)
-    if not spoken:
-        raise BuildLogError(
-            f"{', '.join(build.files) or 'build'}: holds no engine layers and no optimizer lines; "
-            "build again with --verbose --profilingVerbosity=detailed"
-        )
-    if wanted and found < FEW * wanted and not _all_in_myelin(build):
+    if wanted and found < FEW * wanted and not all_in_myelin(build):
         if found and not build.layers and not build.trace:
             raise BuildLogError(
                 f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions and ends in "
@@ -145,9 +142,31 @@ def check_same_model(model: Model, build: Build) -> None:
             f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions; "
             f"it is a build of another model than {model.path or 'the one given'}"
         )
+    wrong = contradicted_names(View(model), build)
+    if len(wrong) > FEW_WRONG * found:
+        name, mine, theirs = wrong[0]
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'build'}: {len(wrong)} names stand for other nodes than in "
+            f"{model.path or 'the model given'} ({name}: {theirs}, in the model {mine}): a build of another export or "
+            "network; 'qdqtool compare' matches by structure"
+        )
 
 
-def _all_in_myelin(build: Build) -> bool:
+def check_told(build: Build) -> None:
+    """Refuses a build that names nothing.
+
+    Raises:
+        BuildLogError: It has no layers, no optimizer lines and no parse section.
+    """
+    if not build.layers and not build.trace and not build.parse.nodes:
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'build'}: holds no engine layers and no optimizer lines; "
+            "build again with --verbose --profilingVerbosity=detailed"
+        )
+
+
+def all_in_myelin(build: Build) -> bool:
+    """Whether the listing opens up nothing of Myelin, so that no node is named."""
     return bool(build.layers) and all(layer.type == "Myelin" for layer in build.layers) and not build.trace
 
 

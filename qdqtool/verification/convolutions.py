@@ -11,7 +11,7 @@ from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
 from qdqtool.types import ConvOutcome, Precision, Prediction
-from qdqtool.verification.mapping import Mapper, in_myelin, product_rank
+from qdqtool.verification.mapping import Mapper, in_myelin, product_rank, said_names
 from qdqtool.verification.products import computes_in, writes
 
 FUSING_INTO = "fusing"
@@ -67,16 +67,26 @@ class ConvComparison:
 
 @dataclass
 class PassLines:
-    """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing."""
+    """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing.
+
+    Attributes:
+        inputs: Node to the line that quantizes its inputs.
+        outputs: Node to the line that quantizes its output.
+        complete: Whether the optimizer came to its end, so that what no line quantizes stays float.
+        named: What the build names at all: of anything else it says nothing. None where it parses no nodes.
+    """
 
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     complete: bool = False
+    named: set[str] | None = None
 
 
 def pass_lines(build: Build, mapper: Mapper) -> PassLines:
     """Reads the ``QuantizeDoubleInputNodes: fusing`` lines: node name to line number, input side and output side."""
     found = PassLines(complete=any("epilogue" in heading for heading, _ in build.headings))
+    if build.parse.nodes:
+        found.named = said_names(build, mapper.known)
     for event in build.trace:
         if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
             continue
@@ -140,7 +150,8 @@ def built_convolution(
     if built.precision is not None:
         _check_against_lines(built, lines, in_line, out_line)
         return built
-    if place is None and (in_line or lines.complete):
+    known = lines.named is None or mapper.name(node) in lines.named
+    if place is None and (in_line or (lines.complete and known)):
         quantized = in_line is not None
         built.precision = Precision.INT8 if quantized else Precision.FLOAT
         built.inputs = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.graph import Model, Node
+from qdqtool.onnxgraph.view import View
 from qdqtool.operators import WEIGHTED
 
 Place = tuple[BuiltLayer, int]
@@ -41,7 +42,7 @@ class Mapper:
 
     def __init__(self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None) -> None:
         """``names`` maps a node's index to its name in the build, where that is not the one that the parser gives."""
-        given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
+        given = self._given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
         self.known = frozenset(
             {*given.values(), *model.initializers, *(o for n in model.nodes if n.op == "Constant" for o in n.outputs)}
         )
@@ -58,6 +59,10 @@ class Mapper:
         """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
         found = self._by_name.get(name) or self._by_name.get(base_name(name))
         return found or self._by_plain.get(_PLAIN.sub("_", name))
+
+    def name(self, node: Node) -> str:
+        """What the build calls a node."""
+        return self._given[node.index]
 
     def nodes(self, layer: BuiltLayer) -> list[Node]:
         """The ONNX nodes that a layer stands for, in the order of its name."""
@@ -116,21 +121,66 @@ def is_aside(layer: BuiltLayer) -> bool:
     return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")
 
 
-def common_names(model: Model, build: Build) -> tuple[int, int]:
-    """How many of the model's convolutions the build names, and how many there are.
-
-    Models without a convolution are counted by all their nodes.
-    """
-    wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
-    said: set[str] = {n.name for n in build.parse.nodes}
+def said_names(build: Build, known: frozenset[str]) -> set[str]:
+    """Every name of a node that a build tells: parse section, layers and pass lines."""
+    said = {n.name for n in build.parse.nodes if n.name}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
-    known = frozenset(trt_name(n) for n in wanted)
     for layer in build.layers:
         said.update(layer.onnx_names)
         said.update(parts(layer.name, known).bases)
     for event in build.trace:
         said.update(parts(event.subject, known).bases)
         said.update(parts(event.object, known).bases)
+    return said
+
+
+def common_names(model: Model, build: Build) -> tuple[int, int]:
+    """How many of the model's convolutions the build names, and how many there are.
+
+    Models without a convolution are counted by all their nodes.
+    """
+    wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
+    said = said_names(build, frozenset(trt_name(n) for n in wanted))
     plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
     found = sum(trt_name(n) in said or _PLAIN.sub("_", trt_name(n)) in plain for n in wanted)
     return found, len(wanted)
+
+
+def contradicted_names(view: View, build: Build) -> list[tuple[str, str, str]]:
+    """Names that stand for one node in the model and for another in the build, as numbered names of two exports do.
+
+    Returns:
+        The name, what the model has there, what the build has: operator, shape of the weights, or name of the weights.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    sources = {n.index: view.weights(n).source for n in view.weighted if view.weights(n).folded}
+    shapes = {i: tuple(view.model.constant_shape(source) or ()) for i, source in sources.items()}
+    owned = set(sources.values())
+    for node in view.weighted:
+        told, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
+        if told is None:
+            continue
+        if told.op != node.op:
+            found[node.name] = (node.op, told.op)
+            continue
+        other = told.inputs[1].shape if len(told.inputs) > 1 and told.inputs[1] is not None else None
+        if shape and other and None not in other and tuple(other) != shape:
+            found[node.name] = _by_x(shape), _by_x(other)
+    mapper = Mapper(view.model, build.layers)
+    for layer in mapper.layers:
+        nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+        if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in found:
+            continue
+        node, shape = nodes[0], shapes.get(nodes[0].index, ())
+        weights = [name for name in layer.fused(mapper.known).bases if name in owned]
+        if weights and node.index in sources and sources[node.index] not in weights:
+            found[node.name] = sources[node.index], weights[0]
+        maps, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
+        if node.op == "Conv" and len(shape) > 2 and maps and kernel and [shape[0], *shape[2:]] != [maps, *kernel]:
+            found[node.name] = _by_x((shape[0], *shape[2:])), _by_x((maps, *kernel))
+    return [(name, *pair) for name, pair in found.items()]
+
+
+def _by_x(shape: Iterable[object]) -> str:
+    return "x".join(map(str, shape))

@@ -179,7 +179,7 @@ def test_what_onnxruntime_refuses(path: str) -> None:
 def test_a_sample_that_cannot_be_run() -> None:
     fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
     for sample in ({}, {"images": FEED["images"][:, :2].copy()}):
-        with pytest.raises(ModelError, match=r"^onnxruntime failed on a calibration sample: ."):
+        with pytest.raises(ModelError, match=r"^onnxruntime failed on a sample: ."):
             fetcher.run(sample)
 
 

@@ -39,12 +39,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-def test_what_is_a_url() -> None:
-    assert is_url("s3://bucket/images") and is_url("memory://x") and is_url("zip::s3://bucket/a.zip")
-    assert not is_url("images") and not is_url("/shared/images") and not is_url("C:\\images")
-    assert not is_url("file:///shared/images")
-
-
 def test_the_same_samples_and_statistics_as_from_a_folder(folder: Path) -> None:
     there, here = open_data(ROOT, [SPEC]), open_data(folder, [SPEC])
     for a, b in zip(there, here, strict=True):
@@ -62,11 +56,6 @@ def test_another_content_is_another_fingerprint(folder: Path) -> None:
     with fsspec.open(f"{ROOT}/picture001.png", "wb") as file:
         file.write((folder / "picture002.png").read_bytes())
     assert open_data(ROOT, [SPEC]).fingerprint != before
-
-
-def test_one_picture(folder: Path) -> None:
-    (sample,) = open_data(f"{ROOT}/sub/picture001.jpg", [SPEC])
-    assert sample["images"].shape == (1, 3, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +76,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"s3://bucket/images: .*s3fs.*on every worker") as caught:
         open_data("s3://bucket/images", [SPEC])
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_is_read_within_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqtool.budgets.PICTURE_FILE", 100)
-    data: Any = open_data(ROOT, [SPEC])
-    assert not list(data)
-    assert "the file has 101 bytes; the limit is 100 bytes" in {r for _, r in data.skipped}
 
 
 NESTED = "memory://qdqtool-edges"

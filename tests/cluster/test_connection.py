@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool import cli
-from qdqtool.cluster.connection import check_where, connected
+from qdqtool.cluster.mapping import check_where, connected
 from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -49,7 +49,7 @@ def test_other_objects() -> None:
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("qdqtool.cluster.connection.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("qdqtool.cluster.mapping.CONNECT_SECONDS", 0.5)
     where = f"tcp://127.0.0.1:{closed_port()}"
     level = logging.getLogger("distributed").level
     with pytest.raises(ClusterError, match="no scheduler can be reached there") as caught, connected(where):

@@ -9,6 +9,7 @@ import pytest
 
 from qdqtool.cli import run
 from tests.comparing.networks import float_network, network
+from tests.comparing.test_builds import listing
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_models_of_one_name_are_told_apart(models: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("condition", "code"), [
-    ("lost-int8", 1), ("conversions", 1), ("any", 1), ("scales", 0), ("unmatched", 0), ("slower", 0),
+    ("lost-int8", 1), ("conversions", 1), ("any", 1), ("scales", 0), ("unmatched", 0), ("slower", 2),
 ])
 def test_fail_on(models: Path, capsys: pytest.CaptureFixture[str], condition: str, code: int) -> None:
     arguments = ["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]
@@ -46,8 +47,29 @@ def test_fail_on(models: Path, capsys: pytest.CaptureFixture[str], condition: st
 
 
 def test_nothing_fails_on_equal_models(models: Path) -> None:
-    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx")]
+    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx"), "--gpu", "T4"]
     assert run([*arguments, *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))]) == 0
+
+
+@pytest.mark.parametrize(("a", "b", "conditions"), [
+    ("good.onnx", "good.json", ("lost-int8-output", "conversions", "scales", "slower")),
+    ("good.json", "good.json", ("scales", "slower")), ("good.onnx", "good.onnx", ("slower",)),
+    ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
+    ("good.onnx", "cut.json", ("any", "lost-int8")),
+])
+def test_what_cannot_be_checked_is_no_success(
+    models: Path, capsys: pytest.CaptureFixture[str], a: str, b: str, conditions: tuple[str, ...]
+) -> None:
+    text = json.dumps(listing(), indent=1)
+    (models / "good.json").write_text(text)
+    (models / "cut.json").write_text(text[: text.rindex('"Name"') - 20])
+    for condition in ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched", "slower", "any"):
+        code = run(["compare", str(models / a), str(models / b), "--fail-on", condition])
+        error = capsys.readouterr().err
+        if condition in conditions:
+            assert code in (1, 2) and error.count("\n") == 1, condition
+        elif b != "cut.json":
+            assert code == 0 and not error, condition
 
 
 def test_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

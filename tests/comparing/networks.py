@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 
 import onnx
@@ -41,3 +43,13 @@ def network(
 
 def float_network(blocks: int = 3, names: str = "b") -> onnx.ModelProto:
     return network(blocks, scale=None, weights="float", names=names)
+
+
+def numbered(proto: onnx.ModelProto, first: int = 0) -> dict[str, str]:
+    """Names the nodes by operator and number, as some exporters do; gives the old names of the new ones."""
+    old = {}
+    counts = defaultdict(lambda: itertools.count(first))
+    for node in proto.graph.node:
+        name = f"{node.op_type}_{next(counts[node.op_type])}"
+        old[name], node.name = node.name, name
+    return old

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given
@@ -18,6 +21,7 @@ from qdqtool.comparing.words import answer
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.onnxgraph.view import View
+from qdqtool.render.predict_text import verdict
 from tests.comparing.networks import float_network, network
 from tests.trt.builder import Graph
 
@@ -110,6 +114,35 @@ def test_models_of_different_networks_are_refused() -> None:
         compare(network(), other)
 
 
+def test_a_few_names_and_shapes_in_common_make_no_network() -> None:
+    """The stem and its name are those of the other network, and so are some shapes further down."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
+    for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
+        x = g.relu(g.conv(x, f"b{i}.a", channels, k=k, scale=None, weights="float"), f"b{i}.ra")
+    for a, b in ((float_network(), g.model(x)), (g.model(x), float_network()), (network(4), g.model(x))):
+        with pytest.raises(QdqtoolError, match="different networks"):
+            compare(a, b)
+
+
+def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
+    def spoil(change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]) -> onnx.ModelProto:
+        proto = network()
+        for tensor in proto.graph.initializer:
+            values = onnx.numpy_helper.to_array(tensor)
+            if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
+        return proto
+
+    assert not compare(network(), spoil(lambda v: v)).changed
+    for change in (lambda v: v[::-1], lambda v: np.roll(v, 1), *(
+        lambda v, bad=bad: np.where(np.arange(v.size) == 3, np.float32(bad), v) for bad in (0, -0.1, np.nan, np.inf)
+    )):
+        result = compare(network(), spoil(change))
+        assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == ["b1.a"]
+        json.dumps(result.as_json(), allow_nan=False)
+
+
 def test_files_in_every_form(tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
@@ -117,6 +150,39 @@ def test_files_in_every_form(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(data)
     for other in ("b.onnx.gz", "c.bin"):
         assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / other).changed
+
+
+def test_forms_that_tensorrt_does_not_take_are_told_first(tmp_path: Path) -> None:
+    """onnxruntime's own exports: integer operators, dynamic ranges, UINT8, zero points."""
+    ort = pytest.importorskip("onnxruntime.quantization")
+    path = tmp_path / "float.onnx"
+    onnx.save(float_network(), path)
+    class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self.left = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), np.float32)}]
+
+        def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
+            return self.left.pop() if self.left else None
+
+    def static(name: str, kind: str, activations: str) -> None:
+        ort.quantize_static(path, tmp_path / name, Reader(), quant_format=getattr(ort.QuantFormat, kind),
+                            activation_type=getattr(ort.QuantType, activations))
+
+    ort.quantize_dynamic(path, tmp_path / "dynamic.onnx")
+    static("integers.onnx", "QOperator", "QUInt8")
+    static("unsigned.onnx", "QDQ", "QUInt8")
+    static("asymmetric.onnx", "QDQ", "QInt8")
+    for name, told in (("dynamic.onnx", "DynamicQuantizeLinear"), ("integers.onnx", "QLinearConv"),
+                       ("unsigned.onnx", "UINT8"), ("asymmetric.onnx", "zero points")):
+        assert told in verdict(qdqtool.predict(tmp_path / name, T)), name
+        if told in ("DynamicQuantizeLinear", "QLinearConv"):
+            for a, b in ((path, tmp_path / name), (tmp_path / name, path)):
+                with pytest.raises(QdqtoolError, match=told):
+                    qdqtool.compare(a, b)
+        else:
+            result = qdqtool.compare(path, tmp_path / name, target=T)
+            assert told in result.b.obstacle and answer(result).startswith(f"B has {result.b.obstacle}")
+    assert not qdqtool.compare(path, path).a.obstacle and "--gpu" in verdict(qdqtool.predict(path))
 
 
 def test_json_says_what_the_result_says() -> None:

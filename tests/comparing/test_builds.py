@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +12,36 @@ import pytest
 
 import qdqtool
 from qdqtool.comparing.result import Change
+from qdqtool.comparing.words import answer
 from qdqtool.errors import BuildLogError, QdqtoolError
 from tests.buildlog.evidence import build_file
-from tests.comparing.networks import network
+from tests.comparing.networks import network, numbered
 
 INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 
 
-def listing(float_convs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A layer JSON of the small network, fused as TensorRT names it; some convolutions stayed float."""
+def listing(float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A layer JSON of the small network, fused as TensorRT names it; some convolutions stayed float.
+
+    Args:
+        float_convs: These.
+        names: What other names the build has for convolutions.
+    """
     model = network()
     layers = []
-    for node in model.graph.node:
-        if node.op_type != "Conv":
-            continue
+    convs = [node for node in model.graph.node if node.op_type == "Conv"]
+    tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]  # one behind the other
+    for i, node in enumerate(convs):
         floating = node.name in float_convs
-        name = node.name if floating else f"{node.name}.weight + {node.name}.w.Q + {node.name}"
+        name, quantizer = ((names or {}).get(n, n) for n in (node.name, f"{node.name}.w.Q"))
+        fused = name if floating else f"{node.name}.weight + {quantizer} + {name}"
         layout = HALF if floating else INT8
-        same = {"Location": "Device", "Dimensions": [1, 8, 16, 16], "Format/Datatype": layout}
-        edge, out = [{"Name": f"{node.name}-in", **same}], [{"Name": f"{node.name}:0", **same}]
-        layers.append({"Name": name, "LayerType": "CaskConvolution", "Inputs": edge, "Outputs": out,
-                       "ParameterType": "Convolution", "Kernel": [3, 3], "OutMaps": 8, "Groups": 1})
+        maps = [4 if node.name.endswith("stem") else 8, 8]
+        edge, out = ([{"Name": tensors[i + k], "Location": "Device", "Dimensions": [1, maps[k], 16, 16],
+                       "Format/Datatype": layout}] for k in range(2))
+        layers.append({"Name": fused, "LayerType": "CaskConvolution", "Inputs": edge, "Outputs": out,
+                       "ParameterType": "Convolution", "Kernel": [1, 1] if node.name.endswith(".b") else [3, 3],
+                       "OutMaps": 8, "Groups": 1})
     return {"Layers": layers, "Bindings": ["x", "b.end.DQ:0"]}
 
 
@@ -67,6 +78,83 @@ def test_two_builds_of_which_one_has_a_layer_more(files: Path) -> None:
     assert [n.changes for n in result.changed] == [(Change.ONLY_IN_A,)] and result.times_as_long is None
     back = qdqtool.compare(files / "fewer.json", files / "good.json")
     assert [n.changes for n in back.changed] == [(Change.ONLY_IN_B,)] and back.b.int8_to_int8 == 7
+
+
+@pytest.mark.parametrize("floats", [(), ("b0.a",), ("b1.a", "b2.b")])
+def test_numbered_names_of_another_export_are_not_believed(files: Path, floats: tuple[str, ...]) -> None:
+    """Numbers that begin at another one: the same name is the next convolution."""
+    asked, other = network(residual=False), network()
+    mine = numbered(asked)
+    (files / "numbered.onnx").write_bytes(asked.SerializeToString())
+    theirs = {old: new for new, old in numbered(other, 1).items()}
+    assert mine["Conv_3"] == "b1.a" and theirs["b1.a"] == "Conv_4"
+    (files / "numbered.json").write_text(json.dumps(listing(floats, theirs)))
+    result = qdqtool.compare(files / "numbered.onnx", files / "numbered.json", target="trt8.5")
+    assert {mine[n.name] for n in result.where(Change.LOST_INT8)} == set(floats) and not result.unknown
+    assert (result.matched_by, result.b.int8) == ("shapes", 7 - len(floats))
+    (files / "lettered.json").write_text(json.dumps(listing()))
+    builds = qdqtool.compare(files / "lettered.json", files / "numbered.json")
+    assert len(builds.where(Change.LOST_INT8)) == len(floats) and len(builds.nodes) == 7
+    with pytest.raises(BuildLogError, match="another export"):
+        qdqtool.verify(files / "numbered.onnx", files / "numbered.json", target="trt8.5")
+
+
+RESNET = {"model": "resnet18-a100-qat/model.onnx.gz", "engine": "resnet18-a100-qat-residual/graph.json",
+          "log": "resnet18-qat-rtx2000-trt8510/log.txt", "float": "resnet18-a100-fp16/graph.json"}
+
+
+@pytest.mark.parametrize(("a", "b"), [("model", "log"), ("model", "engine"), ("log", "engine"), ("float", "log"),
+                                      ("model", "float")])  # fmt: skip
+def test_exports_of_one_network_are_matched_convolution_by_convolution(a: str, b: str) -> None:
+    """Their exporter numbered the nodes in the order of the network: equal ranks are equal convolutions."""
+    files = [build_file(*RESNET[side].split("/")) for side in (a, b)]
+    result = qdqtool.compare(*files)
+    numbers = []
+    for side in ("a", "b"):
+        told = [getattr(n, side) for n in result.nodes]
+        names = [t.layer if t.layer else t.name for t in told if t is not None]
+        numbers.append([int(re.findall(r"(?:Conv|Gemm)_(\d+)", name)[-1]) for name in names])
+    ranks = [[sorted(found).index(n) for n in found] for found in numbers]
+    assert len(ranks[0]) == 21 and ranks[0] == ranks[1] and not result.unknown
+
+
+def test_a_listing_of_names_alone_and_a_part_of_one_are_no_success(files: Path) -> None:
+    names = [layer["Name"] for layer in listing()["Layers"]]
+    (files / "names.json").write_text(json.dumps({"Layers": names, "Bindings": ["x", "b.end.DQ:0"]}))
+    with pytest.raises(BuildLogError, match="detailed"):
+        qdqtool.compare(files / "model.onnx", files / "names.json", target="trt8.5")
+    table = listing()
+    del table["Layers"][2]
+    (files / "fewer.json").write_text(json.dumps(table))
+    result = qdqtool.compare(files / "model.onnx", files / "fewer.json", target="trt8.5")
+    assert (result.unknown, result.summary()["unknown"], result.ok) == (["b0.b"], 1, False)
+    assert "6 of 7 convolutions that the model quantizes run in INT8, 1 unknown" in answer(result)
+
+
+@pytest.mark.parametrize("a", ["model.onnx", "good.json"])
+def test_a_listing_that_is_cut_off_is_told(files: Path, a: str) -> None:
+    text = json.dumps(listing())
+    (files / "cut.json").write_text(text[: int(len(text) * 0.7)])
+    result = qdqtool.compare(files / a, files / "cut.json", target="trt8.5")
+    assert result.b.missing and not result.ok and result.partial
+    assert answer(result).startswith("B is incomplete")
+
+
+def test_a_build_and_its_own_profile_are_the_same_layers(files: Path) -> None:
+    rows = [{"name": layer["Name"], "timeMs": 1.0, "averageMs": 0.01, "percentage": 1.0}
+            for layer in listing()["Layers"]]  # fmt: skip
+    (files / "profile.json").write_text(json.dumps([{"count": 100}, *rows]))
+    for pair in (("good.json", "profile.json"), ("profile.json", "good.json")):
+        result = qdqtool.compare(*(files / name for name in pair))
+        assert (len(result.nodes), result.changed, len(result.unknown)) == (7, [], 7) and not result.ok
+        assert answer(result) == "data types are not known"
+
+
+@pytest.mark.parametrize("case", ["centernet-resnet34-qat-trt80/log.txt", "resnet18-a100-qat/graph.json"])
+def test_recorded_builds_and_their_own_profiles(case: str) -> None:
+    folder, name = case.split("/")
+    result = qdqtool.compare(build_file(folder, name), build_file(folder, "profile.json"))
+    assert not result.changed and len(result.nodes) == result.a.convolutions
 
 
 def test_errors_say_what_to_do(files: Path) -> None:

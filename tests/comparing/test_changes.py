@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from qdqtool.comparing.changes import compare_sides, factor
+from qdqtool.comparing.changes import compare_sides, differ, factor
 from qdqtool.comparing.kinds import is_model
 from qdqtool.comparing.result import Change, Lost, NodeSide, Scales
+from qdqtool.comparing.words import why
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
 LOST, GAINED = Change.LOST_INT8, Change.GAINED_INT8
+
+
+def scales(*values: float, **fields: Any) -> Scales:
+    return Scales(np.array(values), **fields)
 
 
 def side(precision: Precision | None = INT8, output: Precision | None = INT8, **fields: Any) -> NodeSide:
@@ -39,11 +47,11 @@ def side(precision: Precision | None = INT8, output: Precision | None = INT8, **
     (side(FP16), side(FP16, weights=False), (Change.LOST_QDQ,), None),
     (side(FP16, data=False), side(FP16), (Change.GAINED_QDQ,), None),
     (side(FP16, data=None), side(FP16, data=False), (), None),
-    (side(scale=Scales(1, 0.1, 0.1)), side(scale=Scales(1, 0.2, 0.2)), (Change.SCALE,), None),
-    (side(scale=Scales(1, 0.1, 0.1)), side(scale=Scales(1, 0.1000005, 0.1000005)), (), None),
-    (side(other_scales={1: Scales(1, 0.1, 0.1)}), side(other_scales={1: Scales(1, 0.3, 0.3)}), (Change.SCALE,), None),
-    (side(weights_scale=Scales(8, 0.1, 0.2)), side(weights_scale=Scales(8, 0.1, 0.3)), (Change.WEIGHTS_SCALE,), None),
-    (side(weights_scale=Scales(8, 0.1, 0.2)), side(weights_scale=Scales(1, 0.2, 0.2)), (Change.WEIGHTS_SCALE,), None),
+    (side(scale=scales(0.1)), side(scale=scales(0.2)), (Change.SCALE,), None),
+    (side(scale=scales(0.1)), side(scale=scales(0.1000005)), (), None),
+    (side(other_scales={1: scales(0.1)}), side(other_scales={1: scales(0.3)}), (Change.SCALE,), None),
+    (side(weights_scale=scales(0.1, 0.2)), side(weights_scale=scales(0.1, 0.3)), (Change.WEIGHTS_SCALE,), None),
+    (side(weights_scale=scales(0.1, 0.2)), side(weights_scale=scales(0.2)), (Change.WEIGHTS_SCALE,), None),
     (side(layer="x", fused=["Relu", "Add"]), side(layer="y", fused=["Add"]), (Change.FUSION,), None),
     (side(layer="x", fused=["Relu", "Add"]), side(layer="y", fused=["Add", "Relu"]), (), None),
     (side(layer="x", fused=["Relu"]), side(fused=[]), (), None),
@@ -57,13 +65,34 @@ def test_changes(a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lo
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), [
-    (Scales(1, 0.5, 0.5), Scales(1, 1.0, 1.0), 2.0), (Scales(4, 0.5, 1.0), Scales(4, 0.125, 2.0), 0.25),
-    (Scales(4, 0.5, 1.0), Scales(1, 4.0, 4.0), 4.0), (None, Scales(1, 1.0, 1.0), None),
-    (Scales(1, 1.0, 1.0), None, None), (Scales(2, 0.0, 1.0), Scales(2, 1.0, 1.0), None),
-    (Scales(2, 1.0, 1.0), Scales(2, 0.0, 1.0), None), (Scales(2, -1.0, 0.0), Scales(2, 1.0, 1.0), None),
+    (scales(0.5), scales(1.0), 2.0), (scales(0.5, 1.0), scales(0.125, 2.0), 0.25),
+    (scales(0.5, 1.0), scales(4.0), 4.0), (None, scales(1.0), None),
+    (scales(1.0), None, None), (scales(0.0, 1.0), scales(1.0, 1.0), None),
+    (scales(1.0, 1.0), scales(0.0, 1.0), None), (scales(-1.0, 0.0), scales(1.0, 1.0), None),
 ])  # fmt: skip
 def test_factor(a: Scales | None, b: Scales | None, expected: float | None) -> None:
     assert factor(a, b) == expected
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), [
+    (scales(0.1, 0.2), scales(0.1, 0.2), False), (scales(0.1, 0.2), scales(0.2, 0.1), True),  # another channel's
+    (scales(0.1, 0.2, 0.3), scales(0.1, 0.3, 0.2), True), (scales(0.1, 0.2, 0.3), scales(0.1, 0.25, 0.3), True),
+    *((scales(0.1, 0.2), scales(0.1, bad), True) for bad in (0.0, -0.2, NAN, INF)),
+    *((scales(bad), scales(bad), False) for bad in (0.0, -0.2, NAN, INF)),
+    (scales(0.0, 0.1), scales(0.1, 0.0), True), (scales(NAN), scales(0.0), True), (scales(0.1), None, True),
+    (None, None, False), (scales(0.1, 0.2, axis=0), scales(0.1, 0.2, axis=1), True),
+    (scales(0.1), scales(0.1, zero=(3,)), True), (scales(0.1), scales(0.1, type=Precision.UINT8), True),
+])  # fmt: skip
+def test_whatever_differs_between_scales_is_a_difference(a: Scales | None, b: Scales | None, expected: bool) -> None:
+    assert (differ(a, b), differ(b, a)) == (expected, expected)
+    found = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
+    assert found.changes == ((Change.SCALE, Change.WEIGHTS_SCALE) if expected else ())
+    found.why = why(found)
+    assert ("scale" in found.why) == expected
+    json.dumps(found.as_json(), allow_nan=False)
 
 
 def test_which_files_are_models(tmp_path: Path) -> None:

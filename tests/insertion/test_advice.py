@@ -217,3 +217,24 @@ def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float
         assert all(index.producers[t].op == "DequantizeLinear" for t in conv.inputs[:2])
     assert made.prediction is not None and all(c.is_int8 for c in made.prediction.convolutions)
     assert "big.out" in made.float32
+
+
+@pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
+@pytest.mark.parametrize("input_type", ["float", "int8"])
+def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(factor: float, input_type: str) -> None:
+    """A pair is FP32 where values are too large for FP16; scales below its least are raised, and that is said."""
+    net = Net()
+    scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
+    net.output(net.conv("b", net.op("Concat", "cat", scaled, scaled, axis=1), 32), net.conv("c", "x"))
+    made = insert(net.model(), images(2), target="trt11", method="max", head="none", input_type=input_type)
+    index = Model(made.model)
+    said = {q.node: q.scale for q in made.quantized}
+    for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
+        scale = index.constant(q.input(1))
+        for dq in index.readers(q.output):
+            other = index.constant(dq.input(1))
+            assert scale is not None and other is not None and np.array_equal(scale, other)
+            assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype
+        assert scale is not None and np.array_equal(scale, np.asarray(said[q.name], scale.dtype))
+    assert all(g.scale == {q.scale for q in made.activations if q.group == i}.pop() for i, g in enumerate(made.groups))
+    assert any("raised to what FP16 holds" in n for n in made.notes) is (factor < 1)

@@ -158,6 +158,8 @@ def test_a_cache_is_reused_for_another_method(yolo: onnx.ModelProto, folder: Pat
     again = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
     assert "reused" in again.calibration["notes"][0]
     assert [q.scale for q in again.quantized] == [q.scale for q in plain.quantized]
+    raised = qdqtool.insert(path, folder, target="trt11", method="percentile", calib_cache=cache, predict=False)
+    assert "reused" in raised.calibration["notes"][0] and raised.notes[0].startswith("opset raised")
     # Another model must not take these ranges, not even one that differs in a prepared weight alone.
     other = onnx.ModelProto()
     other.CopyFrom(yolo)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +318,12 @@ def test_price_in_the_engine_and_text() -> None:
     assert "What limits accuracy" in text and made.losses.tensors[0].tensor in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert made.as_json()["losses"]["tensors"][0]["tensor"] == made.losses.tensors[0].tensor
+    assert "--exclude" not in text, "it would take off a hundredth"
+    made.losses.tensors[0] = replace(made.losses.tensors[0], gain=0.4)
+    (line,) = [line for line in render(made, 80).splitlines() if "--exclude" in line]
+    (pattern,) = shlex.split(line.partition("--exclude ")[2])
+    again = qdqtool.insert(yolov8n(64, classes=2), data, exclude=[pattern], predict=False)
+    assert made.losses.tensors[0].tensor not in [a.tensor for a in again.activations]
 
 
 def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,9 +57,33 @@ def test_drift_of_training_is_not_reported(placed: onnx.ModelProto, seed: int) -
     assert reported(spoilt(placed, lambda s, w, n: s * np.exp(rng.normal(0, 0.08, s.shape)))) is None
 
 
-def test_clipping_of_some_channels_is_not_reported(placed: onnx.ModelProto) -> None:
+def test_clipping_that_was_searched_for_each_channel_is_not_reported(placed: onnx.ModelProto) -> None:
+    """Half of the channels keep their largest weight, the others are clipped by up to a third."""
     rng = np.random.default_rng(3)
-    assert reported(spoilt(placed, lambda s, w, n: s * np.where(rng.random(s.shape) < 0.05, 0.5, 1.0))) is None
+    assert reported(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))) is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 2.0])
+@pytest.mark.parametrize("channels", [1, 5, 1000])
+def test_a_few_channels_and_one_layer_amid_exact_scales(placed: onnx.ModelProto, channels: int, factor: float) -> None:
+    rng = np.random.default_rng(channels)
+
+    def change(scale: Array, weights: Array, number: int) -> Array:
+        if number == 11:
+            scale = scale.copy()
+            scale[rng.permutation(scale.size)[:channels]] *= factor
+        return scale
+
+    found = reported(spoilt(placed, change))
+    assert found is not None and (found.cause, len(found.layers)) == (WeightScalesCause.EXCEPTION, 1)
+    assert found.worst == pytest.approx(1 / factor, rel=1e-3) and 0 < found.channels <= channels
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_layer_amid_the_drift_of_training(placed: onnx.ModelProto, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found = reported(spoilt(placed, lambda s, w, n: s * np.exp(rng.normal(0, 0.05, s.shape)) * (0.5 if n == 7 else 1)))
+    assert found is not None and (found.cause, len(found.layers)) == (WeightScalesCause.EXCEPTION, 1)
 
 
 def test_onnxruntime_is_not_reported(tmp_path: Path) -> None:
@@ -171,7 +195,8 @@ def test_a_file_that_contradicts_itself_is_left_to_the_other_checks(placed: onnx
     copy = onnx.ModelProto.FromString(placed.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
     q = [n for n in copy.graph.node if n.op_type == "QuantizeLinear" and n.input[0] in tensors]
-    for node, scale in zip(q, (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4)), strict=False):
+    bad = (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4), np.full(16, np.inf))
+    for node, scale in zip(q, bad, strict=False):
         name = node.input[1]
         tensors[name].CopyFrom(numpy_helper.from_array(scale.astype(np.float32), name))
     assert reported(copy) is None

@@ -9,7 +9,7 @@ import pytest
 from qdqtool.graph import Model
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.measure import Cuts
-from qdqtool.tuning.search import Estimate
+from qdqtool.tuning.search import sentence
 from qdqtool.tuning.sites import (
     BETWEEN,
     CONVOLUTION,
@@ -208,6 +208,6 @@ def test_an_output_that_is_made_early_is_carried_on() -> None:
     ],
 )
 def test_sentence(seconds: float | None, workers: int, end: str) -> None:
-    text = Estimate(choices=70, never=20, images=8, seconds=seconds, workers=workers).sentence
+    text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
     assert text == begin + end

@@ -84,17 +84,17 @@ def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
 def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job, tasks, recipes = job_and_tasks()
     handed: list[Any] = []
-    real = Cluster.job
+    real = clustered.Handed
 
-    def counted(self: Cluster, *arguments: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         handed.append(arguments)
-        return real(self, *arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(Cluster, "job", counted)
+    monkeypatch.setattr(clustered, "Handed", counted)
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for base in recipes:
             assert len(rows(mapper(replace(job, base=base), tasks[:2]))) == 8
-    assert len(handed) == 1 and handed[0][2] == f"{clustered.__name__}:work"
+    assert len(handed) == 1 and handed[0][3] == f"{clustered.__name__}:work"
 
 
 @pytest.mark.slow
