@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.patterns import compile_pattern
 from qdqtool.progress import track
-from qdqtool.qat.checking import tensors_of
+from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.preparation import plan_of
@@ -135,7 +133,7 @@ def sensitivity(
 
     def outputs() -> list[Tensor]:
         with evaluating(model):
-            return [t.float() for call in calls for t in tensors_of(call.on(model, device))]
+            return [t for call in calls for t in tensors_of(call.on(model, device))]
 
     with disabled(model):
         reference = outputs()
@@ -145,16 +143,7 @@ def sensitivity(
             module: Any = owned[name]
             off = module.qdq_off
             module.qdq_off = frozenset()
-            loss = best - metric(model) if metric else _apart(outputs(), reference)
+            loss = best - metric(model) if metric else furthest(outputs(), reference)
             module.qdq_off = off
             result.append(Sensitivity(name, loss))
     return sorted(result, key=lambda s: -s.loss)
-
-
-def _apart(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
-    worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
-        spread = float(b.std()) if b.numel() > 1 else 0.0
-        error = float(torch.sqrt(torch.mean((a - b) ** 2)))
-        worst = max(worst, error / spread if spread > 0 else (math.inf if error else 0.0))
-    return worst
