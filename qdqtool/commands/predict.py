@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -75,10 +76,12 @@ def command(
     from qdqtool.explain.ways import trtexec_command, way_named
     from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
-    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.output import as_options, emit, terminal_width, to_json
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
+    if require_gain is not None and not math.isfinite(require_gain):
+        raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:
         raise click.UsageError("--require-gain needs --gpu")
     if len(model) > 1 and (form == "json" or save_calibration is not None):
@@ -116,7 +119,7 @@ def command(
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
-            damaged[path] = str(error)
+            damaged[path] = as_options(str(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
@@ -130,7 +133,8 @@ def command(
         from qdqtool.render import annotations
 
         checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
-        checked |= {path: annotations.Checked(path, chosen.name, one, unmet) for path, one, _, unmet in answers}
+        for path, one, time, unmet in answers:
+            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:
@@ -141,7 +145,7 @@ def command(
         for path, prediction, time, _ in answers:
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
             if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
-                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path)}"
+                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path, half=not no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), output)

@@ -78,17 +78,18 @@ def way_named(name: str) -> Way:
 _JETPACK = ("10.3", "10.7")  # of JetPack 6, which puts trtexec where no shell looks for it
 
 
-def trtexec_command(target: Target, model: str) -> str:
+def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
     """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
 
     From 11 on there are no precision flags, and none are allowed in a strongly typed network; weakly typed ones of 8 to
     10 need ``--int8``, and ``--fp16`` for what is not quantized (release notes of 10.12: both are deprecated, as all of
-    weak typing is; 10.15 runs Q/DQ in INT8 without ``--int8``). The listing is asked for from 8.2 on.
+    weak typing is; 10.15 runs Q/DQ in INT8 without ``--int8``); ``half`` False leaves it out. The
+    listing is asked for from 8.2 on.
     """
     version = version_numbers(target.asked) or target.version
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
-        words += ["--int8", "--fp16"]
+        words += ["--int8", "--fp16"] if half else ["--int8"]
     elif target.trtexec.precision_flags:
         words.append("--stronglyTyped")
     words.append("--verbose")

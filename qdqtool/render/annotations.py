@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qdqtool.explain import codes
-from qdqtool.render.predict_text import remarks, verdict
+from qdqtool.render.predict_text import decision, remarks, summary, verdict
 from qdqtool.text import one_line
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+
+if TYPE_CHECKING:
+    from qdqtool.timing.estimate import TimeEstimate
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -32,12 +36,14 @@ class Checked:
         target: The target's name.
         prediction: What TensorRT will do; None where the model cannot be used.
         unmet: One line for each requirement that is not met, or why the model cannot be used.
+        time: How long it takes on a GPU; None where nobody asked.
     """
 
     path: str
     target: str
     prediction: Prediction | None
     unmet: list[str]
+    time: TimeEstimate | None = None
 
 
 def sarif(checked: Iterable[Checked]) -> Json:
@@ -116,7 +122,11 @@ def markdown(checked: Iterable[Checked]) -> str:
 def _section(one: Checked) -> list[str]:
     if one.prediction is None:
         return [f"### {_escaped(one.path)}", "", *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet), ""]
-    lines = [f"### {_escaped(one.path)} on {one.target}", "", f"**{_escaped(verdict(one.prediction))}**", ""]
+    lines = [f"### {_escaped(one.path)} on {one.target}", ""]
+    if one.time is not None:
+        where = summary(one.time)
+        lines += [f"**{_escaped(' '.join(decision(one.time)))}** {_escaped(where[0].upper() + where[1:])}.", ""]
+    lines += [f"**{_escaped(verdict(one.prediction))}**", ""]
     for line in one.unmet:
         lines += [f"❌ **Not met:** {_escaped(one_line(line))}", ""]
     lines += [text for remark in remarks(one.prediction) for text in (_escaped(remark), "")]

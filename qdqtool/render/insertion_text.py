@@ -38,9 +38,10 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _losses(page, insertion)
     found = insertion.agreement
     if found is not None:
-        finite = math.isfinite(found.error)
-        far = f"by {found.error:.1%} of their spread" if finite else "to values that are not numbers"
-        page.heading(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} "
+        far = "to values that are not numbers"
+        if math.isfinite(found.error):
+            far = f"by {found.error:.1%} of their standard deviation"
+        page.heading(f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
                      f"({counted(found.samples, 'sample')})")
     _remarks(page, [*insertion.notes, *insertion.calibration.get("notes", ())],
              [*insertion.warnings, *insertion.calibration.get("warnings", ())])
@@ -84,7 +85,7 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
         return
     page.heading(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
-        "bits of precision that each loses by sharing it (below zero: it is clipped sooner)"
+        "bits of precision lost by sharing it (below zero: clipped sooner)"
     )
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
     shown = ranked
@@ -96,8 +97,8 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
     rest = ranked[len(shown):]
     if rest:
         worst = max((m.bits_lost for g in rest for m in g.members), default=0.0)
-        more = f"and {len(rest)} more, in which no" if shown else "in them no"
-        page.fill(f"{more} tensor loses over {worst:.1f} bits (--all)", 4, "    ")
+        more = f"and {len(rest)} more, where no" if shown else "no"
+        page.fill(f"{more} tensor loses more than {worst:.1f} bits (--all)", 4, "    ")
 
 
 def _losses(page: Page, insertion: Insertion) -> None:
@@ -232,8 +233,8 @@ def _sites(page: Page, tuning: Tuning) -> None:
     if not measured and not page.everything:
         page.heading("Everything INT8 is enough, so that no single site was measured (--front does)")
         return
-    page.heading("Where INT8 costs most: part of the outputs' spread that goes when this alone is float, and what that "
-                 "costs")
+    page.heading("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
+                 "float, and what that costs")
     for site in measured if page.everything else measured[:_SITES]:
         page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {_price(site, tuning)}; {site.choice}", 4, "  - ")
     for site in tuning.sites if page.everything else ():

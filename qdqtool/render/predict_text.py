@@ -162,7 +162,8 @@ def render(
     """
     page = Page(width, everything)
     if time is not None:
-        decision(page, time, prediction)
+        for sentence in decision(time):
+            page.fill(sentence)
         page.gap()
     page.fill(verdict(prediction))
     if time is not None:
@@ -300,8 +301,9 @@ def _layers(page: Page, layers: list[EngineLayer]) -> None:
     page.line("", f"Engine layers ({len(layers)})")
     for layer in layers:
         inputs, outputs = (", ".join(str(t.precision) for t in ends) or "-" for ends in (layer.inputs, layer.outputs))
-        page.line(*(f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}" for c in layer.layouts),
-                  f"  {layer.type}: {inputs} -> {outputs}  {layer.name}")
+        page.line(*(f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}  {c['ms']:.4f} ms" for c in layer.layouts))
+        page.line(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}"
+                  + ("" if layer.ms is None else f"  {layer.ms:.4f} ms"))
 
 
 def _names(items: list[str], in_all: bool = True) -> str:
@@ -320,63 +322,80 @@ def _amount(values: int) -> str:
 # The time -----------------------------------------------------------------------------------------------------------
 
 
-def decision(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
-    """Whether INT8 pays: the network as placed, in float and as ``insert`` would place it, and how sure that is."""
-    gain, base = time.gain_range, time.float_time
-    if gain is None or base is None:
-        return
-    parts = [f"INT8 as placed: {ms(time.total_ms)}", f"{base.precision}: {ms(base.total_ms)}"]
-    parts += [f"placed by qdqtool: {ms(time.best.total_ms)}"] if time.best is not None else []
-    page.fill(f"{'; '.join(parts)} (estimated).")
-    if gain.value >= 1:
-        text = f"INT8 is {gain.value:.2f} times as fast as {base.precision}"
+def decision(time: TimeEstimate) -> list[str]:
+    """Whether INT8 pays, in sentences: the times of the placements, then the gain, its range, and what costs."""
+    base = time.float_time
+    if base is None:
+        return []
+    best, gain = time.best, time.best_range if time.is_float else time.gain_range
+    parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
+    parts.append(f"{base.precision}: {ms(base.total_ms)}")
+    parts += [] if base.fp32_ms is None else [f"FP32, as it is built: {ms(base.fp32_ms)}"]
+    parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
+    sentences = [f"{'; '.join(parts)} (estimated)."]
+    if not time.gpu.has_int8:
+        return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
+    if gain is None:
+        return [*sentences, "What INT8 could gain is not known."]
+    what = "INT8 placed by qdqtool" if time.is_float else "this model"
+    if abs(gain.value - 1) < PAYS - 1:
+        text = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
+    elif gain.value > 1:
+        text = f"INT8 is {gain.value:.2f} times as fast as {gain.precision}"
     else:
-        text = f"{base.precision} is faster than this model, which is {gain.value:.2f} times as fast"
-    sure = "" if gain.is_sure else ", so that either may be faster"
-    text += f" ({gain.low:.2f} to {gain.high:.2f}{sure})"
-    count = prediction.conversions or 0
-    costs = [counted(count, "conversion")] if count and time.conversions_ms else []
+        text = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
+    text += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
+    if not time.is_float and gain.value < _MATTERS and (costs := _moving(time)):
+        text += f": {costs}"
+    return [*sentences, f"{text}."]
+
+
+def _moving(time: TimeEstimate) -> str:
+    """What the conversions and changes of layout cost together; empty where there are none."""
+    costs = [counted(time.conversions, "conversion")] if time.conversions else []
     costs += [counted(time.layouts, "layout change")] if time.layouts else []
-    if costs and gain.value < _MATTERS:
-        text += f": {' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}"
-    page.fill(f"{text}.")
-    if gain.pairs:
-        page.fill(f"The faster of the two was named rightly for {gain.right} of {gain.pairs} measured pairs whose "
-                  "network and GPU the model had not seen.")
+    return f"{' and '.join(costs)} cost {ms(time.conversions_ms + time.layouts_ms)}" if costs else ""
 
 
 def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
-    page = Page(width)
-    gain = time.gain_range
-    decision(page, time, prediction)
-    if gain is None:
-        return page.lines or ["no gain to say: the time without Q/DQ is not known"]
-    if gain.value < PAYS:
-        slow = sorted(
-            ((layer.ms or 0.0, layer.name) for layer in prediction.layers if layer.type == "Conversion"), reverse=True
-        )
-        page.fill(
-            f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on {time.gpu.name}: "
-            f"{ms(time.conversions_ms)} in {counted(len(slow), 'conversion')}, {ms(time.layouts_ms)} in "
-            f"{counted(time.layouts, 'layout change')}"
-            + (f"; the slowest is {ending(slow[0][1], width)}" if slow else "")
-        )
+    page, gain = Page(width), time.gain_range
+    for sentence in decision(time):
+        page.fill(sentence)
+    if not time.gpu.has_int8:
+        page.fill(f"warning: {time.gpu.name} builds no network with Q/DQ: deploy the float model there")
+    elif gain is None and not page.lines:
+        page.line("no gain to say: the shapes of most layers are not known; export the model with fixed shapes")
+    elif gain is not None and gain.value < PAYS:
+        page.fill(f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
+                  f"{time.gpu.name}: {_slow(time, prediction, width)}")
     return page.lines
+
+
+def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
+    """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
+    if 2 * time.waiting_ms > time.total_ms:
+        return (f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+                "whatever their type; a larger batch or image would gain")  # fmt: skip
+    slowest = max((layer for layer in prediction.layers if layer.type == "Conversion"), key=lambda x: x.ms or 0.0,
+                  default=None)  # fmt: skip
+    why = _moving(time) or "no kernel gains enough by INT8"
+    return f"{why}; the slowest is {ending(slowest.name, width)}" if slowest is not None and time.conversions else why
+
+
+def summary(time: TimeEstimate) -> str:
+    """The time, where it is, and its range."""
+    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
+    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), estimated; 80 % of measured "
+            f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}")
 
 
 def _summary(page: Page, time: TimeEstimate) -> None:
     """The time end to end, against the float network; what to know about the figures."""
-    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
-    texts = [f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), estimated; 80 % of measured "
-             f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}"]
-    if time.is_float and time.best is not None and time.float_time is not None:
-        best = time.best
-        gain = f"{best.gain:.2f} times as fast" if best.gain >= 1 else f"slower ({best.gain:.2f} times as fast)"
-        texts.append(
-            f"that is the network in {time.float_time.precision}; with INT8 wherever insert would put it ({best.int8} "
-            f"of {best.convolutions} convolutions): {ms(best.total_ms)}, {gain} at best"
-        )
+    texts = [summary(time)]
+    if time.is_float and time.best is not None:
+        texts.append(f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
+                     "convolutions")  # fmt: skip
     moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
     moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
     if moving:

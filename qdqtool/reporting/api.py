@@ -21,7 +21,7 @@ from qdqtool.reporting.graphs import draw
 from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at
 from qdqtool.reporting.page import render, require
 from qdqtool.trt.targets import Target
-from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.types import TOOL_VERSION, Json, Severity
 from qdqtool.verification.api import build_of
 
 REPORT_SCHEMA = "qdqtool/report/1"
@@ -45,6 +45,12 @@ class Report:
 
     def __repr__(self) -> str:
         return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
+        return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
+from qdqtool.operators import WEIGHTED
 from qdqtool.timing import calibration as calibrations
 from qdqtool.timing import savings, twin, work
 from qdqtool.timing.calibration import Calibration
@@ -21,7 +23,7 @@ from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.workload import Workload
 from qdqtool.trt.simulation import settled
-from qdqtool.trt.targets import TARGETS, Target
+from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
 from qdqtool.types import EngineLayer, Json, Precision, Prediction
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
 UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
-_TYPICAL = "trt8.6"  # whose simulation names the layers where the target's does not (RTX)
+_OPEN = "trt10"  # the newest target whose builder chooses what floats are, and whose simulation names layers
 
 
 @dataclass(slots=True)
@@ -46,11 +48,13 @@ class TimeEstimate:
         conversions_ms: Part of the total that converts data types (Q and DQ that stay).
         layouts_ms: Part of the total that changes memory layouts and no types.
         layouts: How many kernels do that.
+        conversions: How many kernels convert data types.
+        waiting_ms: Part of the total that launching its kernels takes, had they nothing to compute and to move.
         graph: Whether it is of an engine that runs as a CUDA graph.
         layers: Milliseconds of each predicted layer as a profile would show them, in the prediction's order.
         kernels: Every kernel, the slowest first.
-        float_time: The same network without Q/DQ; None where that was not simulated.
-        best: For a float model: the network with Q/DQ wherever it can help; None for a Q/DQ model.
+        float_time: The same network without Q/DQ, in FP16 where the GPU is fast in it; None where not simulated.
+        best: The network with Q/DQ where ``insert`` would put them; None where that is not known.
         batch: Factor on the model's own batch.
         calibration: The correction that went in.
         unknown: Layers whose shapes are not known.
@@ -82,6 +86,8 @@ class TimeEstimate:
     load: Workload | None = field(default=None, repr=False)
     layouts_ms: float = 0.0
     layouts: int = 0
+    conversions: int = 0
+    waiting_ms: float = 0.0
     graph: bool = False
 
     @property
@@ -94,8 +100,16 @@ class TimeEstimate:
     @property
     def gain_range(self) -> Gain | None:
         """The gain with its range; None where there is none."""
-        value, fitted = self.gain, constants()
-        if value is None or self.float_time is None:
+        return None if self.gain is None else self._ranged(self.gain)
+
+    @property
+    def best_range(self) -> Gain | None:
+        """The gain of the network with Q/DQ where ``insert`` would put them, with its range."""
+        return None if self.best is None else self._ranged(self.best.gain)
+
+    def _ranged(self, value: float) -> Gain | None:
+        fitted = constants()
+        if self.float_time is None:
             return None
         spread = fitted.spreads["gain"]
         if not fitted.is_measured(self.gpu.cc):
@@ -159,13 +173,12 @@ def estimate(
     factor = _batch_factor(shaped, batch, notes)
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
-        listed = settled(shaped, TARGETS[_TYPICAL] if target.is_rtx else target)
+        listed = settled(shaped, _with_names(target))
         notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
     else:
         listed = _with_layers(shaped, prediction, notes)
-    load = workload_of(shaped, listed, plain, factor, gpu)
-    raw = seconds(load.all, gpu, fitted) * 1e3
-    kernels = _kernel_counts(load)
+    engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
+    load, raw, kernels = engine.load, engine.raw, engine.kernels
     if gpu.fuses_conversions and twin.has_qdq(shaped):
         notes.append(
             f"on {gpu.rates.architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or "
@@ -180,7 +193,7 @@ def estimate(
         float(ms.sum()),
         0.0,
         0.0,
-        _conversions(listed, load, ms),
+        0.0,
         [],
         [],
         batch=factor, calibration=correction, unknown=load.unknown, notes=notes, plain=plain,
@@ -191,6 +204,9 @@ def estimate(
     )
     changes = [i for i, e in enumerate(load.extras, len(load.layers)) if e.reformat is not None]
     result.layouts, result.layouts_ms = len(changes), float(ms[changes].sum())
+    converting = [i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0]
+    result.conversions, result.conversions_ms = len(converting), float(ms[converting].sum())
+    result.waiting_ms = float(_settled(_least(load, gpu), kernels, correction, enqueued=not graph).sum())
     _range(result, fitted, len(load.all), float(kernels.sum()))
     count = len(load.layers)
     result.kernels = sorted(_kernels(listed, load, shown), key=lambda k: -k.ms)
@@ -248,8 +264,59 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Pred
     """A prediction that names layers; TensorRT-RTX's does not, and is estimated as an engine of classic TensorRT."""
     if prediction.layers or not prediction.convolutions:
         return prediction
-    notes.append(f"{prediction.target} names no layers: estimated as the engine that {_TYPICAL} would build")
-    return settled(model, TARGETS[_TYPICAL])
+    typical = _with_names(target_named(prediction.target))
+    notes.append(f"{prediction.target} names no layers: estimated as the engine that {typical.name} would build")
+    return settled(model, typical)
+
+
+def _with_names(target: Target) -> Target:
+    """The target, or for TensorRT-RTX the strongly typed one whose simulation names layers."""
+    return strongly_typed(TARGETS[_OPEN]) if target.is_rtx else target
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A simulated engine on a GPU: its listing, its work, and of each kernel milliseconds and how many it is."""
+
+    listed: Prediction
+    load: Workload
+    raw: Array
+    kernels: Array
+
+
+def _engine(
+    model: Model, listed: Prediction, gpu: Gpu, floats: Sequence[Precision], batch: float = 1.0
+) -> _Engine:
+    """The engine of a simulated model with the floats that make it fastest."""
+    found = []
+    for plain in floats:
+        load = workload_of(model, listed, plain, batch, gpu)
+        found.append(_Engine(listed, load, seconds(load.all, gpu) * 1e3, _kernel_counts(load)))
+    return min(found, key=lambda e: float(_settled(e.raw, e.kernels, None).sum()))
+
+
+def _floats_of(model: Model, target: Target, plain: Precision) -> tuple[Precision, ...]:
+    """What floats may be: the file's own where the network is strongly typed, else what the builder chooses from.
+
+    A builder that may use FP16 takes FP32 where that is faster: it writes no FP16 from INT8 convolutions that would
+    need a change of layout then.
+    """
+    if target.strongly_typed:
+        return (_stored(model),)
+    return (plain,) if plain == Precision.FP32 else (plain, Precision.FP32)
+
+
+def _stored(model: Model) -> Precision:
+    """What most operators with weights write in the file: FP16 or FP32."""
+    types = [model.elem_type(n.output) for n in model.nodes if n.op in WEIGHTED]
+    halves = sum(t in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for t in types)
+    return Precision.FP16 if 2 * halves > len(types) else Precision.FP32
+
+
+def _least(load: Workload, gpu: Gpu) -> Array:
+    """Milliseconds of each kernel if it had nothing to compute and to move: its floor."""
+    return seconds([replace(w, kind=w.kind if w.kind == work.NOTHING else work.POINTWISE, read=0.0, weights=0.0,
+                            written=0.0) for w in load.all], gpu) * 1e3  # fmt: skip
 
 
 def _calibration(
@@ -301,11 +368,6 @@ def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> lis
     return [waiting[layer.name].popleft() if waiting.get(layer.name) else None for layer in layers]
 
 
-def _conversions(prediction: Prediction, load: Workload, ms: Array) -> float:
-    """Milliseconds of the Q and DQ that stay."""
-    return float(sum(v for layer, v in zip(prediction.layers, ms, strict=False) if layer.type == "Conversion"))
-
-
 def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float) -> None:
     gpu = result.gpu
     known = fitted.is_measured(gpu.cc)
@@ -351,29 +413,34 @@ def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kerne
 
 
 def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -> None:
-    """The other network: without Q/DQ, or for a float one with as much as can help.
+    """The other networks: without Q/DQ, and with them where ``insert`` would put them.
 
     ``given`` is the model as the user has it, ``model`` the one whose shapes are settled.
     """
-    if twin.has_qdq(model):
-        simulated, ms = _total(result, twin.float_twin(model), target)
-        single = sum(c.precision == Precision.FP32 for c in simulated.convolutions)  # DFL is, in FP16 networks too
-        wide = target.strongly_typed and 2 * single > len(simulated.convolutions)
-        result.float_time = FloatTime(Precision.FP32 if wide else result.plain, ms)
-        if result.gpu.has_int8:
-            plain = twin.with_weights(twin.float_twin(given))
-            result.best = _best(result, plain, ms, target) if plain is not None else None  # what insert would make
-        return
-    result.float_time = FloatTime(result.plain, result.total_ms)
+    result.float_time = _without(result, model if result.is_float else twin.float_twin(model), target)
     if not result.gpu.has_int8:
         if not any("no INT8" in note for note in result.notes):
             result.notes.append("this GPU has no INT8: nothing to gain")
         return
-    result.best = _best(result, given, result.total_ms, target)
+    plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
+    if plain is not None:
+        result.best = _best(result, plain, target)
 
 
-def _best(result: TimeEstimate, given: Model, plain_ms: float, target: Target) -> BestTime | None:
+def _without(result: TimeEstimate, model: Model, target: Target) -> FloatTime:
+    """The time of a float network: in FP16 where the GPU is fast in it, which is what INT8 has to be faster than."""
+    typed = target.strongly_typed
+    stored = _stored(model) if typed else result.plain
+    own = result.total_ms if result.is_float else _total(result, model, target)[1]
+    if stored == result.gpu.plain or result.gpu.plain == Precision.FP32:
+        return FloatTime(stored, own)
+    half = _total(replace(result, plain=Precision.FP16), model, TARGETS[_OPEN] if typed else target)[1]
+    return FloatTime(Precision.FP16, half, own)
+
+
+def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None:
     """The time of a float network with Q/DQ where ``insert`` would put them; None, with a note, where that fails."""
+    assert result.float_time is not None
     try:
         placed = twin.best_placement(given, target)
         simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
@@ -383,7 +450,8 @@ def _best(result: TimeEstimate, given: Model, plain_ms: float, target: Target) -
             result.notes.append(f"what INT8 could gain is not known: {reason}")
         return None
     summary = simulated.summary()
-    return BestTime(ms, plain_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"], summary["conversions"])
+    return BestTime(ms, result.float_time.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"],
+                    summary["conversions"])  # fmt: skip
 
 
 def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
@@ -393,11 +461,9 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
-    simulated = settled(model, TARGETS[_TYPICAL] if target.is_rtx else target)
-    load = workload_of(model, simulated, like.plain, like.batch, like.gpu)
-    ms = _settled(seconds(load.all, like.gpu) * 1e3, _kernel_counts(load), like.calibration,
-                  enqueued=not like.graph)  # fmt: skip
-    return simulated, float(ms.sum())
+    simulated = settled(model, _with_names(target))
+    engine = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
+    return simulated, float(_settled(engine.raw, engine.kernels, like.calibration, enqueued=not like.graph).sum())
 
 
 def _kernel_counts(load: Workload) -> Array:

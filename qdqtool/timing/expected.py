@@ -53,6 +53,14 @@ def unknown_gpu(build: Build) -> str:
     return ""
 
 
+def contradicted(build: Build, gpu: Gpu) -> str:
+    """That a build's log is of another device than the user's GPU; empty where it can be that one."""
+    facts = device.of_facts(build.device or "the device", build.gpu)
+    other = [f"compute capability {facts.cc}"] if facts.cc not in (None, gpu.cc) else []
+    other += [f"{facts.sms} SMs"] if facts.sms and facts.sms > gpu.sms else []
+    return f"the log contradicts {gpu.name}: {facts.name} has {' and '.join(other)}" if other else ""
+
+
 def _could_be(gpu: Gpu, facts: device.Device) -> bool:
     return facts.cc in (None, gpu.cc) and facts.sms is not None and (
         facts.sms == gpu.sms or (gpu.is_jetson and facts.sms < gpu.sms))

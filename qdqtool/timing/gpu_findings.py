@@ -53,7 +53,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
         add("GPU-JETSON", GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
     if floats and rates.fp16 < rates.fp32_pipe:
         add("GPU-NO-FP16", GpuFact.NO_FP16, floats, rates.evidence)
-    since, dropped = _unsupported(float(rates.cc), _version(prediction.target))
+    since, dropped = _unsupported(float(rates.cc), target_named(prediction.target).version)
     if since or dropped:
         fact = GpuFact.SINCE if since else GpuFact.DROPPED
         add("GPU-VERSION", fact, [], Evidence.ASSUMED, prediction.target, since)
@@ -72,11 +72,6 @@ def depthwise(model: Model) -> frozenset[int]:
     view = View(model)
     shapes = ((n, view.weight_shape(n)) for n in view.weighted if n.op == "Conv" and n.attributes.get("group", 1) != 1)
     return frozenset(node.index for node, shape in shapes if shape is not None and len(shape) > 1 and shape[1] == 1)
-
-
-def _version(target: str) -> tuple[int, int]:
-    major, _, minor = target.removeprefix("trt").partition(".")
-    return int(major), int(minor or 0)
 
 
 def _unsupported(cc: float, version: tuple[int, int]) -> tuple[str, bool]:

@@ -9,13 +9,15 @@ from qdqtool.types import Json, Precision
 
 @dataclass(slots=True)
 class FloatTime:
-    """The same network without its Q/DQ."""
+    """The same network without its Q/DQ; ``fp32_ms`` beside it where its floats are FP32 as it is built."""
 
     precision: Precision
     total_ms: float
+    fp32_ms: float | None = None
 
     def as_json(self) -> Json:
-        return {"precision": str(self.precision), "total_ms": rounded(self.total_ms)}
+        single = None if self.fp32_ms is None else rounded(self.fp32_ms)
+        return {"precision": str(self.precision), "total_ms": rounded(self.total_ms), "fp32_ms": single}
 
 
 @dataclass(frozen=True, slots=True)

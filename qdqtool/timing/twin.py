@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
+from qdqtool.external import has_data
 from qdqtool.graph import Model, tensor_bytes
 from qdqtool.qdq import is_dq, is_qdq
 from qdqtool.trt.targets import Target
@@ -95,24 +95,29 @@ def with_weights(model: Model) -> Model | None:
 
 
 def best_placement(model: Model, target: Target) -> Model:
-    """A float network with Q/DQ wherever ``insert`` would put it; the scales are made up, one for each scale group.
+    """A float network with Q/DQ as ``insert`` would put them; the scales are made up, one for each scale group.
 
     Raises:
         ModelError: Nothing can be quantized.
     """
+    from qdqtool.insertion.api import prepared, rules_for
     from qdqtool.insertion.groups import scale_groups
-    from qdqtool.insertion.placement import Rules, place
-    from qdqtool.insertion.prepare import MIN_OPSET, prepare
-    from qdqtool.insertion.residuals import after_activation, sketch
+    from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.placement import place
+    from qdqtool.insertion.residuals import sketch
+    from qdqtool.options import Placing
 
-    work = model.copy()
-    prepare(work, opset=MIN_OPSET)
-    rules = Rules(transposed=not target.is_rtx, transposed_per_channel=target.transposed_per_channel)
-    rules = replace(rules, residual_after_activation=after_activation(work, rules, target, unify=True))
-    placement = place(work, rules)
+    work, half, _, _ = prepared(model, model, target, Placing().weights, None)
+    placement = place(work, rules_for(work, Placing(), target))
     if not placement.readers:
         raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
-    return sketch(work, placement, scale_groups(work, placement.readers))
+    placed = sketch(work, placement, scale_groups(work, placement.readers))
+    if half:
+        for tensor in placed.proto.graph.initializer:
+            if not has_data(tensor):
+                tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
+        to_half(placed)
+    return placed
 
 
 def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:

@@ -292,7 +292,7 @@ def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings
         return []
     before, after = (e.error if e is not None else math.nan for e in errors)
     return [f"accuracy was measured with FP32 where nothing is quantized; against the float model's outputs the error "
-            f"is {before:.2%} of their spread so, and {after:.2%} in FP16, as written"]
+            f"is {before:.2%} of their standard deviation so, and {after:.2%} in FP16, as written"]
 
 
 def _thinned(front: list[Point], chosen: Point) -> list[Point]:

@@ -89,7 +89,7 @@ class Row:
     """One candidate on one sample.
 
     Attributes:
-        error: Of the compared tensors, as a part of their spread (:class:`qdqtool.insertion.losses.Compared`).
+        error: Of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.Compared`).
         evidence: What the metric saw; None in a sweep.
     """
 

@@ -269,7 +269,7 @@ def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         source.load(4)
     assert str(caught.value) == f"{path}: the file is cut off at sample 4; copy it again"
-    source.arrays["x"].close()
+    source.arrays["x"].file.close()
     with pytest.raises(DataError, match=r"c\.npy: damaged at sample 2: "):
         source.load(2)
 

@@ -424,4 +424,6 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_report_describes_itself_in_a_line(made: Made) -> None:
-    assert len(repr(Report(collect(made.model), "<html>" * 1000, "page.html"))) < 60
+    report = Report(collect(made.model), "<html>" * 1000, "page.html")
+    assert len(repr(report)) < 60
+    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)

@@ -10,7 +10,6 @@ from qdqtool.prediction import predict
 from qdqtool.timing import calibration
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
-from qdqtool.timing.predicted import workload_of
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 
@@ -33,8 +32,7 @@ def test_one_measured_time_corrects_the_rest(tmp_path):
 def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
     """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
     names = [layer.name for layer in predict(load(chain(12, batch=8)), TARGET).layers]
-    model = load(chain(12, batch=8))
-    raw = seconds(workload_of(model, predict(model, TARGET)).layers, GPU) * 1e3
+    raw = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
     rows = [
         {"count": 1},
         *(
