@@ -87,7 +87,7 @@ def _untold(name: str, result: Comparison) -> str:
     if name in ("lost-int8-output", "conversions") and len(kinds) == 2:
         return "a model says nothing of it; 'qdqtool verify' holds what is predicted for it against the build"
     if name == "scales":
-        return "a build does not tell scales" if "build" in kinds else ""
+        return "a build does not show scales" if "build" in kinds else ""
     if name == "conversions" and result.more_conversions is None:
         return "the number of conversions is not known on both sides"
     return result.partial

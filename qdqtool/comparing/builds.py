@@ -133,7 +133,7 @@ def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
     known = frozenset(view.model.initializers)
     named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
-    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share tell neither
+    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share identify neither
     pairs = [(n, named[s]) for n in nodes if weights[s := view.weights(n).source] == 1 and s in named]
 
     def likeness(node: Node, layer: BuiltLayer) -> int:

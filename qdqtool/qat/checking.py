@@ -68,10 +68,10 @@ class Check:
             f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
             f"standard deviation, the network's own noise is {self.noise:.1e}"
         )
-        return said if self.end_to_end_tells else f"{said}, so that end to end tells nothing: the pieces alone protect"
+        return said if self.end_to_end_shows else f"{said}; end to end shows nothing: the pieces alone protect"
 
     @property
-    def end_to_end_tells(self) -> bool:
+    def end_to_end_shows(self) -> bool:
         """Whether a wrong model would stand out end to end: the noise that is allowed is less than the outputs."""
         return NOISES * self.noise < 1.0
 

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 _NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
 _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
-# Agreement of detections (docs/accuracy.md) where the error is below so much.
-_JUDGED = ((0.05, "little"), (0.2, "some"), (math.inf, "much"))
+# What an error below so much means for detections; measured, see docs/accuracy.md.
+_JUDGED = (
+    (0.1, "little"),
+    (0.2, "more than usual, so compare detections (qdqtool tune does)"),
+    (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
+)
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:

@@ -36,14 +36,14 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
-    found = obstacles(prediction.findings)
+    forms = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
-        return f"{outside}{f'nothing in INT8: the model has {found}' if found else f'{count}: nothing to run in INT8'}"
+        return f"{outside}{f'nothing in INT8: the model has {forms}' if forms else f'{count}: nothing to run in INT8'}"
     if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
         gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
         return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
-    if found and not s["int8"]:
-        return f"{outside}{count}: none in INT8, because the model has {found}"
+    if forms and not s["int8"]:
+        return f"{outside}{count}: none in INT8, because the model has {forms}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
         parts.append(f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
@@ -56,7 +56,7 @@ def verdict(prediction: Prediction) -> str:
         parts.append(counted(_ranges(prediction)["conversions"], "conversion") + open_choice)
         if kernels := _kernels(prediction):
             parts.append(f"{counted(len(kernels), 'Q/DQ kernel')} of Myelin")
-    return outside + "; ".join([*parts, *([f"the model has {found}"] if found else [])])
+    return outside + "; ".join([*parts, *([f"the model has {forms}"] if forms else [])])
 
 
 def _kernels(prediction: Prediction) -> list[str]:

@@ -52,6 +52,7 @@ class Report:
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 

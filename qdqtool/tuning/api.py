@@ -202,7 +202,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         raise QdqtoolError(
             "`time_limit`: over before everything INT8 was measured once; give more time or fewer images") from None
     search.run()
-    search.bench.deadline = None  # what is left is needed to tell the truth about what was found
+    search.bench.deadline = None  # what is left is needed to judge what was found
 
 
 def _serialized(model: Model) -> bytes:
@@ -252,8 +252,8 @@ def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
     names = ("method", "method_for", "percentile", "head", "residual", "attention", "unify", "exclude", "include",
              "exclude_op", "size", "preprocess")  # fmt: skip
-    told = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
+    parts = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
 def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -> Json:
@@ -362,13 +362,13 @@ def _cost_words(gpu: gpus.Gpu | None) -> Json:
 
 
 def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
-    def told(source: object) -> str:
+    def described(source: object) -> str:
         return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
 
     return {
         "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
         "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
-        "calibration_data": told(data), "evaluation_data": told(evaluation), "fingerprint": sets.fingerprint,
+        "calibration_data": described(data), "evaluation_data": described(evaluation), "fingerprint": sets.fingerprint,
     }  # fmt: skip
 
 

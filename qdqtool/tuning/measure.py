@@ -109,7 +109,7 @@ class Job:
         images: The samples, by number.
         base: The recipe that a sweep changes one site of.
         compared: Tensors whose error is measured.
-        scores: Class outputs that tell where the network looks; may be empty.
+        scores: Class outputs that show where the network looks; may be empty.
         metric: The metric.
     """
 
