@@ -29,8 +29,7 @@ import calibration
 import qdqtool
 from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES
 from qdqtool.explain.errors import KNOWN

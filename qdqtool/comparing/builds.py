@@ -11,13 +11,12 @@ from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.engine.compare import NUMBERED, align
 from qdqtool.engine.compare import Comparison as EngineComparison
-from qdqtool.engine.costs import EngineReport
-from qdqtool.engine.graph import node_of
+from qdqtool.engine.costs import EngineReport, node_of
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import output_axis
-from qdqtool.reconstruct.to_onnx import graph_from_log
+from qdqtool.reconstruct import graph_from_log
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.convolutions import built_convolution, pass_lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import re
 import zlib
@@ -35,7 +36,9 @@ from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
 from tests.trt.evidence import HOME, QUICK_FIRST, truth
 
 
+@functools.cache
 def page_of(case: str) -> data.Page:
+    """What is shown of a recorded build's model; nobody changes it."""
     return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
 
 
