@@ -43,8 +43,7 @@ from PIL import Image
 from calibration import TensorStatistics, clustered, collect, runner
 from calibration.dataset import Looks
 from qdqtool.cluster.mapping import Cluster
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.modelfile import load
 
 SIZE = 320

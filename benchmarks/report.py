@@ -20,8 +20,7 @@ from pathlib import Path
 from PIL import Image
 
 import qdqtool
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.modelfile import save
 from qdqtool.reporting.api import Report

@@ -27,6 +27,7 @@ DATA = {  # run these by name, with their arguments
     "tune": "models and images of your own, or `--trained`",
 }
 PACKAGES = {
+    "attention": ("torch",),
     "cluster": ("distributed",),
     "qat_models": ("torch", "torchvision", "ultralytics"),
     "report": ("selenium",),

@@ -191,7 +191,7 @@ class Files:
             where = self.folder / f"images-{count}-{size}"
             if count and not where.exists():
                 where.mkdir()
-                self._apart("from qdqtool.demo.images import write_images\n"
+                self._apart("from qdqtool.demo.model import write_images\n"
                             f"write_images(Path({str(where)!r}), {count}, {size})")
             found["IMAGES"] = str(where if count else self._photos)
             if not count:

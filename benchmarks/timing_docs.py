@@ -188,7 +188,7 @@ def plot(networks: Rows, path: Path) -> None:
 
     is_blind: Callable[[dict[str, Any]], bool] = lambda n: n["what"].startswith("blind")  # noqa: E731
     for name, colour in [*COLOURS.items(), ("", "#555")]:
-        mine = [n for n in networks if n["gpu"].startswith(name) or ("Ada" in n["gpu"] and name == "RTX 40")]
+        mine = [n for n in networks if ("RTX 40" if "Ada" in n["gpu"] else n["gpu"]).startswith(name)]
         networks = [n for n in networks if n not in mine]
         label = f"{name} series" if name.startswith("RTX") else name or "others"
         draw([n for n in mine if not is_blind(n)], "left_out_ms", colour, "o", label)

@@ -33,6 +33,7 @@ class StackedArray:
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
         self.what = str(path) if archive is None else archive.what(member)
+        self._archive = archive  # which closes its file when nothing needs it any more
         self.lock = threading.Lock()
         self.file: IO[bytes]
         if archive is None:
@@ -72,8 +73,8 @@ class StackedArray:
             raise DataError(f"{self.what}: the file is cut off at sample {index}; copy it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # what was refused has no file
             self.file.close()
 
 

@@ -23,6 +23,7 @@ from qdqtool.errors import DataError
 from qdqtool.files import read_input
 from qdqtool.jsontext import parse_json
 from qdqtool.outputs import atomic_write, write_text
+from qdqtool.parameters import typed
 
 FORMAT = "qdqtool/calibration/4"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done
@@ -38,7 +39,7 @@ class Statistics(Mapping[str, TensorStatistics]):
     Attributes:
         tensors: The statistics.
         images: Samples (images) that went in.
-        fingerprint: Which data and preprocessing they come from; empty when that cannot be told.
+        fingerprint: Which data and preprocessing they come from; empty when that is not known.
         warnings: What looks wrong with the data, with numbers.
         skipped: Files that could not be used, and why.
         notes: What was done with the cache.
@@ -323,11 +324,13 @@ def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArra
     return counter
 
 
+@typed
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Writes statistics as npz, atomically."""
     save_progress(Progress("", statistics, set(), None), path)
 
 
+@typed
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     """Reads statistics, from a cache as well.
 

@@ -188,7 +188,7 @@ class ClusterPass:
         Args:
             cluster: Where to count.
             model: Computes the tensors.
-            dataset: The samples; gets told what was noticed about them.
+            dataset: The samples; gets what was noticed about them.
             done: Numbers of samples to leave out.
             names: Tensors to count.
             computed: Tensors to compute.

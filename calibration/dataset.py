@@ -119,7 +119,7 @@ class InputSpec:
         if array.dtype != wanted:
             if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
                 raise DataError(f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}")
-            with np.errstate(over="ignore"):  # infinities are counted and told with the tensor's name
+            with np.errstate(over="ignore"):  # infinities are counted and reported with the tensor's name
                 array = array.astype(wanted)
         return np.asarray(array, order="C")  # ascontiguousarray would make [1] of a scalar
 
@@ -151,7 +151,7 @@ class Source(ABC):
 
     @abstractmethod
     def digest(self, index: int) -> bytes:
-        """Bytes that change when the sample changes; empty where that cannot be told."""
+        """Bytes that change when the sample changes; empty where that is not known."""
 
     def name(self, index: int) -> str:
         return f"sample {index}"
@@ -166,7 +166,7 @@ class Source(ABC):
         return False
 
     def identity(self, index: int) -> bytes:
-        """As :meth:`digest`, telling all that sample ``index`` is read from: another machine has to see the same."""
+        """As :meth:`digest`, of all that sample ``index`` is read from: another machine has to see the same."""
         return self.digest(index)
 
     def portion(self, indices: Sequence[int]) -> Source:
@@ -409,7 +409,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies data and preprocessing, in hexadecimal; empty where the data cannot be told (an iterator)."""
+        """Identifies data and preprocessing, in hexadecimal; empty where the data has no identity (an iterator)."""
         if self._fingerprint is None:
             for _ in self.digests():
                 pass

@@ -6,7 +6,7 @@ rare objects make. How rare they are differs between the calibration data and th
 range; at the positions themselves it hardly does.
 
 A position is looked at when its highest class output reaches a threshold far below that of a detection, or is among the
-highest ``share`` of the sample (so that a sample without objects tells where the network came closest to one), and when
+highest ``share`` of the sample (so that a sample without objects shows where the network came closest to one), and when
 it is next to such a position.
 """
 
@@ -87,7 +87,7 @@ def dilated(mask: _Mask) -> _Mask:
 
 @dataclass(frozen=True)
 class Focus:
-    """Which tensors tell where a network looks.
+    """Which tensors show where a network looks.
 
     Attributes:
         scores: Class outputs [n, classes, h, w], in front of the Sigmoid.

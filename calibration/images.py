@@ -31,12 +31,14 @@ from calibration.pictures import (
 from qdqtool import budgets
 from qdqtool.errors import DataError
 from qdqtool.files import read_input
+from qdqtool.parameters import typed
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
 
 DEFAULT_MAX_IMAGES = 512
 
 
+@typed
 def open_data(
     source: object,
     inputs: Sequence[InputSpec],

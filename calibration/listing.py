@@ -1,4 +1,4 @@
-"""The files under a folder, what tells one from another, and the guard that keeps them from being overwritten."""
+"""The files under a folder, what distinguishes them, and the guard that keeps them from being overwritten."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-# What tells one file from another: hashes, read a few at a time -----------------------------------------------------
+# What distinguishes two files: hashes, read a few at a time -----------------------------------------------------
 
 
 UNREADABLE = b"unreadable"  # in place of a file's digest

@@ -155,7 +155,7 @@ def settle(
 
     The power is :func:`focus_power`, lowered to 2 where the step of the range found comes to the depth of the negative
     side. SiLU and its like end at a small negative value (-0.28), and many of their values lie between there and zero.
-    A step of half that depth still tells them apart; one of the whole depth makes them one of two levels. The errors
+    A step of half that depth still distinguishes them; one of the whole depth makes them one of two levels. The errors
     are then the same over flat areas, the layers behind do not average them out, and a shorter step brings more than a
     longer range. Such tensors are the first of a network, with large values: edges and colours, whatever the objects.
 

@@ -489,7 +489,7 @@ class UrlSource(ImageSource):
 
 
 def _mark(details: dict[str, Any]) -> bytes:
-    """The checksum that a store tells of a file, with its size; empty where it tells none."""
+    """The checksum that a store gives of a file, with its size; empty where it gives none."""
     for name in _CHECKSUMS:
         if details.get(name):
             return f"{details.get('size')} {details[name]}".encode()

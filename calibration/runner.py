@@ -32,6 +32,7 @@ from qdqtool.external import location_of
 from qdqtool.files import check_output
 from qdqtool.graph import Model
 from qdqtool.modelfile import ModelSource, load
+from qdqtool.parameters import typed
 from qdqtool.progress import track
 from qdqtool.runtime import cores
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 5.0
 
+@typed
 def collect(
     model: ModelSource | Model,
     data: object,
@@ -73,7 +75,7 @@ def collect(
         preprocess: How pictures become inputs.
         max_images: At most so many samples, evenly spread.
         size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
-        focus: Which tensors tell where the network looks; the wanted tensors that are maps then get ``focus``
+        focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
         cluster: Who counts: a Dask scheduler's address, ``local:N`` for N processes of this machine, or a
             ``distributed.Client``; None for threads of this process. The statistics are the same, bit for bit.
@@ -273,7 +275,7 @@ class _Job:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """What tells whether a file was replaced; None where there is none."""
+    """What shows whether a file was replaced; None where there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -282,7 +284,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:
-    """Identifies a model with its external weights and focus; empty where it cannot be told (over 2 GB in memory)."""
+    """Identifies a model with its external weights and focus; empty where it is not known (over 2 GB in memory)."""
     folder = external_folder(model)
     if not model.sha256:
         return ""

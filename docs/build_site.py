@@ -29,8 +29,7 @@ import calibration
 import qdqtool
 from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES
 from qdqtool.explain.errors import KNOWN
@@ -59,7 +58,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Targets", ("targets/index.md", "builds.md")),
     ("Guides", ("insert.md", "ways.md", "times.md", "compare.md", "fix.md", "tune.md", "report.md", "extract.md",
                 "ci.md", "qat.md", "cluster.md")),
-    ("Figures", ("accuracy.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
+    ("Figures", ("accuracy.md", "attention.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
     ("Python", ("python.md", "examples/index.md")),
     ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog.md")),
 )

@@ -4,6 +4,10 @@
     insertion = qdqtool.insert("model.onnx", "images/")
     prediction = qdqtool.predict("model_qdq.onnx", target="trt8.5")
     verification = qdqtool.verify("model_qdq.onnx", "build.log")
+    comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
+
+Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a file have ``save(path)``: a model
+(``insert``, ``extract``, ``tune``) or a page (``report``). Nothing that was read is overwritten.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
 Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing.

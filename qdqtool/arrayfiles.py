@@ -175,9 +175,11 @@ class Archive:
             return read_values(file, Header(file, self.members[name].file_size, self.what(name)), self.what(name))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # what was refused has neither
             self._zip.close()
             self._file.close()
+
+    __del__ = close
 
     def __enter__(self) -> Archive:
         return self

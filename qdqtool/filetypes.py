@@ -38,7 +38,7 @@ _TYPES = (
     FileType("a TensorFlow or Keras model", _TF, (".pb", ".h5", ".keras"), ((0, b"\x89HDF"),)),
     FileType("a Core ML model", "export the network to ONNX from where it was trained", (".mlmodel", ".mlpackage")),
     FileType("a safetensors file (weights without a graph)", _EXPORT, (".safetensors",)),
-    FileType("a PyTorch file", _EXPORT, (".pt", ".pth", ".ckpt", ".bin", ".pt2", ".torchscript"),
+    FileType("a PyTorch file", _EXPORT, (".pt", ".pth", ".ckpt", ".pt2", ".torchscript"),
              ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04"))),
     FileType("a picture", "give the ONNX model here, and pictures to --calib", (".jpg", ".jpeg", ".png", ".bmp"),
              ((0, b"\x89PNG"), (0, b"\xff\xd8\xff"))),

@@ -78,6 +78,7 @@ class _Inference:
         self._functions = {(f.domain, f.name): f for f in proto.functions}
         self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         self._stated = frozenset(self._known)
+        self._amounts: dict[str, int] = {}  # how much is known of each
         self._limit()
 
     def types(self, follow: bool) -> Types | None:
@@ -98,8 +99,12 @@ class _Inference:
 
     def _learn(self, found: Types | None) -> None:
         for name, kind in (found or {}).items():
-            if _knowledge(kind) > _knowledge(self._known.get(name)):
-                self._known[name] = kind
+            known = self._amounts.get(name)
+            if known is None:
+                known = self._amounts[name] = _knowledge(self._known.get(name))
+            amount = _knowledge(kind)
+            if amount > known:
+                self._known[name], self._amounts[name] = kind, amount
 
     def _run(self, follow: bool) -> Types | None:
         graph = self._proto.graph

@@ -113,9 +113,9 @@ def fits(value: object, hint: Any) -> bool:
             return all(fits(one, inner[0]) for one in value)
         return len(value) == len(inner) and all(map(fits, value, inner))
     if kind is collections.abc.Sequence:
-        if isinstance(value, _TEXTS) or not isinstance(value, collections.abc.Iterable):
-            return False
-        return not isinstance(value, Collection) or all(fits(one, inner[0]) for one in value)
+        if isinstance(value, _TEXTS) or not isinstance(value, Collection) or hasattr(value, "dtype"):
+            return False  # an array is neither true nor false, and an iterator is read once only
+        return all(fits(one, inner[0]) for one in value)
     if getattr(kind, "__name__", "") == "ndarray":
         return not isinstance(value, _TEXTS) and value is not None
     if not isinstance(kind, type):
@@ -124,6 +124,11 @@ def fits(value: object, hint: Any) -> bool:
         return True
     if kind.__module__.partition(".")[0] == "onnx" and type(value).__module__.partition(".")[0] == "onnx_graphsurgeon":
         return True  # its graphs are exported
+    if kind is os.PathLike and isinstance(value, os.PathLike):
+        try:
+            return isinstance(os.fspath(value), str)  # a path may be bytes
+        except Exception:  # of a class of the user's
+            return False
     return isinstance(value, kind)
 
 

@@ -45,10 +45,28 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def counted(number: int | str | None, word: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def ending(name: str, width: int) -> str:
+    """The end of a name, which is what distinguishes nodes, in at most ``width`` characters."""
+    return name if len(name) <= width else f"...{name[-(width - 3):]}"
+
+
+def middle(name: str, width: int) -> str:
+    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
+    width = max(20, width)
+    if len(name) <= width:
+        return name
+    tail = (width - 3) * 2 // 3
+    return f"{name[: width - 3 - tail]}...{name[-tail:]}"
+
+
 def layers_counted(convolutions: int, products: int) -> str:
     """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
-    kinds = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in
-             ((convolutions, "convolution"), (products, "matrix product")) if n]
+    kinds = [counted(n, what) for n, what in ((convolutions, "convolution"), (products, "matrix product")) if n]
     if len(kinds) == 2:
         return f"{convolutions + products} ({', '.join(kinds)})"
     return kinds[0] if kinds else "0 convolutions"

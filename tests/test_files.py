@@ -77,7 +77,8 @@ def said(path: Path) -> str:
     ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ("model.onnx", b"<!DOCTYPE html><html>", "web page"), ("model.onnx", b"", "empty"),
     ("model.onnx", b"\x89PNG\r\n", "picture"), ("model.safetensors", b"\x10\0\0\0\0\0\0\0{}", "safetensors"),
-    ("layers.json", b'{"Layers": []}', "JSON"), ("model.onnx", b"not a model", "not an ONNX model"),
+    ("layers.json", b'{"Layers": []}', "JSON"), ("noise.bin", b"\x91\x07\xee\x12", "not an ONNX model, or damaged"),
+    ("model.onnx", b"not a model", "not an ONNX model"),
 ])
 def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
     path = tmp_path / name

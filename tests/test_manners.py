@@ -350,10 +350,14 @@ def test_a_small_address_space_ends_in_one_line(model: Path, command: str) -> No
         assert (done.returncode, lines) in ((2, 1), (0, 0)), (kilobytes, done.returncode, done.stderr[-500:])
 
 
-def test_warnings_as_errors_change_nothing(model: Path) -> None:
-    done = shell(f"PYTHONWARNINGS=error {TOOL} predict {model} --format json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["schema"]
+def test_warnings_as_errors_change_nothing(model: Path, tmp_path: Path) -> None:
+    given = onnx.load(model).graph.input[0]
+    shape = [d.dim_value for d in given.type.tensor_type.shape.dim]
+    np.savez(tmp_path / "x.npz", **{given.name: np.ones(shape, np.float32)})
+    for more in ("", f"--calib {tmp_path / 'x.npz'}"):
+        done = shell(f"PYTHONWARNINGS=error {TOOL} predict {model} --format json {more}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["schema"]
 
 
 def test_what_graphsurgeon_says_stays_out_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,4 +222,7 @@ def test_what_is_right() -> None:
     assert fits(np.int64(3), int) and fits(np.float32(3), float) and fits(3, float) and fits(np.int8(3), float)
     assert fits([320, 320], tuple[int, int]) and fits(np.array([320, 320]), tuple[int, int])
     assert not fits(True, int) and not fits([1], tuple[int, int]) and not fits("ab", tuple[str, str])
+    assert not fits(iter(["a"]), Sequence[str]) and not fits(np.array(["a"]), Sequence[str])  # once only; no truth
+    assert fits(Path("a"), os.PathLike[str])
+    assert not fits(next(os.scandir(b"/")), os.PathLike[str])  # a path of bytes
     assert qdqtool.predict(relu_net(), advice=np.bool_(False)).summary()["convolutions"] == 1  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import onnx
 
 import qdqtool
 from qdqtool.prediction import predict
-from qdqtool.render.compare_text import render
+from qdqtool.render.build_text import render_comparison
 from tests.comparing.networks import float_network, network
 from tests.comparing.test_builds import listing
 from tests.explain.graphs import GRAPHS
@@ -100,7 +100,8 @@ def of_comparisons(folder: Path) -> dict[str, list[str]]:
     for a, b in pairs:
         compared = qdqtool.compare(a, b, target=None if "json" in a and "json" in b else "trt8.5")
         nodes = [json.dumps(node, sort_keys=True) for node in compared.as_json()["nodes"] if node["changes"]]
-        found[f"{a} {b}"] = [*render(compared).splitlines(), json.dumps(compared.summary(), sort_keys=True), *nodes]
+        text = render_comparison(compared).splitlines()
+        found[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
     return found
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 # What ComputeCapability of TensorRT-RTX 1.7.1 has.
 RTX_TARGETS = (75, 80, 86, 89, 120, 121)
+DEFAULT_SM = (86,)
 TIMEOUT = 1800.0  # seconds; classic TensorRT times tactics for minutes on a Jetson
 
 
@@ -61,15 +62,17 @@ def build(
     if keep_engine and output is None:
         raise BuilderError("an engine needs a folder to be kept in")
     if builder == "trtexec":
-        from qdqtool.builders.run import run_trtexec
+        from qdqtool.builders.run import build_with_trtexec, run_one
 
-        return run_trtexec(model, output, timeout, keep_engine, shapes or {})
+        return run_one(model, output, lambda path, work: build_with_trtexec(
+            path, work, timeout, keep_engine, shapes or {}))
     from qdqtool.builders.child import Child
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
         raise ModelError(f"{os.fspath(model)}: no such file")  # said with or without a compiler here
     with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
-        from qdqtool.builders.run import run_package
+        from qdqtool.builders.run import build_with, run_one
 
-        return run_package(child, model, builder, output, tuple(sm or ()), timeout, keep_engine, shapes or {})
+        return run_one(model, output, lambda path, work: build_with(
+            child, path, work, builder, tuple(sm or DEFAULT_SM), timeout, keep_engine, shapes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import select
 import signal
 import subprocess
@@ -12,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from qdqtool.errors import BuilderError
+from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
@@ -49,9 +50,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -149,3 +148,29 @@ class Child:
         except ValueError:
             name = "unknown"
         return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}
+
+
+# What a user of TensorRT-RTX has to know about its licence -----------------------------------------------------------
+
+
+NOTICE = (
+    "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
+    "installing it: it may not be passed on, and NVIDIA may collect system information.\n"
+    "qdqtool neither contains nor ships it. (Shown only once.)"
+)
+
+
+def print_once() -> bool:
+    """Prints the notice on stderr unless this user has seen it; whether it was printed.
+
+    Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
+    if os.path.exists(marker):  # Path.exists raises where a folder may not be looked into
+        return False
+    print(NOTICE, file=sys.stderr)
+    with contextlib.suppress(OSError, QdqtoolError):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        write_text(marker, "shown\n", at_once=True)
+    return True

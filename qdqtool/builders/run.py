@@ -1,22 +1,24 @@
-"""Runs one build from the model's file to its answer."""
+"""Runs one build from the model's file to its answer, with a package of NVIDIA's or with a trtexec on PATH."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import onnx
 
 from qdqtool import modelfile
-from qdqtool.builders import trtexec
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.graph import Model
@@ -108,53 +110,35 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
 # The run ------------------------------------------------------------------------------------------------------------
 
 
-DEFAULT_SM = (86,)
-Shapes = dict[str, Sequence[Sequence[int]]]
+Shapes = Mapping[str, Sequence[Sequence[int]]]
 
 
-def run_package(
-    child: Child, source: str | os.PathLike[str], builder: str, output: str | os.PathLike[str] | None,
-    sm: tuple[int, ...], timeout: float, keep_engine: bool, shapes: Shapes,
-) -> BuildResult:
-    """A build with a Python package of NVIDIA's; see :func:`qdqtool.builders.build`."""
-    def compiled(path: Path, work: Path) -> BuildResult:
-        return build_with(child, path, work, builder, sm or DEFAULT_SM, timeout, keep_engine, shapes)
-
-    return _run(source, output, compiled)
-
-
-def run_trtexec(
-    source: str | os.PathLike[str], output: str | os.PathLike[str] | None, timeout: float, keep_engine: bool,
-    shapes: Shapes,
-) -> BuildResult:
-    """A build with trtexec; see :func:`qdqtool.builders.build`."""
-    return _run(source, output, lambda path, work: _with_trtexec(path, work, timeout, keep_engine, shapes))
-
-
-def _run(
+def run_one(
     source: str | os.PathLike[str], output: str | os.PathLike[str] | None, compiled: Callable[[Path, Path], BuildResult]
 ) -> BuildResult:
+    """One build from the model's file to its answer; see :func:`qdqtool.builders.build`.
+
+    Args:
+        source: The model.
+        output: Folder for what is kept; None for nothing.
+        compiled: Builds the file given first, and leaves what it printed in the folder given second.
+    """
     model = modelfile.load(source)
-    folder = _folder(output)
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
     with tempfile.TemporaryDirectory(prefix="qdqtool-build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
         result = compiled(with_log_names(model, names, work), work)
         read_log(model, names, work, result)
         if folder is not None:
-            _keep(work, folder, result)
+            result.log_path = _kept(work / "build.log", folder)
+            result.engine_path = _kept(work / "engine.plan", folder)
     return result
-
-
-def _folder(output: str | os.PathLike[str] | None) -> Path | None:
-    if output is None:
-        return None
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
-    return folder
 
 
 def build_with(
@@ -176,7 +160,7 @@ def build_with(
         "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
     }
     start = time.monotonic()
-    answer = child.ask(request, timeout, _load_reader)
+    answer = child.ask(request, timeout, lambda: importlib.import_module("qdqtool.buildlog.read"))
     errors = [str(e) for e in answer.get("errors", [])]
     result = BuildResult(builder, str(answer["status"]), str(answer.get("version", "")), sm if rtx else (),
                          errors=errors, seconds=time.monotonic() - start)
@@ -187,10 +171,6 @@ def build_with(
     elif result.status == "refused":
         result.message = first_words(errors)
     return result
-
-
-def _load_reader() -> None:
-    importlib.import_module("qdqtool.buildlog.read")
 
 
 def first_words(errors: Sequence[str]) -> str:
@@ -204,25 +184,6 @@ def first_words(errors: Sequence[str]) -> str:
             continue
         return line
     return lines[0] if lines else "the compiler gave no reason"
-
-
-def _with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes) -> BuildResult:
-    program = trtexec.find()
-    engine = work / "engine.plan" if keep_engine else None
-    chosen = trtexec.flags(trtexec.help_of(program), path.resolve(), work / "inspector.json", engine, shapes)
-    log = work / "build.log"
-    done = trtexec.run([program, *chosen], log, timeout)
-    data = log.read_bytes()
-    result = BuildResult("trtexec", "built", trtexec.version_of(data), seconds=done.seconds)
-    if done.code is None:
-        result.status, result.message = "timeout", f"stopped after {timeout:g} s"
-    elif done.code < 0:
-        result.status, result.message = "crashed", f"trtexec died of signal {-done.code}"
-    elif done.code > 0:
-        lines = data.decode("utf-8", "replace").splitlines()
-        result.errors = [line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line]
-        result.status, result.message = "refused", first_words(result.errors)
-    return result
 
 
 def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
@@ -245,16 +206,143 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
         build.is_rtx = True
 
 
-def _keep(work: Path, folder: Path, result: BuildResult) -> None:
-    """Moves what is to be kept into the user's folder."""
-    log = work / "build.log"
-    if log.exists():
-        result.log_path = _move(log, folder / "build.log")
-    if (work / "engine.plan").exists():
-        result.engine_path = _move(work / "engine.plan", folder / "engine.plan")
-
-
-def _move(source: Path, target: Path) -> Path:
+def _kept(source: Path, folder: Path) -> Path | None:
+    """Where a file went in the user's folder; None where there is none."""
+    if not source.exists():
+        return None
+    target = folder / source.name
     with source.open("rb") as from_file, atomic_write(target) as to_file:
         shutil.copyfileobj(from_file, to_file)
     return target
+
+
+# trtexec: the flags that its version has, a verbose log, the layer listing ------------------------------------------
+
+
+_VERSION = re.compile(r"\[TensorRT v(\d+)\]")
+# Where JetPack and NVIDIA's packages put it, without adding it to PATH.
+_USUAL = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec", "/usr/local/tensorrt/bin/trtexec")
+
+
+def build_with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes) -> BuildResult:
+    """One build with the trtexec of this machine; leaves its files as :func:`build_with` does.
+
+    Raises:
+        BuilderError: There is no trtexec, or it cannot be run.
+    """
+    program, log = find_trtexec(), work / "build.log"
+    engine = work / "engine.plan" if keep_engine else None
+    chosen = flags(help_of(program), path.resolve(), work / "inspector.json", engine, shapes)
+    start = time.monotonic()
+    with log.open("wb") as file:
+        try:
+            code = exit_code([program, *chosen], timeout, file)
+        except OSError as error:
+            raise BuilderError(f"{program}: cannot be run: {error.strerror or error}") from error
+    data = log.read_bytes()
+    result = BuildResult("trtexec", "built", version_of(data), seconds=time.monotonic() - start)
+    if code is None:
+        result.status, result.message = "timeout", f"stopped after {timeout:g} s"
+    elif code < 0:
+        result.status, result.message = "crashed", f"trtexec died of signal {-code}"
+    elif code > 0:
+        lines = data.decode("utf-8", "replace").splitlines()
+        result.errors = [line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line]
+        result.status, result.message = "refused", first_words(result.errors)
+    return result
+
+
+def find_trtexec() -> str:
+    """The path of trtexec.
+
+    Raises:
+        BuilderError: There is none.
+    """
+    found = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
+    if found is None:
+        raise BuilderError(
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx")
+    return found
+
+
+def help_of(trtexec: str) -> str:
+    """What ``trtexec --help`` prints: the flags of its version.
+
+    Raises:
+        BuilderError: It cannot be run.
+    """
+    try:
+        done = subprocess.run(
+            [trtexec, "--help"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuilderError(f"{trtexec}: cannot be run: {error}") from error
+    return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+
+def flags(
+    text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
+) -> list[str]:
+    """The flags for a build that can be verified.
+
+    Args:
+        text: Output of ``trtexec --help``.
+        model: The ONNX model.
+        layers: Where the layer JSON goes.
+        engine: Where the engine goes; None for nowhere.
+        shapes: Input name to minimum, preferred and maximum shape.
+
+    Sources: trtexec's options by version, 8.0 to 11. Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16``
+    for its float part; 11 takes the types from the model.
+    """
+    def has(flag: str) -> bool:
+        return re.search(rf"--{flag}\b", text) is not None
+
+    chosen = [f"--onnx={model}", "--verbose"]
+    chosen += [f"--{p}" for p in ("int8", "fp16") if has(p)]
+    if has("profilingVerbosity"):
+        # 8.2 and 8.3 call the value "verbose", all later ones "detailed".
+        chosen.append("--profilingVerbosity=" + ("detailed" if "detailed" in text else "verbose"))
+    elif has("nvtxMode"):
+        chosen.append("--nvtxMode=verbose")
+    chosen += ["--dumpLayerInfo"] if has("dumpLayerInfo") else []
+    chosen += [f"--exportLayerInfo={layers}"] if has("exportLayerInfo") else []
+    chosen += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has(flag)][:1]
+    chosen += [f"--saveEngine={engine}"] if engine is not None else []
+    for place, key in enumerate(("minShapes", "optShapes", "maxShapes") if shapes else ()):
+        chosen.append(f"--{key}=" + ",".join(f"{name}:{'x'.join(map(str, s[place]))}" for name, s in shapes.items()))
+    return chosen
+
+
+def version_of(log: bytes) -> str:
+    """The version that the first line of a trtexec log states (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
+    match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
+    if match is None:
+        return ""
+    digits = match[1]
+    if len(digits) >= 6:
+        return f"{int(digits[:-4])}.{int(digits[-4:-2])}.{int(digits[-2:])}"
+    return f"{digits[0]}.{digits[1]}.{int(digits[2:] or 0)}"
+
+
+def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
+    """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
+
+    Args:
+        command: The words; no shell reads them.
+        timeout: In seconds.
+        output: Where its output goes, errors included.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left running as well
+        process.wait()

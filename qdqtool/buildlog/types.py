@@ -298,10 +298,10 @@ class Build:
 
     @property
     def profile(self) -> dict[str, float]:
-        """Layer name to milliseconds (medians where known); layers that share a name are summed."""
+        """Layer name to average milliseconds; layers that share a name are summed."""
         result: dict[str, float] = {}
         for row in self.profile_rows:
-            result[row.name] = result.get(row.name, 0.0) + row.ms
+            result[row.name] = result.get(row.name, 0.0) + row.average_ms
         return result
 
     @property

@@ -94,7 +94,7 @@ def connected(where: object) -> Iterator[Client]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is told by `facts`
+        warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is reported by `facts`
         local = _LOCAL.fullmatch(where)
         address: Any = where
         if local is not None:
@@ -164,7 +164,7 @@ def _processes(count: str | None) -> Iterator[Any]:
 def _interrupts_kept() -> Iterator[None]:
     """Ctrl-C waits until the end of the block, and never reaches the threads that begin in it or their processes.
 
-    A terminal sends it to all processes of the foreground: the workers would end, and tell of it at length, before this
+    A terminal sends it to all processes of the foreground: the workers would end, and report it at length, before this
     one can take the work back.
     """
     if not hasattr(signal, "pthread_sigmask"):
@@ -186,7 +186,7 @@ def _close(client: Client) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing of Dask's log reaches stderr: what matters of it is told in one line of ours."""
+    """Nothing of Dask's log reaches stderr: what matters of it is reported in one line of ours."""
     names = [n for n in logging.root.manager.loggerDict if n.partition(".")[0] in ("distributed", "tornado", "asyncio")]
     loggers = [logging.getLogger(n) for n in {*names, "distributed", "tornado", "asyncio"}]
     before = [(logger, logger.level) for logger in loggers]
@@ -295,7 +295,7 @@ class Job:
                 self._clean()
                 if attempt + 1 == _ATTEMPTS or self.client.status != "running":
                     raise ClusterError(f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
-                                       "workers end, as for want of memory, their logs tell why") from None
+                                       "workers end, as for want of memory, their logs say why") from None
                 self.name = f"qdqtool-{uuid.uuid4().hex}"
                 time.sleep(_AGAIN_SECONDS)
             except BaseException:
@@ -398,8 +398,8 @@ class Job:
             raise ClusterError("the connection to the cluster's scheduler was lost; start it again and run again"
                                ) from None
         except Exception as error:  # whatever a worker's machine does not have, or lets go wrong
-            told = " ".join(str(error).split())[:300]
-            raise ClusterError(f"a cluster worker failed on {item}: {type(error).__name__}: {told}") from error
+            message = " ".join(str(error).split())[:300]
+            raise ClusterError(f"a cluster worker failed on {item}: {type(error).__name__}: {message}") from error
 
     def _look(self) -> None:
         """How many threads there are now.

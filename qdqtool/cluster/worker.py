@@ -24,7 +24,7 @@ from qdqtool.types import TOOL_VERSION
 # Versions, our own source, and the numbers that come out ------------------------------------------------------------
 
 
-#: What a worker has to have in the same version, in the order in which a difference is told.
+#: What a worker has to have in the same version, in the order in which a difference is reported.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
@@ -68,7 +68,7 @@ def difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -
 
 @functools.cache
 def _source() -> str:
-    """A hash of the Python files that take part: versions alone do not tell an edited installation."""
+    """A hash of the Python files that take part: versions alone do not show an edited installation."""
     digest = hashlib.sha256()
     for package in ("calibration", "qdqtool"):
         found = importlib.util.find_spec(package)

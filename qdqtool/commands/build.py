@@ -44,8 +44,7 @@ def command(
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import is_installed
-        from qdqtool.builders.licence import print_once
+        from qdqtool.builders.child import is_installed, print_once
 
         if is_installed("tensorrt_rtx"):
             print_once()

@@ -48,7 +48,7 @@ def command(
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.kinds import is_model
     from qdqtool.files import claim
-    from qdqtool.render.compare_text import render
+    from qdqtool.render.build_text import render_comparison
     from qdqtool.render.output import emit, terminal_width, to_json
 
     claim(output, "-o")
@@ -65,7 +65,7 @@ def command(
 
         require()
         report(b, before=a, target=target, gpu=gpu).save(page)
-    text = render(result, 100 if output else terminal_width(), everything=everything)
+    text = render_comparison(result, 100 if output else terminal_width(), everything=everything)
     emit(to_json(result.as_json()) if form == "json" else text, output)
     met = [name for name in dict.fromkeys(fail_on) if _CHECKS[name][0](result)]
     for name in met:
@@ -87,7 +87,7 @@ def _untold(name: str, result: Comparison) -> str:
     if name in ("lost-int8-output", "conversions") and len(kinds) == 2:
         return "a model says nothing of it; 'qdqtool verify' holds what is predicted for it against the build"
     if name == "scales":
-        return "a build does not tell scales" if "build" in kinds else ""
+        return "a build does not show scales" if "build" in kinds else ""
     if name == "conversions" and result.more_conversions is None:
         return "the number of conversions is not known on both sides"
     return result.partial

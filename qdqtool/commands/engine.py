@@ -60,10 +60,9 @@ def command(
 
     report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:
-        from qdqtool.engine.graph import drawing_of
-        from qdqtool.render import drawing
+        from qdqtool.engine import drawing
 
-        drawn = drawing_of(report)
+        drawn = drawing.drawing_of(report)
         if dot:
             write_visible(dot, drawing.dot(drawn))
         if svg:
@@ -72,12 +71,11 @@ def command(
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
             return 0
-    from qdqtool.render.engine_text import render
+    from qdqtool.render.build_text import render, render_comparison
 
     width = 100 if output else terminal_width()
     if other:
         from qdqtool.comparing.api import compare
-        from qdqtool.render.compare_text import render as render_comparison
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
 from qdqtool.commands import inputs
@@ -24,7 +26,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
     from qdqtool.explain import codes
     from qdqtool.explain.ways import way_named
     from qdqtool.files import claim
-    from qdqtool.render.explain_text import code_json, code_text, error_json, error_text, list_text, way_json, way_text
+    from qdqtool.render.explain_text import code_json, code_text, error_text, list_text, way_text
     from qdqtool.render.output import emit, terminal_width, to_json
 
     claim(output, "-o")
@@ -35,7 +37,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
         return 0
     building = way_named(way) if way is not None else None
     further = "" if building is None else "\n" + way_text(building, width)
-    extra = {} if building is None else {"for": way_json(building)}
+    extra = {} if building is None else {"for": dataclasses.asdict(building)}
     text = " ".join(what).strip()
     if not text and building is not None:
         emit(to_json(extra) if form == "json" else further.lstrip(), output)
@@ -63,5 +65,5 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; {hint}"
         )
-    emit(to_json(error_json(known) | extra) if form == "json" else error_text(known, width) + further, output)
+    emit(to_json(dataclasses.asdict(known) | extra) if form == "json" else error_text(known, width) + further, output)
     return 0

@@ -73,7 +73,7 @@ def command(
         claim(report, "--report")
     seen = read_verification(verification) if verification is not None else None
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.licence import print_once
+        from qdqtool.builders.child import print_once
 
         print_once()
     result = extract(

@@ -32,7 +32,7 @@ def command(
     from qdqtool.files import claim
     from qdqtool.fixing.api import fix
     from qdqtool.modelfile import save
-    from qdqtool.render.fix_text import render
+    from qdqtool.render.insertion_text import render_fixed
     from qdqtool.render.output import emit, terminal_width, to_json
 
     claim(output, "-o")
@@ -42,5 +42,5 @@ def command(
     if form == "json":
         emit(to_json({**fixed.as_json(), "output": output}), None)
     else:
-        emit(render(fixed, output, terminal_width()), None)
+        emit(render_fixed(fixed, output, terminal_width()), None)
     return 1 if any(f.severity == "error" for f in fixed.after.findings) else 0

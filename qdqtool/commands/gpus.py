@@ -18,7 +18,7 @@ def command(name: str | None, sources: bool, form: str, output: str | None) -> i
     Exit codes: 0 done, 2 no such GPU.
     """
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.render.time_text import gpus_text
+    from qdqtool.render.predict_text import gpus_text
     from qdqtool.timing import gpus
 
     found = [gpus.chosen(name)] if name else list(gpus.gpus())

@@ -100,12 +100,12 @@ def _build(target: Target, path: str) -> str:
 
 def _paying(model: onnx.ModelProto, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
-    from qdqtool.render.time_text import paying_lines
+    from qdqtool.render.predict_text import whether_it_pays
     from qdqtool.timing.ask import Request, predict_on
 
     prediction, time = predict_on(model, target, Request(gpu=gpu))
     assert time is not None
-    return ["", *paying_lines(time, prediction, width)], time.as_json()
+    return ["", *whether_it_pays(time, prediction, width)], time.as_json()
 
 
 def _worded(answer: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def command(
     build = read_build(*files)
     if to_onnx:
         from qdqtool.modelfile import save
-        from qdqtool.reconstruct.to_onnx import graph_from_log
+        from qdqtool.reconstruct import graph_from_log
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)

@@ -76,7 +76,7 @@ def command(
     from qdqtool.explain.ways import trtexec_command, way_named
     from qdqtool.files import claim, note_read
     from qdqtool.prediction import predict
-    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.output import as_options, emit, terminal_width, to_json
     chosen = inputs.target_of(target, strongly_typed)
     if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
@@ -119,7 +119,7 @@ def command(
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
-            damaged[path] = str(error)
+            damaged[path] = as_options(str(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
@@ -133,8 +133,8 @@ def command(
         from qdqtool.render import annotations
 
         checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
-        checked |= {path: annotations.Checked(path, chosen.name, found, unmet, time)
-                    for path, found, time, unmet in answers}
+        for path, one, time, unmet in answers:
+            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:

@@ -89,8 +89,8 @@ def command(
     seconds, options = _seconds(time_limit), inputs.images_of(given)
     for group in (Ranges, Placing, Remainder, Workers):
         options.update(inputs.given_to(group, given))
+    from qdqtool.render.insertion_text import render_tuning
     from qdqtool.render.output import all_as_options, emit, terminal_width, to_json
-    from qdqtool.render.tune_text import render
     from qdqtool.text import as_line
     from qdqtool.trt.targets import DEFAULT_TARGET
     from qdqtool.tuning.api import tune
@@ -113,7 +113,7 @@ def command(
         notes = [f"wrote {path}"]
         if kept is not None:
             notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
-        emit(render(result, terminal_width(), everything=everything) + "\n" + "\n".join(notes), None)
+        emit(render_tuning(result, terminal_width(), everything=everything) + "\n" + "\n".join(notes), None)
     return 0 if result.reached else 1
 
 

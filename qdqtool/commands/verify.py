@@ -45,8 +45,8 @@ def command(
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
     from qdqtool.files import claim
+    from qdqtool.render.build_text import render_verification
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.render.verify_text import render_verification
     from qdqtool.verification.api import exit_code
 
     claim(output, "-o")

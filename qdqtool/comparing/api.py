@@ -93,8 +93,8 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             findings = asked.prediction.findings if asked.prediction is not None else []
             if any(f.code == "QOPERATOR" for f in findings):
                 raise QdqtoolError(f"{asked.title} has {obstacles(findings)}; there are no layers to compare")
-        told = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
-        raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {told}")
+        reason = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
+        raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {reason}")
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
     if matching.likeness < _ONE_NETWORK:
         result.notes.append(f"only {matching.likeness:.0%} of the layers have their like in the same surroundings: "
@@ -234,7 +234,7 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     requested = models.nodes_of(asked)
     realized, by = builds.nodes_of(asked.view, prediction, build)
     if not realized and prediction.convolutions:
-        raise BuildLogError(f"{names[1]}: tells no data type of any of the model's convolutions; "
+        raise BuildLogError(f"{names[1]}: shows no data type of any of the model's convolutions; "
                             "build with --profilingVerbosity=detailed")
     sides = models.side_of(asked), builds.side_of(build, report, names[1])
     weighted = [c for c in prediction.convolutions if c.index in requested]

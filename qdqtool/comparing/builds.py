@@ -11,13 +11,12 @@ from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.engine.compare import NUMBERED, align
 from qdqtool.engine.compare import Comparison as EngineComparison
-from qdqtool.engine.costs import EngineReport
-from qdqtool.engine.graph import node_of
+from qdqtool.engine.costs import EngineReport, node_of
 from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model, Node
 from qdqtool.onnxgraph.view import View
 from qdqtool.operators import output_axis
-from qdqtool.reconstruct.to_onnx import graph_from_log
+from qdqtool.reconstruct import graph_from_log
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.convolutions import built_convolution, pass_lines
@@ -67,7 +66,7 @@ def measured_ms(build: Build, report: EngineReport | None = None) -> float | Non
         return whole
     if report is not None and report.timed:
         return report.total_ms
-    return sum(row.ms for row in build.profile_rows) or None
+    return sum(row.average_ms for row in build.profile_rows) or None
 
 
 def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
@@ -134,7 +133,7 @@ def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
     known = frozenset(view.model.initializers)
     named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
-    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share tell neither
+    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share identify neither
     pairs = [(n, named[s]) for n in nodes if weights[s := view.weights(n).source] == 1 and s in named]
 
     def likeness(node: Node, layer: BuiltLayer) -> int:

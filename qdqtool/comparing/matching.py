@@ -1,7 +1,7 @@
 """Which node of one ONNX graph is which of another: by structure, and by names where these agree with it.
 
 Exporters that number their nodes give one name to different nodes of two exports. A name counts where structure leaves
-a choice, and only if the nodes that structure alone tells apart have equal names too.
+a choice, and only if the nodes that structure alone distinguishes have equal names too.
 
 Q and DQ are looked through, so that a float model, its Q/DQ versions and what an exporter or a simplifier made of them
 have the same structure. Nodes with weights are the anchors: each has a color made of its own shape and, round by round,
@@ -208,7 +208,7 @@ def _pair_classes(
 
 
 def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
-    """Whether names tell what structure tells of the nodes that it tells apart, or of themselves if there is none."""
+    """Whether names say what structure says of the nodes that it distinguishes, or of themselves if there is none."""
     names = {n.name: n.index for n in two.anchors}
     if pairs:
         asked = [j == names[name] for i, j in pairs.items() if (name := one.view.model.nodes[i].name) in names]

@@ -98,7 +98,7 @@ def scales_of(view: View, node: Node | None, axis: bool = True) -> Scales | None
     Args:
         view: The model.
         node: The Q or DQ.
-        axis: Whether the axis of the channels is told; a Gemm's follows from how its weights are stored.
+        axis: Whether the axis of the channels is given; a Gemm's follows from how its weights are stored.
     """
     params = view.params(node) if node is not None else None
     if node is None or params is None or params.scale is None or not params.scale.size:

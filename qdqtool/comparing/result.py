@@ -172,7 +172,7 @@ class NodeChange:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether one side does not tell the type it computes in, and the other one does."""
+        """Whether one side does not show the type it computes in, and the other one does."""
         known = [s.precision not in (None, Precision.UNKNOWN) for s in (self.a, self.b) if s is not None]
         return len(known) == 2 and not all(known) and any(known)
 
@@ -281,7 +281,7 @@ class Comparison:
 
     @property
     def unknown(self) -> list[str]:
-        """Names of the convolutions of which one side does not tell the data type."""
+        """Names of the convolutions of which one side does not show the data type."""
         return [n.name for n in self.nodes if n.is_unknown]
 
     @property

@@ -49,7 +49,7 @@ def _realized(comparison: Comparison) -> list[str]:
     run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
     open_ = sum(n.is_unknown for n in asked_for)
     return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8"
-            + (f", {open_} unknown: the build does not tell their data types" if open_ else "")]
+            + (f", {open_} unknown: the build does not show their data types" if open_ else "")]
 
 
 def _layers(nodes: Sequence[NodeChange]) -> str:
@@ -159,14 +159,14 @@ def why(node: NodeChange, finding: str = "") -> str:
 
 def _changed(what: str, a: Scales | None, b: Scales | None, factor: float | None) -> str:
     """``scale 0.1 -> 0.2 (times 2)``, and what else differs."""
-    told = [] if factor is None or factor == 1.0 else [
+    changes = [] if factor is None or factor == 1.0 else [
         f"times {factor:.3g}" if abs(factor - 1.0) >= 0.01 else f"{100.0 * (factor - 1.0):+.2g}%"]
     if a is not None and b is not None:
-        told += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
+        changes += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
                  if a.count == b.count and getattr(a, part) != getattr(b, part)]
-        told += ["zero points differ"] * (a.zero != b.zero)
-    told += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
-    return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(told)})" if told else "")
+        changes += ["zero points differ"] * (a.zero != b.zero)
+    changes += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
+    return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(changes)})" if changes else "")
 
 
 def scale(scales: Scales | None) -> str:

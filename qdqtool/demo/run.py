@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 
 from qdqtool.agreement import BuildFacts, BuildSource
-from qdqtool.demo.images import OWN_NAME, make_image, write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import OWN_NAME, make_image, write_images, yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
@@ -110,7 +109,7 @@ def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, firs
 
 def _verified(quantized: Path) -> Iterator[str]:
     from qdqtool.builders.child import is_installed
-    from qdqtool.render.verify_text import render_verification
+    from qdqtool.render.build_text import render_verification
 
     if not is_installed("tensorrt_rtx"):
         recorded = verify_recorded(quantized)

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from qdqtool.buildlog.records import Shape
 from qdqtool.buildlog.types import BuiltTensor, LayerKind
-from qdqtool.engine.costs import EngineReport, LayerCost, Totals
-from qdqtool.engine.graph import node_of
+from qdqtool.engine.costs import EngineReport, LayerCost, Totals, node_of
 from qdqtool.types import Json
 
 A = TypeVar("A")

@@ -1,4 +1,4 @@
-"""Memory, operations and time of each engine layer.
+"""Memory, operations and time of each engine layer, and what people know it by.
 
 Definitions follow TREx (NVIDIA's TensorRT engine explorer, up to TensorRT 11.0): a layer's bytes are those of its input
 tensors, its weights (bias apart) and its output tensors, each element counted once at its own width,
@@ -18,6 +18,7 @@ from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
 from qdqtool.operators import WEIGHTED
+from qdqtool.text import ending
 from qdqtool.types import Json, Precision
 
 _WIDTH = {
@@ -27,6 +28,7 @@ _WIDTH = {
 }
 _MAX_MACS = 1 << 80  # more is damage, as are more weights than these
 _MAX_COUNT = 1 << 48
+_PRODUCTS = ("conv", "gemm", "matmul")
 ENGINE_SCHEMA = "qdqtool/engine/1"
 
 
@@ -188,8 +190,8 @@ def analyze(build: Build) -> EngineReport:
     report = EngineReport(build)
     times: dict[str, list[float]] = {}
     for row in build.profile_rows:
-        times.setdefault(row.name, []).append(row.ms)
-    total = sum(row.ms for row in build.profile_rows)
+        times.setdefault(row.name, []).append(row.average_ms)
+    total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
         cost = LayerCost(layer, index, input_bytes=_bytes(layer.inputs), output_bytes=_bytes(layer.outputs))
         parsed = [nodes[part] for part in layer.fused(known).bases if part in nodes] if nodes else []
@@ -313,3 +315,36 @@ def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
 def is_overhead(cost: LayerCost) -> bool:
     """Whether the layer computes nothing: a conversion or a reformat."""
     return cost.layer.kind in (LayerKind.CONVERSION, LayerKind.REFORMAT)
+
+
+# What people know a layer by --------------------------------------------------------------------------------------
+
+
+def title_of(row: LayerCost) -> str:
+    """The part of a fused name that people know the layer by: its convolution, else the last node."""
+    fused = row.layer.fused()
+    if fused.kind.startswith("reformat"):
+        return f"reformat {ending(fused.of, 26)}"
+    if fused.kind == "copy":
+        return f"copy {ending(fused.of, 30)}"
+    if row.layer.is_qdq:
+        owner, _, op = row.layer.name.rpartition("/")
+        return f"{'DQ' if op.startswith('D') else 'Q'} {ending(owner, 33)}" if owner else row.layer.name
+    extra = f"  (+{len(fused.alternatives) - 1})" if len(fused.alternatives) > 1 else ""
+    return ending(node_of(row), 36 - len(extra)) + extra
+
+
+def node_of(row: LayerCost) -> str:
+    """The ONNX node that multiplies in a layer, as its name or metadata say; else the last one, or the name."""
+    groups = row.layer.fused().alternatives
+    listed = row.layer.onnx_names if len(groups) < 2 else []  # of layers merged side by side the first one's nodes
+    names = listed or next(iter(groups), []) or [row.layer.name]
+    plain = [n for n in reversed(names) if not n.endswith("weight") and "uantizeLinear" not in n]
+    return next((n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1])
+
+
+def describe(tensor: BuiltTensor) -> str:
+    """``1x64x80x80 INT8:32``: shape, precision, vector width."""
+    shape = "x".join("?" if d is None else str(d) for d in tensor.shape) if tensor.shape else ""
+    vector = f":{tensor.vector}" if tensor.vector > 1 else ""
+    return f"{shape} {tensor.precision}{vector}".strip()

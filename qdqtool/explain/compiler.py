@@ -10,9 +10,9 @@ from qdqtool.trt import refusals as trt
 from qdqtool.types import Prediction, Refusal
 
 _LOST: dict[Why, FindingCode] = {
-    Why.POOL: "POOL-MIXED", Why.JOIN_SCALE: "CONCAT-SCALE", Why.AXIS: "ACT-PER-CHANNEL",
+    Why.POOL: "POOL-MIXED", Why.JOIN_SCALE: "CONCAT-SCALE",
     Why.INPUT_AXIS: "ACT-PER-CHANNEL", Why.INPUT_SHAPE1: "SCALE-SHAPE1", Why.WEIGHTS_AXIS: "W-AXIS",
-    Why.SUM_AXIS: "W-AXIS", Why.TYPES: "QTYPE", Why.TURING: "FLOAT-SM75",
+    Why.TYPES: "QTYPE", Why.TURING: "FLOAT-SM75",
 }
 _AT_NODE = (Why.OPERATOR, Why.SHARED, Why.POOL, Why.JOIN_FLOAT, Why.JOIN_SCALE, Why.PAD)  # reported there
 _FAULTS: dict[Fault, FindingCode] = {
@@ -35,8 +35,8 @@ def code_of(r: Refusal) -> FindingCode:
         return "IN-FLOAT" if r.weights_quantized else "NOT-QUANTIZED"
     if isinstance(r, IntegersLost):
         code = _LOST.get(r.why, "IN-BLOCKED")
-        if r.weights and r.why == Why.AXIS:
-            return "W-AXIS"
+        if r.why in (Why.AXIS, Why.SUM_AXIS):
+            return "W-AXIS" if r.weights else "ACT-PER-CHANNEL"
         return "W-NONCONST" if r.weights and code == "IN-BLOCKED" else code
     return _OTHERS[type(r)]
 

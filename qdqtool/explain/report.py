@@ -29,12 +29,12 @@ def obstacles(findings: Iterable[Finding]) -> str:
     for finding in findings:
         if finding.code in _OBSTACLES:
             found[finding.code] += [cause.refusal for cause in finding.causes]
-    told = []
+    parts = []
     for code, refusals in found.items():
         counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
         ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
-        told.append(_OBSTACLES[code].format(ops=ops, n=len(refusals)))
-    return f"{' and '.join(told)}: TensorRT takes Q/DQ with symmetric INT8 only" if told else ""
+        parts.append(_OBSTACLES[code].format(ops=ops, n=len(refusals)))
+    return f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only" if parts else ""
 
 
 def worded(finding: Finding) -> tuple[str, str]:

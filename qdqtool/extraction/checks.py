@@ -17,8 +17,7 @@ import onnx
 from qdqtool import budgets
 from qdqtool.agreement import MismatchKind
 from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, log_names, read_log
-from qdqtool.builders.trtexec import exit_code
+from qdqtool.builders.run import build_with, exit_code, log_names, read_log
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.modelfile import write_model

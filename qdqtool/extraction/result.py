@@ -11,6 +11,7 @@ from qdqtool.extraction.private import Private
 from qdqtool.extraction.shown import Shown
 from qdqtool.files import Guard, not_over
 from qdqtool.modelfile import save
+from qdqtool.parameters import typed
 from qdqtool.types import TOOL_VERSION, Json, Prediction
 
 SCHEMA = "qdqtool/extraction/1"
@@ -56,6 +57,7 @@ class Extraction:
         """Whether it shows what it was taken for, to the end."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the small model, atomically.
 

@@ -236,7 +236,7 @@ class _Work:
         why_not = ""
         while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
             if not tries:
-                why_not = f"not told from the places at fault within {most} tries" + (why_not and f": {why_not}")
+                why_not = f"not separated from the places at fault within {most} tries" + (why_not and f": {why_not}")
                 refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
                 break
             chosen = [s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]] or sites

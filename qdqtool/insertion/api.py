@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain import codes
 from qdqtool.explain.report import Report
 from qdqtool.files import watched
 from qdqtool.graph import Model
-from qdqtool.insertion import fidelity, halfprecision, residuals
+from qdqtool.insertion import fidelity, halfprecision
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
@@ -304,15 +303,6 @@ def float_model(
     # A calibration cache knows the model again by it; another opset alone changes no tensor.
     work.sha256 = identity if len(notes) == (work.opset != before) else None
     return work, notes, warnings
-
-
-def rules_for(work: Model, placing: Placing, target: Target) -> Rules:
-    """The rules that the user's choices and the target's abilities make for a prepared model."""
-    rules = Rules(placing.head, placing.residual, "both", placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD") if codes.get(c).on(target.name) is not None])
-    after = residuals.after_activation(work, rules, target, placing.unify)
-    return replace(rules, residual_after_activation=after)
 
 
 def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:

@@ -70,7 +70,7 @@ class Losses:
     """What the activations cost together, and the worst of them.
 
     Attributes:
-        error: Output error of all quantized activations together, as a part of the outputs' spread.
+        error: Output error of all quantized activations together, as a part of the outputs' standard deviation.
         tensors: The worst, worst first.
         samples: Calibration samples that it was measured on.
         tried: Tensors that were tried.

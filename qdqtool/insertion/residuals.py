@@ -1,4 +1,4 @@
-"""Which inputs of a residual Add behind Conv and activation (C2f's SiLU) to quantize, by the worse of two outcomes."""
+"""The rules of a placement: of residual Adds behind Conv and activation (C2f's SiLU) by the worse of two outcomes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.explain import codes
 from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.options import Placing
 from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import Target
 
 OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
 Worth = tuple[int, int, int]
+
+
+def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
+    """The rules that the user's choices and the target's abilities make for a prepared model."""
+    rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
+                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
+                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD") if codes.get(c).on(target.name) is not None])
+    return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
 
 
 def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:

@@ -14,6 +14,7 @@ from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
 from qdqtool.modelfile import save
+from qdqtool.parameters import typed
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor, SkippedNode
 
@@ -78,6 +79,7 @@ class Insertion:
     def weights(self) -> list[QuantizedTensor]:
         return [q for q in self.quantized if q.method == "weights-max"]
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
 

@@ -123,7 +123,7 @@ def smooth(
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(f"`smooth={alpha:g}`: give 0 (all stays in the activations) to 1, mostly 0.5")
     if data is None:
-        raise QdqtoolError("`smooth` changes ranges, so that those of a table do not fit; give calibration images")
+        raise QdqtoolError("`smooth` needs calibration images: ranges of a table are those of the network as it was")
     if isinstance(data, Iterator):
         raise QdqtoolError("`smooth` reads the data before the calibration does; give a folder or a list instead of an "
                            "iterator")

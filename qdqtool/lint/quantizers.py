@@ -48,7 +48,7 @@ def run(view: View, report: Report) -> None:
             continue  # judged with its convolution, or with its Q
         params = view.params(node)
         for code, found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
-                            *_axis(view, node, params)):
+                            *_axis(view, report.target, node, params)):
             report.add(code, found, convolutions=view.convolutions_behind(node))
 
 
@@ -124,14 +124,14 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         yield "SCALE-SHAPE1", ScaleShape1(CHECK, name)
 
 
-def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
+def _axis(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:
     if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
         return
     name = node.name
     if view.model.opset < 13:
         yield "OPSET-AXIS", AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
-        if qdq.is_q(node):
+        if qdq.is_q(node) and not target_named(target).is_rtx:  # whose compiler takes some, and names the others
             yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
         return
     shape = view.model.constant_shape(node.input(0))

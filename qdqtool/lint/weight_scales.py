@@ -35,7 +35,7 @@ _FEW = 3  # layers below which a share says nothing
 _EXACT = 0.8  # share of exact channels, as a mean over layers, from which on an exception is an error
 _EXCEPTION = 1.25  # ... and how far off it is; no tool measured leaves more than 1.001
 _LITTLE = 0.02  # weights smaller than this beside their layer's: quantizers have least scales for dead channels
-_LAYERS = 8  # layers from which on their medians tell what is usual
+_LAYERS = 8  # layers from which on their medians show what is usual
 _LAYER_OFF = 1.5  # a layer's median against that of all ...
 _LAYER_SPREAD = 8.0  # ... and against how far three quarters of them are off
 

@@ -20,22 +20,20 @@ from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
     from qdqtool.qat.checking import Check
-    from qdqtool.qat.checkpoints import checkpoint, restore
     from qdqtool.qat.exporting import Export, check, export
     from qdqtool.qat.planning import Plan, plan
-    from qdqtool.qat.preparation import prepare
+    from qdqtool.qat.preparation import checkpoint, prepare, restore
     from qdqtool.qat.ranges import Calibration, calibrate
     from qdqtool.qat.switching import Sensitivity, disable, disabled, enable, sensitivity
 
 _HOMES = {
     name: f"qdqtool.qat.{room}"
     for room, names in {
-        "preparation": ("prepare",),
+        "preparation": ("prepare", "checkpoint", "restore"),
         "planning": ("plan", "Plan"),
         "ranges": ("calibrate", "Calibration"),
         "exporting": ("export", "check", "Export"),
         "checking": ("Check",),
-        "checkpoints": ("checkpoint", "restore"),
         "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
     }.items()
     for name in names

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
-from qdqtool.qat.amax import scale_of
-from qdqtool.qat.modules import watching
+from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
 
 # Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6), and by single
@@ -69,10 +68,10 @@ class Check:
             f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
             f"standard deviation, the network's own noise is {self.noise:.1e}"
         )
-        return said if self.end_to_end_tells else f"{said}, so that end to end tells nothing: the pieces alone protect"
+        return said if self.end_to_end_shows else f"{said}; end to end shows nothing: the pieces alone protect"
 
     @property
-    def end_to_end_tells(self) -> bool:
+    def end_to_end_shows(self) -> bool:
         """Whether a wrong model would stand out end to end: the noise that is allowed is less than the outputs."""
         return NOISES * self.noise < 1.0
 
@@ -161,19 +160,15 @@ def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor], shaking: Sh
         outputs: Its outputs in single precision.
         shaking: With a size for each call of a quantizer.
     """
-    def apart(others: Sequence[Tensor]) -> float:
-        pairs = zip(outputs, others, strict=False)
-        return max((_apart(a.double().numpy(), b.double().numpy()) for a, b in pairs), default=0.0)
-
     worst = 0.0
     with evaluating(twin):
         for seed in range(_DRAWS):
             shaking.start(seed)
-            worst = max(worst, apart(tensors_of(call.on(twin, "cpu"))))
+            worst = max(worst, furthest(outputs, tensors_of(call.on(twin, "cpu"))))
         shaking.start(None)
         # A network with a type written into its code does not run in double precision.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
-            worst = max(worst, apart(tensors_of(call.on(twin.double(), "cpu", torch.float64))))
+            worst = max(worst, furthest(outputs, tensors_of(call.on(twin.double(), "cpu", torch.float64))))
     return worst
 
 
@@ -315,6 +310,12 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
         return [np.asarray(r) for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})]
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
         raise ModelError(f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}") from error
+
+
+def furthest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Root mean square of the difference over the standard deviation of what is expected; the largest of all pairs."""
+    pairs = zip(found, expected, strict=False)
+    return max((_apart(a.cpu().double().numpy(), b.cpu().double().numpy()) for a, b in pairs), default=0.0)
 
 
 def _apart(result: Array, expected: Array) -> float:

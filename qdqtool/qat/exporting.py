@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +22,11 @@ from qdqtool.insertion.scales import weight_scale
 from qdqtool.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
-from qdqtool.qat.amax import LEVELS, amax_of, scale_of
-from qdqtool.qat.checking import FLOOR, NOISES, Check, Reference
+from qdqtool.qat.checking import FLOOR, NOISES, Check
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
-from qdqtool.qat.folding import fold_norms
-from qdqtool.qat.modules import ExportQuantizer, folded_later, quantizers_of
+from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, unwrapped
+from qdqtool.qat.norms import fold_norms
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
@@ -119,21 +119,14 @@ def export(
 
         input_names = ["images"] if input_names is None else input_names
         output_names = ultralytics.output_names(model) if output_names is None else output_names
-    twin = copied(model).cpu().float()
-    with exporting_heads(twin):
-        _refuse_uncalibrated(twin)
-        shown = checking.lively(call)
-        wanted = checking.reference(twin, shown)
-        options = _names(input_names, output_names, call, wanted.outputs, dynamic_batch)
-        raw, calls = _marked_proto(copied(twin), plan, call, opset, options)
-        proto, numbers = _tidied(raw, calls)
+    with _exported(model, call, opset, lambda outputs: _names(
+            input_names, output_names, call, outputs, dynamic_batch)) as (proto, compared):
         try:
             onnx.checker.check_model(proto)
         except onnx.checker.ValidationError as error:
             raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
         try:
-            found = _compared(proto, twin, plan, shown, wanted, numbers)
-            _refuse_apart(found, tolerance)
+            found = compared(proto, tolerance)
         except ModelError as error:
             if tolerance < ANYTHING:
                 raise ModelError(f"{os.fspath(path)}: {_first_line(error)}; nothing was written") from error
@@ -163,37 +156,61 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
     from qdqtool.modelfile import load
 
     call = as_call(sample_for(model, sample)).on_device("cpu")
-    model = unwrapped(model)
-    plan = plan_of(model)
     file = load(path).proto
-    twin = copied(model).cpu().float()
-    with exporting_heads(twin):
-        _refuse_uncalibrated(twin)
-        call = checking.lively(call)
-        wanted = checking.reference(twin, call)
-        opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
-        raw, calls = _marked_proto(copied(twin), plan, call, opset, {})
-        _, numbers = _tidied(raw, calls)
+    opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
+    with _exported(unwrapped(model), call, opset, lambda outputs: {}) as (_, compared):
         try:
-            found = _compared(file, twin, plan, call, wanted, numbers)
-            _refuse_apart(found, tolerance)
+            return compared(file, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
-    return found
+
+
+@contextmanager
+def _exported(
+    model: nn.Module, call: Call, opset: int, options: Callable[[Sequence[Tensor]], dict[str, Any]]
+) -> Iterator[tuple[onnx.ModelProto, Callable[[onnx.ModelProto, float], Check]]]:
+    """The Q/DQ model of a network, and what compares that or another one with the network, to a tolerance.
+
+    Args:
+        model: The network.
+        call: What it is called with.
+        opset: Of the model.
+        options: From the network's results to options of torch's export.
+
+    Raises:
+        QdqtoolError: The network was not prepared or not calibrated.
+        ModelError: torch cannot export it.
+    """
+    plan = plan_of(model)
+    twin = copied(model).cpu().float()
+    with exporting_heads(twin):
+        for name in uncalibrated(twin):
+            raise QdqtoolError(f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export")
+        shown = checking.lively(call)
+        wanted = checking.reference(twin, shown)
+        raw, calls = _marked_proto(copied(twin), plan, call, opset, options(wanted.outputs))
+        proto, numbers = _tidied(raw, calls)
+
+        def compared(other: onnx.ModelProto, tolerance: float) -> Check:
+            """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
+            found, shaking = checking.check_pieces(other, shown, wanted, numbers)
+            with evaluating(twin):
+                _freeze(twin, replace(plan, norms={}), shaking)
+            found = replace(found, noise=checking.noise_of(twin, shown, wanted.outputs, shaking))
+            allowed = tolerance + NOISES * found.noise
+            if not found.difference <= allowed:
+                raise ModelError(
+                    f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
+                    f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise "
+                    f"of {found.noise:.3f})"
+                )
+            return found
+
+        yield proto, compared
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
-
-
-def _refuse_apart(found: Check, tolerance: float) -> None:
-    allowed = tolerance + NOISES * found.noise
-    if not found.difference <= allowed:
-        raise ModelError(
-            f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
-            f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise of "
-            f"{found.noise:.3f})"
-        )
 
 
 def _marked_proto(
@@ -227,16 +244,6 @@ def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProt
     return merge_pairs(model).proto, numbers
 
 
-def _compared(
-    proto: onnx.ModelProto, twin: nn.Module, plan: Plan, call: Call, wanted: Reference, numbers: dict[str, list[int]]
-) -> Check:
-    """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
-    found, shaking = checking.check_pieces(proto, call, wanted, numbers)
-    with evaluating(twin):
-        _freeze(twin, replace(plan, norms={}), shaking)
-    return replace(found, noise=checking.noise_of(twin, call, wanted.outputs, shaking))
-
-
 def _names(
     inputs: Sequence[str] | None, outputs: Sequence[str] | None, call: Call, results: Sequence[Tensor],
     dynamic_batch: bool,
@@ -251,42 +258,32 @@ def _names(
     return options
 
 
-def _refuse_uncalibrated(twin: nn.Module) -> None:
-    names = {id(m): n for n, m in twin.named_modules()}
-    for module, attribute, weight in quantizers_of(twin):
-        if not weight and amax_of(getattr(module, attribute)) is None:
-            where = f"{names[id(module)]}.{attribute}".lstrip(".")
-            raise QdqtoolError(f"quantizer '{where}' has no range; call qdqtool.qat.calibrate before the export")
-
-
 def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
-    names = {id(m): n for n, m in twin.named_modules()}
     axes = {w.module: w.axis for w in plan.weights if w.call is None}
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
-    for module, attribute, weight in found:
-        quantizer = getattr(module, attribute)
-        if not weight:
-            made = ExportQuantizer(scale_of(quantizer, torch.empty(0)), None)
+    for q in found:
+        if not q.weight:
+            made = ExportQuantizer(scale_of(q.itself, torch.empty(0)), None)
             made.mark = marked
-            module._modules[attribute] = made
+            q.module._modules[q.attribute] = made
             continue
-        if attribute != getattr(module, "qdq_weight", None):  # an attention's, of weights that are a part of others
-            axis, amax = quantizer.qdq_axis, amax_of(quantizer)
-            module._modules[attribute] = ExportQuantizer(None if amax is None else scale_of(quantizer, amax), axis)
+        if q.attribute != getattr(q.module, "qdq_weight", None):  # an attention's, of weights that are part of others
+            axis, amax = q.itself.qdq_axis, amax_of(q.itself)
+            scale = None if amax is None else scale_of(q.itself, amax)
+            q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
             continue
-        axis = axes[names[id(module)]]
-        value = module._parameters["weight"]
-        assert value is not None
-        later = folded_later(module)
+        axis = axes[q.owner]
+        value: Tensor = q.module._parameters["weight"]
+        later = folded_later(q.module)
         value = value.detach() if later is None else value.detach() * later.to(value)
         scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
-        amax = amax_of(quantizer)
+        amax = amax_of(q.itself)
         if amax is not None:  # the range of training, times what folding multiplied the channels by
             trained = amax.double().reshape(scale.shape) / LEVELS
-            factor = None if axis is None else factors.get(names[id(module)])
+            factor = None if axis is None else factors.get(q.owner)
             trained = trained if factor is None else trained * factor.double().abs()
             scale = torch.where(trained > _TINY, trained.float(), scale)
-        module._modules[attribute] = ExportQuantizer(scale, axis)
+        q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
     twin.__dict__.pop(PLAN, None)

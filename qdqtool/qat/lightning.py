@@ -14,12 +14,12 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.checkpoints import plan_data, plan_from
 from qdqtool.qat.exporting import Export, export
+from qdqtool.qat.modules import uncalibrated
 from qdqtool.qat.norms import FREEZE_NORMS, freeze
 from qdqtool.qat.planning import Plan
-from qdqtool.qat.preparation import insert, is_prepared, plan_of, prepare
-from qdqtool.qat.ranges import calibrate, uncalibrated
+from qdqtool.qat.preparation import insert, is_prepared, plan_data, plan_from, plan_of, prepare
+from qdqtool.qat.ranges import calibrate
 
 try:
     from lightning.pytorch.callbacks import Callback

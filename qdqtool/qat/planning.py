@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +15,11 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, Rules, can_be_quantized, place
+from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.operator_facts import LayerKind
 from qdqtool.operators import WEIGHTED, of, output_axis
+from qdqtool.options import Placing
 from qdqtool.patterns import compile_pattern
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
@@ -193,12 +194,9 @@ def plan(
     reasons = _matches(names, exclude, "exclude")
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
     while True:
-        rules = Rules(
-            head, residual, "both", _exactly(reasons), _exactly(included), (), not chosen.is_rtx,
-            chosen.transposed_per_channel,
-        )  # fmt: skip
-        rules = replace(rules, residual_after_activation=residuals.after_activation(work, rules, chosen, unify))
-        placement = place(work, rules)
+        placing = Placing(head=head, residual=residual, exclude=_exactly(reasons), include=_exactly(included),
+                          unify=unify)
+        placement = place(work, residuals.rules_for(work, placing, chosen))
         unreachable = _unreachable(traced, work, placement)
         if not unreachable:
             break

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.backends import INPUT, RESIDUAL, WEIGHT, backend_named
-from qdqtool.qat.guards import protect
-from qdqtool.qat.modules import Quantizing, make_quantizing
-from qdqtool.qat.networks import merge_branches, refuse_wrapped, unwrapped
-from qdqtool.qat.planning import Plan, plan, sample_for
-from qdqtool.qat.sites import LINEAR
+from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
+from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
+from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, plan, sample_for
+from qdqtool.qat.sites import LINEAR, Site
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
@@ -146,3 +145,159 @@ def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
         name, number = f"{wanted}_{number}", number + 1
     module.add_module(name, quantizer)
     return name
+
+
+# Whose quantizers are used ------------------------------------------------------------------------------------------
+
+
+
+# The attributes that hold quantizers, for both backends, so that a checkpoint loads with either. ModelOpt's own names
+# (without the underscore) would be taken by others for a network that ModelOpt converted.
+INPUT = "_input_quantizer"
+RESIDUAL = "_residual_quantizer"
+WEIGHT = "_weight_quantizer"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What differs between backends.
+
+    Attributes:
+        name: As the user writes it.
+        make: A quantizer for symmetric INT8; the argument is the channel axis, None for one amax.
+    """
+
+    name: str
+    make: Callable[[int | None], nn.Module]
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        QdqtoolError: It is not installed.
+    """
+    try:
+        if name == "modelopt":
+            from qdqtool.qat import quantizer_modelopt
+
+            return Backend(name, quantizer_modelopt.make)
+        from qdqtool.qat import quantizer_pytorch
+
+        return Backend(name, quantizer_pytorch.make)
+    except ImportError as error:
+        raise QdqtoolError(
+            f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'"
+        ) from error
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------
+
+
+
+FORMAT = "qdqtool/qat/1"
+
+
+def checkpoint(model: nn.Module) -> dict[str, Any]:
+    """A prepared network as plain data: ``format``, ``plan``, ``off`` (quantizers that are disabled), ``state``.
+
+        torch.save(qat.checkpoint(model), "qat.pt")
+        qat.restore(float_model, torch.load("qat.pt", weights_only=True))
+
+    Raises:
+        QdqtoolError: The network was not prepared.
+    """
+    model = unwrapped(model)
+    plan = plan_of(model)
+    off = [[q.owner, q.attribute] for q in quantizers_of(model) if q.attribute in q.module.qdq_off]
+    return {"format": FORMAT, "plan": plan_data(plan), "off": off, "state": model.state_dict()}
+
+
+def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
+    """Puts the quantizers, ranges and weights of a checkpoint into a network, in place; nothing is traced.
+
+    Args:
+        model: The same network, float or prepared by the same plan.
+        saved: What :func:`checkpoint` returned; or a plain state dict of a prepared network, into one that is prepared.
+
+    Raises:
+        QdqtoolError: It is a checkpoint of something else, saying what differs.
+    """
+    model = unwrapped(model)
+    if saved.get("format") != FORMAT:
+        if not is_prepared(model):
+            raise QdqtoolError("a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
+                               "qdqtool.qat.checkpoint(model)")  # fmt: skip
+        _load(model, saved)
+        return plan_of(model)
+    plan = plan_from(saved["plan"])
+    if is_prepared(model):
+        mine, theirs = plan_data(plan_of(model)), plan_data(plan)
+        different = [k for k in ("activations", "weights") if mine[k] != theirs[k]]
+        if different:
+            raise QdqtoolError(
+                f"the checkpoint's plan has other quantizers ({different[0]}: {len(theirs[different[0]])}, "
+                f"here {len(mine[different[0]])}); restore it into the float network"
+            )
+    else:
+        missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]
+        merged = set(merge_branches(model)) if plan.merged else set()
+        if merged != set(plan.merged) or (missing and not plan.merged):
+            absent = [*missing, *plan.merged][0]
+            raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
+        insert(model, plan)
+    _load(model, saved["state"])
+    by_name = dict(model.named_modules())
+    for module in model.modules():
+        if isinstance(module, Quantizing):
+            module.qdq_off = frozenset()
+    for name, attribute in saved["off"]:
+        owner: Any = by_name[name]
+        owner.qdq_off = owner.qdq_off | {attribute}
+    return plan
+
+
+def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    here = model.state_dict()
+    loaded = {k: v for k, v in state.items() if hasattr(v, "shape")}
+    modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
+    ranges = {k for k in loaded if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8)}
+    unknown = [k for k in loaded if k not in here and k not in ranges]
+    missing = [k for k in here if k not in loaded]
+    shapes = [k for k in loaded if k in here and here[k].shape != loaded[k].shape and k not in ranges]
+    for found, what in ((unknown, "has"), (missing, "lacks"), (shapes, "has in another shape")):
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise QdqtoolError(f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan")
+    for key in ranges.difference(here):
+        set_amax(modules[key.rpartition(".")[0]], loaded[key])
+    model.load_state_dict(loaded, strict=True)
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """The plan as dicts, lists, strings and numbers."""
+    data: dict[str, Any] = asdict(plan)
+    data["skipped"] = [list(s) for s in plan.skipped]
+    data["calls"] = [[m, k, n] for (m, k), n in plan.calls.items()]
+    data["keywords"] = list(plan.keywords)
+    return data
+
+
+def plan_from(data: Mapping[str, Any]) -> Plan:
+    """The plan of :func:`plan_data`.
+
+    Raises:
+        QdqtoolError: It is none.
+    """
+    try:
+        known = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
+        known["activations"] = [
+            ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"]) for a in data["activations"]
+        ]
+        known["weights"] = [WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]]
+        known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
+        known["calls"] = {(m, k): n for m, k, n in data["calls"]}
+        known["keywords"] = tuple(data["keywords"])
+        return Plan(**known)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise QdqtoolError(f"the checkpoint's plan cannot be read ({error})") from error

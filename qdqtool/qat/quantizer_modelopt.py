@@ -9,7 +9,7 @@ with warnings.catch_warnings():
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer
 
-from qdqtool.qat.amax import Int8
+from qdqtool.qat.modules import Int8
 
 
 class Int8Quantizer(Int8, TensorQuantizer):  # type: ignore[misc]

@@ -9,7 +9,7 @@ with warnings.catch_warnings():
     from pytorch_quantization import nn as quant_nn
     from pytorch_quantization.tensor_quant import QuantDescriptor
 
-from qdqtool.qat.amax import Int8
+from qdqtool.qat.modules import Int8
 
 
 class Int8Quantizer(Int8, quant_nn.TensorQuantizer):  # type: ignore[misc]

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
+from calibration import TensorStatistics
 from calibration.methods import DEFAULT_PERCENTILE
+from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
 from qdqtool.progress import track
-from qdqtool.qat.amax import amax_of, set_amax
-from qdqtool.qat.batches import batches_of, call_for, length_of
-from qdqtool.qat.modules import observing, quantizers_of
+from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
-from qdqtool.qat.observing import DeviceStatistics
 from qdqtool.qat.planning import Plan, as_arguments
 from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.processes import gathered, is_distributed, several
 from qdqtool.qat.sites import resting
-from qdqtool.qat.trace import device_of, evaluating
+from qdqtool.qat.trace import Call, device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
 
@@ -71,7 +72,7 @@ def calibrate(
     Args:
         model: A network that :func:`qdqtool.qat.prepare` was called on, or its wrapper.
         data: Batches as a loader gives them: tensors, tuples of images and labels, dicts, uint8; see
-            :func:`qdqtool.qat.batches.call_for`.
+            :func:`qdqtool.qat.ranges.call_for`.
         method: ``max``, ``percentile``, ``mse`` or ``entropy``, as in :func:`calibration.amax_of`.
         fn: From a batch to what the network is called with: a tensor, a tuple of arguments or a dict of keyword
             arguments.
@@ -90,11 +91,10 @@ def calibrate(
     together = several() and (is_distributed(model) if together is None else together)
     model = unwrapped(model)
     plan = plan_of(model)
-    names = {id(m): n for n, m in model.named_modules()}
-    members = _members(model, plan, names)
+    members = _members(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     with _worded():
-        choice.check([n for n, _ in members.values()])
+        choice.check([q.name for q in members.values()])
     seen = _Seen(members)
     batches, images, failed = 0, 0, ""
     try:
@@ -107,13 +107,13 @@ def calibrate(
     if together:
         found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
-    for name, quantizer in members.values():
-        if name not in found:
+    for q in members.values():
+        if q.name not in found:
             raise DataError(
-                f"quantizer '{name}' saw no data: its module was not called in evaluation mode (an expert or branch "
+                f"quantizer '{q.name}' saw no data: its module was not called in evaluation mode (an expert or branch "
                 "that these batches do not reach); exclude it, or give batches that reach it"
             )
-        groups.setdefault(id(quantizer), (quantizer, []))[1].append(name)
+        groups.setdefault(id(q.itself), (q.itself, []))[1].append(q.name)
     result = Calibration([], batches, images)
     device = device_of(model)
     for quantizer, tensors in groups.values():
@@ -132,16 +132,6 @@ def calibrate(
     return result
 
 
-def uncalibrated(model: nn.Module) -> list[str]:
-    """The quantizers of activations that have no range yet."""
-    names = {id(m): n for n, m in model.named_modules()}
-    return [
-        f"{names[id(module)]}.{attribute}".lstrip(".")
-        for module, attribute, weight in quantizers_of(model)
-        if not weight and amax_of(getattr(module, attribute)) is None
-    ]
-
-
 class _Seen:
     """The statistics of each quantizer's tensor, fed by :func:`qdqtool.qat.modules.observing`.
 
@@ -149,15 +139,15 @@ class _Seen:
         images: How many the batch has that runs now.
     """
 
-    def __init__(self, members: dict[tuple[int, str], tuple[str, nn.Module]]) -> None:
+    def __init__(self, members: dict[tuple[int, str], Quantizer]) -> None:
         self.statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
         self.images = 1
         self._members = members
 
     def __call__(self, module: nn.Module, attribute: str, value: Tensor) -> None:
-        name = self._members.get((id(module), attribute))
-        if name is not None:
-            self.statistics[name[0]].add(value, max(self.images, 1))
+        member = self._members.get((id(module), attribute))
+        if member is not None:
+            self.statistics[member.name].add(value, max(self.images, 1))
 
 
 def _look(
@@ -201,21 +191,246 @@ def _worded() -> Iterator[None]:
         raise type(error)(as_arguments(str(error))) from error
 
 
-def _members(
-    model: nn.Module, plan: Plan, names: dict[int, str]
-) -> dict[tuple[int, str], tuple[str, nn.Module]]:
-    """From module and attribute to the quantizer and its name; one for each tensor, so that none counts twice."""
+def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
+    """From module and attribute to the quantizer; one for each tensor, so that none counts twice."""
     tensors = {(a.site.module, a.site.kind, a.site.call, a.site.position): a.tensor for a in plan.activations}
     seen: set[tuple[int, str]] = set()
-    members: dict[tuple[int, str], tuple[str, nn.Module]] = {}
-    for module, attribute, weight in quantizers_of(model):
-        if weight:
-            continue
-        quantizer = getattr(module, attribute)
-        name = names[id(module)]
-        calls = [(name, *call) for call, a in module.qdq_calls.items() if a == attribute]
-        tensor = tensors.get(calls[0] if calls else (name, "input", 0, 0), f"{name}.{attribute}")
-        if (id(quantizer), tensor) not in seen:
-            seen.add((id(quantizer), tensor))
-            members[id(module), attribute] = (f"{name}.{attribute}".lstrip("."), quantizer)
+    members: dict[tuple[int, str], Quantizer] = {}
+    for q in quantizers_of(model):
+        calls = [(q.owner, *call) for call, a in q.module.qdq_calls.items() if a == q.attribute]
+        tensor = tensors.get(calls[0] if calls else (q.owner, "input", 0, 0), f"{q.owner}.{q.attribute}")
+        if not q.weight and (id(q.itself), tensor) not in seen:
+            seen.add((id(q.itself), tensor))
+            members[id(q.module), q.attribute] = q
     return members
+
+
+# Batches as people's loaders give them, turned into calls of the network --------------------------------------------
+
+
+
+_IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
+_HELP = "say with fn=lambda batch: ... what of a batch the network is called with"
+
+
+def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
+    """The batches; one tensor of a batch's shape is one batch.
+
+    Raises:
+        DataError: It is nothing that gives batches.
+    """
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    if isinstance(data, Tensor):
+        if data.ndim == plan.dimensions:
+            return [data]
+        if data.ndim == plan.dimensions + 1:
+            return list(data)
+        raise DataError(f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample")
+    if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
+        raise DataError(f"the data is a {type(data).__name__}; give something that yields batches, like a loader")
+    return data
+
+
+def length_of(data: Any) -> int | None:
+    """How many batches there are, where that is known."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # a loader over an iterable dataset has a length that raises
+        return None
+
+
+def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] | None) -> Call:
+    """What the network is called with.
+
+    Without ``fn`` a tensor is the argument; of a tuple or list the first elements are taken, as many as the sample had
+    (images, not labels); of a dict those that the sample or the network's ``forward`` names, else its images
+    (``img``, ``image`` ...). uint8 images become floats from 0 to 1.
+
+    Raises:
+        DataError: None of that fits.
+    """
+    if fn is not None:
+        batch = fn(batch)
+    if isinstance(batch, np.ndarray):
+        batch = torch.from_numpy(batch)
+    if isinstance(batch, Tensor):
+        call = Call((batch,))
+    elif isinstance(batch, list | tuple):
+        if fn is None and len(batch) > max(1, plan.arguments):
+            batch = batch[: max(1, plan.arguments)]
+        call = Call(tuple(batch))
+    elif isinstance(batch, dict):
+        call = _of_dict(batch, plan, model)
+    else:
+        raise DataError(f"a batch is a {type(batch).__name__}; {_HELP}")
+    if not call.tensors:
+        raise DataError(f"a batch has no tensor for the network; {_HELP}")
+    return Call(tuple(map(_as_floats, call.args)), {k: _as_floats(v) for k, v in call.kwargs.items()})
+
+
+def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
+    if plan.keywords and set(plan.keywords) <= set(batch):
+        return Call((), {k: batch[k] for k in plan.keywords})
+    # Ultralytics' networks compute a loss when they are called with a dict; here they are called with its images.
+    key = next((k for k in _IMAGE_KEYS if isinstance(batch.get(k), Tensor)), None)
+    parameters = inspect.signature(model.forward).parameters
+    if set(batch) <= set(parameters):
+        return Call((), dict(batch))
+    if key is not None:
+        return Call((batch[key],))
+    raise DataError(f"a batch is a dict with {', '.join(map(str, list(batch)[:6]))}; {_HELP}")
+
+
+def _as_floats(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or value.dtype is not torch.uint8:
+        return value
+    warnings.warn(
+        "uint8 batches are divided by 255, as Ultralytics does; where the network wants something else, use fn=",
+        UserWarning, stacklevel=2,
+    )  # fmt: skip
+    return value.float() / 255
+
+
+# Statistics of activations, collected on the device that they are on ------------------------------------------------
+
+
+
+# Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
+# altogether; the smallest and largest are always exact.
+COUNTED = 1 << 13
+# No layout repeats with the length of a run: widths and channels are products of small primes.
+RUN = 61
+# So much further on in the period each call starts: however many there are, their starts are spread evenly.
+GOLDEN = (math.sqrt(5) - 1) / 2
+# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than ranges are searched.
+BINS = 512
+# Values that are kept until they are counted together: counting takes a dozen kernels and waits for the device, so
+# that it happens once in several calls. They are copied to 512 kB for each tensor that are there from the first call to
+# the last: small copies among the activations would keep the memory of these from being used again.
+HELD = 1 << 17
+
+
+class DeviceStatistics:
+    """Collects what :class:`calibration.TensorStatistics` holds, without bringing the values to the CPU.
+
+    Only counts (at most 5121 integers) and the ends of each call leave the device, once in several calls.
+    """
+
+    def __init__(self) -> None:
+        self._result = TensorStatistics(BINS)
+        self._calls = 0
+        self._buffer: Tensor | None = None
+        self._ends: list[Tensor] = []
+        self._size = 0
+
+    @property
+    def result(self) -> TensorStatistics:
+        """What was seen so far. Of large tensors that held NaN or infinities, the sampled ones are counted."""
+        self._count()
+        return self._result
+
+    def add(self, values: Tensor, images: int = 1) -> None:
+        """Takes in an activation of any shape, floating type and device, of so many images."""
+        size = values.numel()
+        if not size:
+            return
+        # No call of torch more than needed: for one small image they cost as much as the layer itself.
+        if values.requires_grad:
+            values = values.detach()
+        if values.dtype is not torch.float32:
+            values = values.float()
+        if not values.is_contiguous():
+            values = _in_order_of_memory(values)
+        ends = torch.aminmax(values)
+        sampled = self._sampled(values, size, math.ceil(size / (COUNTED * images)))
+        size = sampled.numel()
+        if self._buffer is None or self._size + size > len(self._buffer):
+            self._count()
+            if self._buffer is None or size > len(self._buffer):
+                self._buffer = torch.empty(max(size, HELD), dtype=torch.float32, device=values.device)
+        self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
+        self._size += size
+        self._ends.extend(ends)
+
+    def _sampled(self, values: Tensor, size: int, step: int) -> Tensor:
+        """All values, or every n-th run of them, from another run on each time."""
+        first = int(self._calls * GOLDEN % 1.0 * step)
+        self._calls += 1
+        if step == 1:
+            return values
+        runs = (size // RUN - first + step - 1) // step
+        return values.as_strided((runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN)
+
+    def _count(self) -> None:
+        if self._buffer is None or not self._ends:
+            return
+        sampled, ends = self._buffer[: self._size], torch.stack(self._ends).cpu()
+        self._ends, self._size = [], 0
+        stats = self._result
+        if not bool(torch.isfinite(ends).all()):
+            finite = torch.isfinite(sampled)
+            stats.nonfinite += max(1, int((~finite).sum()))
+            sampled = sampled[finite]
+            ends = ends[torch.isfinite(ends)]
+            if sampled.numel():
+                ends = torch.cat([ends, torch.stack(torch.aminmax(sampled)).cpu()])
+        if not ends.numel():
+            return
+        low, high = (float(v) for v in torch.aminmax(ends))
+        stats.minimum, stats.maximum = min(stats.minimum, low), max(stats.maximum, high)
+        stats.count += sampled.numel()
+        counter = stats.counter
+        counter.raise_top(top_of(max(-low, high)))
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
+        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
+        counts = torch.bincount(bins, minlength=lowest + 1)  # bins of all float32; below the window they are one
+        counts[lowest] = counts[: lowest + 1].sum()
+        found = counts[lowest:].cpu().numpy()
+        counter.counts[: len(found)] += found
+
+
+def _in_order_of_memory(values: Tensor) -> Tensor:
+    """The values in the order in which they lie in memory, contiguous, without a copy where that is possible."""
+    order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
+    return values.permute(order).contiguous()
+
+
+# One set of statistics from the data of all processes of torch.distributed ------------------------------------------
+
+
+
+def several() -> bool:
+    """Whether this is one of several processes that can talk to each other."""
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def is_distributed(model: object) -> bool:
+    """Whether a network is wrapped for several processes, torch.compile around it or not."""
+    model = getattr(model, "_orig_mod", model)
+    return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def gathered(
+    statistics: dict[str, TensorStatistics], counts: tuple[int, int], failed: str
+) -> tuple[dict[str, TensorStatistics], tuple[int, int]]:
+    """Everybody's statistics merged and counts added, the same in every process; each of them has to call this.
+
+    Args:
+        statistics: This process's, by name; names may be missing.
+        counts: This process's, to be added.
+        failed: What went wrong here; an empty string where nothing did.
+
+    Raises:
+        DataError: Something went wrong in one of the processes.
+    """
+    everybody: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everybody, (statistics, counts, failed))
+    for rank, (_, _, said) in enumerate(everybody):
+        if said:
+            raise DataError(f"process {rank}: {said}")
+    names = list(dict.fromkeys(name for found, _, _ in everybody for name in found))
+    merged = {n: merge_all([found[n] for found, _, _ in everybody if n in found]) for n in names}
+    return merged, (sum(c[0] for _, c, _ in everybody), sum(c[1] for _, c, _ in everybody))

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.patterns import compile_pattern
 from qdqtool.progress import track
-from qdqtool.qat.batches import batches_of, call_for
-from qdqtool.qat.checking import tensors_of
+from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.preparation import plan_of
+from qdqtool.qat.ranges import batches_of, call_for
 from qdqtool.qat.trace import device_of, evaluating
 
 
@@ -71,21 +69,19 @@ def disabled(model: nn.Module, patterns: str | Sequence[str] = ()) -> Iterator[N
 def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
     model = unwrapped(model)
     plan_of(model)
-    names = {id(m): n for n, m in model.named_modules()}
-    found = [(f"{names[id(m)]}.{a}".lstrip("."), m, a) for m, a, _ in quantizers_of(model)]
+    found = list(quantizers_of(model))
     chosen: set[str] = set()
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in listed:
         compiled = compile_pattern(pattern, f"'{pattern}'")
-        hits = {n for n, _, _ in found if compiled.search(n)}
+        hits = {q.name for q in found if compiled.search(q.name)}
         if not hits:
-            raise QdqtoolError(f"'{pattern}': matches no quantizer; names look like '{found[0][0]}'")
+            raise QdqtoolError(f"'{pattern}': matches no quantizer; names look like '{found[0].name}'")
         chosen |= hits
-    for name, module, attribute in found:
-        if not listed or name in chosen:
-            quantizing: Any = module
-            quantizing.qdq_off = quantizing.qdq_off | {attribute} if off else quantizing.qdq_off - {attribute}
-    return [n for n, m, a in found if a in m.qdq_off]
+    for q in found:
+        if not listed or q.name in chosen:
+            q.module.qdq_off = q.module.qdq_off | {q.attribute} if off else q.module.qdq_off - {q.attribute}
+    return [q.name for q in found if q.attribute in q.module.qdq_off]
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ def sensitivity(
 
     def outputs() -> list[Tensor]:
         with evaluating(model):
-            return [t.float() for call in calls for t in tensors_of(call.on(model, device))]
+            return [t for call in calls for t in tensors_of(call.on(model, device))]
 
     with disabled(model):
         reference = outputs()
@@ -147,16 +143,7 @@ def sensitivity(
             module: Any = owned[name]
             off = module.qdq_off
             module.qdq_off = frozenset()
-            loss = best - metric(model) if metric else _apart(outputs(), reference)
+            loss = best - metric(model) if metric else furthest(outputs(), reference)
             module.qdq_off = off
             result.append(Sensitivity(name, loss))
     return sorted(result, key=lambda s: -s.loss)
-
-
-def _apart(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
-    worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
-        spread = float(b.std()) if b.numel() > 1 else 0.0
-        error = float(torch.sqrt(torch.mean((a - b) ** 2)))
-        worst = max(worst, error / spread if spread > 0 else (math.inf if error else 0.0))
-    return worst

@@ -34,11 +34,11 @@ from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.guards import protect
-from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.modules import uncalibrated
+from qdqtool.qat.networks import protect, unwrapped
 from qdqtool.qat.norms import FREEZE_NORMS, freeze, untrained
 from qdqtool.qat.preparation import is_prepared, prepare
-from qdqtool.qat.ranges import calibrate, uncalibrated
+from qdqtool.qat.ranges import calibrate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),

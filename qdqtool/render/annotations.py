@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qdqtool.explain import codes
-from qdqtool.render.predict_text import remarks, verdict
+from qdqtool.render.predict_text import decision, remarks, summary, verdict
 from qdqtool.text import one_line
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
 
@@ -124,8 +124,6 @@ def _section(one: Checked) -> list[str]:
         return [f"### {_escaped(one.path)}", "", *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet), ""]
     lines = [f"### {_escaped(one.path)} on {one.target}", ""]
     if one.time is not None:
-        from qdqtool.render.time_text import decision, summary
-
         where = summary(one.time)
         lines += [f"**{_escaped(' '.join(decision(one.time)))}** {_escaped(where[0].upper() + where[1:])}.", ""]
     lines += [f"**{_escaped(verdict(one.prediction))}**", ""]

@@ -1,15 +1,13 @@
-"""Finding codes, known TensorRT errors and lines of an optimizer log as text and JSON."""
+"""Finding codes, known TensorRT errors and lines of an optimizer log as text."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.explain.knowledge import ALL_TARGETS, Code
 from qdqtool.explain.lines import LineAnswer, Rule
-from qdqtool.render.output import wrap
-from qdqtool.text import as_text
+from qdqtool.render.output import Page
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
@@ -17,24 +15,30 @@ if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
 
 
+def _sections(page: Page, **texts: str) -> None:
+    """A heading and a paragraph for each text that there is."""
+    for heading, text in texts.items():
+        if text:
+            page.line("", heading.replace("_", " "))
+            page.fill(text, 2, "  ")
+
+
 def code_text(entry: Code, width: int) -> str:
     """The long form of a code."""
-    lines = wrap(entry.title, 4, width, f"{entry.code} ({entry.severity}): ")
-    for heading, text in (
-        ("Cause", entry.cause), ("What TensorRT does", entry.tensorrt), ("In a log", entry.log), ("Fix", entry.fix),
-    ):
-        lines += ["", heading, *wrap(text, 2, width)]
+    page = Page(width)
+    page.fill(entry.title, 4, f"{entry.code} ({entry.severity}): ")
+    _sections(page, Cause=entry.cause, What_TensorRT_does=entry.tensorrt, In_a_log=entry.log, Fix=entry.fix)
     if entry.automatic:
-        lines += wrap(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is "
-                      "needed.", 2, width)
-    lines += ["", "Where it holds"]
+        page.fill(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
+                  2, "  ")
+    page.line("", "Where it holds")
     for holds in entry.holds:
         severity = f", {holds.severity}" if holds.severity is not None and holds.severity != entry.severity else ""
-        lines += wrap(f"{holds.evidence}{severity}: {holds.source}", 4, width, f"  {', '.join(holds.targets)}: ")
+        page.fill(f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
-        lines += wrap(f"not on {', '.join(other)}", 2, width)
-    return as_text(lines)
+        page.fill(f"not on {', '.join(other)}", 2, "  ")
+    return str(page)
 
 
 def code_json(entry: Code) -> Json:
@@ -52,77 +56,61 @@ def code_json(entry: Code) -> Json:
 
 def list_text(entries: Iterable[Code], width: int) -> str:
     """Every code with its title, by severity."""
+    page = Page(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
     wide = max(len(c.code) for c in rows)
-    lines: list[str] = []
     for entry in rows:
-        lines += wrap(entry.title, wide + 11, width, f"{entry.code:<{wide}}  {entry.severity:<7}  ")
-    return as_text(lines)
+        page.fill(entry.title, wide + 11, f"{entry.code:<{wide}}  {entry.severity:<7}  ")
+    return str(page)
 
 
 def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
-    lines = wrap(f"{known.title} ({known.severity})", 2, width, "")
-    for heading, text in (
-        ("Cause", known.cause), ("Fix", known.fix), ("Fixed in", known.fixed), ("Not known", known.unknown),
-        ("Versions", known.versions), ("Source", known.source),
-    ):
-        if text:
-            lines += ["", heading, *wrap(text, 2, width)]
+    page = Page(width)
+    page.fill(f"{known.title} ({known.severity})")
+    _sections(page, Cause=known.cause, Fix=known.fix, Fixed_in=known.fixed, Not_known=known.unknown,
+              Versions=known.versions, Source=known.source)
     if known.codes:
-        some = ", ".join(known.codes)
-        lines += ["", *wrap(f"'qdqtool predict' reports it before the build: {some} (qdqtool explain {known.codes[0]})",
-                            2, width, "")]
-    return as_text(lines)
-
-
-def error_json(known: KnownError) -> Json:
-    """A known error's fields."""
-    data: Json = dataclasses.asdict(known)
-    return data
+        page.heading(f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
+                     f"{known.codes[0]})")
+    return str(page)
 
 
 def way_text(way: Way, width: int) -> str:
     """What to give a builder, and how to get its log."""
-    rows = (("flags, up to TensorRT 10", way.weak), ("flags, TensorRT 11", way.strong), ("log", way.log),
-            ("note", way.care), ("source", way.source))
-    lines = [f"With {way.title}"]
-    for heading, text in rows:
-        lines += wrap(f"{heading}: {text}", 4, width, "  ")
-    return as_text(lines)
-
-
-def way_json(way: Way) -> Json:
-    """A way to build, all of it."""
-    data: Json = dataclasses.asdict(way)
-    return data
-
-
-# Lines of a log -----------------------------------------------------------------------------------------------------
+    page = Page(width)
+    page.line(f"With {way.title}")
+    for heading, text in (("flags, up to TensorRT 10", way.weak), ("flags, TensorRT 11", way.strong), ("log", way.log),
+                          ("note", way.care), ("source", way.source)):
+        page.fill(f"{heading}: {text}", 4, "  ")
+    return str(page)
 
 
 def line_text(answer: LineAnswer, width: int) -> str:
-    """The answer to one line, the likeliest pass first."""
-    lines = wrap(answer.line, 2, width)
+    """The answer to one line of a log, the likeliest pass first."""
+    page = Page(width)
+    page.fill(answer.line, 2, "  ")
     if answer.note:
-        lines += ["", *wrap(answer.note, 0, width)]
+        page.gap()
+        page.fill(answer.note, 0)
     for rule in answer.rules:
-        lines += ["", *_rule(rule, width, 1 if answer.event else len(rule.cases))]
-    return as_text(lines)
+        page.gap()
+        _rule(page, rule, 1 if answer.event else len(rule.cases))
+    return str(page)
 
 
-def _rule(rule: Rule, width: int, most: int) -> list[str]:
-    lines = wrap(rule.does, 4, width, f"{rule.pass_name}: ")
+def _rule(page: Page, rule: Rule, most: int) -> None:
+    page.fill(rule.does, 4, f"{rule.pass_name}: ")
     if rule.means:
-        lines += wrap(rule.means, 4, width, "  For you: ")
-    lines.append("  Evidence")
+        page.fill(rule.means, 4, "  For you: ")
+    page.line("  Evidence")
     for name, case in list(rule.cases.items())[:most]:
-        lines += wrap(f"{case.evidence}: {case.says}", 6, width, f"  - {name.rpartition('/')[2]}, ")
+        page.fill(f"{case.evidence}: {case.says}", 6, f"  - {name.rpartition('/')[2]}, ")
         if case.builds:
-            lines += wrap(", ".join(case.builds), 8, width, "      in ")
+            page.fill(", ".join(case.builds), 8, "      in ")
         if case.source:
-            lines += wrap(case.source, 8, width, "      ")
+            page.fill(case.source, 8, "      ")
     if len(rule.cases) > most:
-        lines += wrap(f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
-                      f"qdqtool explain {rule.pass_name}", 4, width)
-    return [*lines, f"  Rule: {rule.file}", f"  Test: {rule.test}"]
+        page.fill(f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
+                  f"qdqtool explain {rule.pass_name}", 4, "    ")
+    page.line(f"  Rule: {rule.file}", f"  Test: {rule.test}")

@@ -1,129 +1,131 @@
-"""An insertion as text for a terminal: what was quantized, what was left float and why, what TensorRT makes of it."""
+"""Placements as text for a terminal: what ``insert`` quantized, what ``tune`` left float, what ``fix`` changed."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.render.output import as_options, wrap
-from qdqtool.text import as_text
+from qdqtool.render.output import Page, as_options
+from qdqtool.render.predict_text import verdict
+from qdqtool.text import counted, ending
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:
-    from qdqtool.insertion.losses import TensorLoss
+    from qdqtool.fixing.api import Change, Fixed
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
+    from qdqtool.tuning.result import Point, SiteResult, Tuning
 
-_NAMED = 3  # node names listed for one reason, unless everything is asked for
-_GROUPS = 3
+# How many are named unless everything is asked for: nodes left float for one reason, groups, conversions, sites, fixes.
+_NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
 _REPORTED = 1.5  # bits lost from which a group is listed
-_CONVERSIONS = 8
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
-# Agreement of detections (docs/accuracy.md) where the error is below so much.
-_JUDGED = ((0.05, "little"), (0.2, "some"), (math.inf, "much"))
+# What an error below so much means for detections; measured, see docs/accuracy.md.
+_JUDGED = (
+    (0.1, "little"),
+    (0.2, "more than usual, so compare detections (qdqtool tune does)"),
+    (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
+)
 
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
-    """The whole answer; ``everything`` names every node, group and scale."""
-    lines = _quantized(insertion, width)
-    lines += _skipped(insertion.skipped, width, everything)
-    lines += _groups(insertion.groups, width, everything)
-    lines += _losses(insertion, width)
-    lines += _agreement(insertion, width)
-    for note in (*insertion.notes, *insertion.calibration.get("notes", ())):
-        lines += wrap(f"note: {as_options(note)}", 2, width, "")
-    for warning in (*insertion.warnings, *insertion.calibration.get("warnings", ())):
-        lines += wrap(f"warning: {as_options(warning)}", 2, width, "")
+    """The whole answer of ``insert``; ``everything`` names every node, group and scale."""
+    page = Page(width, everything)
+    _quantized(page, insertion)
+    _skipped(page, insertion.skipped)
+    _groups(page, insertion.groups)
+    _losses(page, insertion)
+    found = insertion.agreement
+    if found is not None:
+        far = "to values that are not numbers"
+        if math.isfinite(found.error):
+            far = f"by {found.error:.1%} of their standard deviation"
+        page.heading(f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
+                     f"({counted(found.samples, 'sample')})")
+    _remarks(page, [*insertion.notes, *insertion.calibration.get("notes", ())],
+             [*insertion.warnings, *insertion.calibration.get("warnings", ())])
     if everything:
-        lines += ["", "Activation scales", *_scales(insertion)]
+        page.line("", "Activation scales")
+        for row in insertion.activations:
+            group = "" if row.group is None else f"  group {row.group}"
+            page.line(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     if insertion.prediction is not None:
-        lines += ["", *predicted(insertion.prediction, width, everything)]
-    return as_text(lines)
+        predicted(page, insertion.prediction)
+    return str(page)
 
 
-def _quantized(insertion: Insertion, width: int) -> list[str]:
+def _quantized(page: Page, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     methods = ", ".join(f"{m} {n}" for m, n in Counter(q.method for q in activations).most_common())
     channels = sum(isinstance(q.scale, list) for q in weights)
     detail = "per output channel" if channels == len(weights) else f"{channels} of them per output channel"
-    text = f"quantized {len(activations)} activations ({methods}) and the weights of {len(weights)} nodes ({detail})"
-    lines = wrap(text, 2, width, "")
+    page.fill(
+        f"quantized {len(activations)} activations ({methods}) and the weights of {len(weights)} nodes ({detail})")
     images = insertion.calibration.get("images", 0)
     origin = f"{images} images" if images else f"the table {insertion.calibration.get('table', '')}"
-    lines += wrap(f"ranges from {origin}; for {insertion.target}", 2, width)
-    return lines
+    page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
 
 
-def _skipped(skipped: list[SkippedNode], width: int, everything: bool) -> list[str]:
-    if not skipped:
-        return []
+def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
         by_reason.setdefault(as_options(node.reason), []).append(node.node)
-    lines = ["", f"Left float ({len(skipped)} nodes)" if len(skipped) > 1 else "Left float (1 node)"]
+    if skipped:
+        page.line("", f"Left float ({counted(len(skipped), 'node')})")
     for reason, names in by_reason.items():
-        shown = names if everything else names[:_NAMED]
+        shown = names if page.everything else names[:_NAMED]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        lines += wrap(f"{reason}: {', '.join(shown)}{more}", 4, width, "  - ")
-    return lines
+        page.fill(f"{reason}: {', '.join(shown)}{more}", 4, "  - ")
 
 
-def _groups(groups: list[GroupScale], width: int, everything: bool) -> list[str]:
+def _groups(page: Page, groups: list[GroupScale]) -> None:
     if not groups:
-        return ["", "No tensors share a scale"]
-    lines = [""]
-    lines += wrap(
+        page.heading("No tensors share a scale")
+        return
+    page.heading(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
-        "bits of precision that each loses by sharing it (below zero: it is clipped sooner)", 2, width, "",
-    )  # fmt: skip
+        "bits of precision lost by sharing it (below zero: clipped sooner)"
+    )
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
-    shown = ranked if everything else [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
+    shown = ranked
+    if not page.everything:
+        shown = [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
     for group in shown:
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
-        lines += wrap(f"scale {group.scale:.4g}: {members}", 4, width, "  - ")
+        page.fill(f"scale {group.scale:.4g}: {members}", 4, "  - ")
     rest = ranked[len(shown):]
     if rest:
         worst = max((m.bits_lost for g in rest for m in g.members), default=0.0)
-        more = f"and {len(rest)} more, in which no" if shown else "in them no"
-        lines += wrap(f"{more} tensor loses over {worst:.1f} bits (--all)", 4, width)
-    return lines
+        more = f"and {len(rest)} more, where no" if shown else "no"
+        page.fill(f"{more} tensor loses more than {worst:.1f} bits (--all)", 4, "    ")
 
 
-def _losses(insertion: Insertion, width: int) -> list[str]:
+def _losses(page: Page, insertion: Insertion) -> None:
     """How far INT8 moves the outputs and whether that is much, and the activations that it loses most on."""
     losses = insertion.losses
     if losses is None or not losses.tensors:
-        return []
+        return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
-    samples = f"{losses.samples} sample" + "s" * (losses.samples != 1)
-    lines = ["", *wrap(
+    page.heading(
         f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their standard "
-        f"deviation ({samples}): {judged}. What one of them in float takes off that ({losses.tried} tried), and costs",
-        2, width, "",
-    )]  # fmt: skip
+        f"deviation ({counted(losses.samples, 'sample')}): {judged}. What one of them in float takes off that "
+        f"({losses.tried} tried), and costs"
+    )
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:
-            more = loss.conversions
-            conversions = "" if more is None else f", {more:+d} conversion{'s' * (abs(more) != 1)}"
-            price = f"; costs {_layers(loss.convolutions)}{conversions}"
-        lines += wrap(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, width, "  - ")
-    return lines + _exclusion(insertion, losses.tensors, width)
-
-
-def _layers(number: int) -> str:
-    return f"{number} INT8 layer{'s' * (number != 1)}"
-
-
-def _exclusion(insertion: Insertion, tensors: list[TensorLoss], width: int) -> list[str]:
-    """The option that leaves the worst activation float, where that is worth it; as one line, to be pasted."""
-    if tensors[0].gain < _WORTH:
-        return wrap(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, width)
-    return [f"    the first one float: --exclude {shlex.quote(_pattern(tensors[0].readers))}"]
+            more = "" if loss.conversions is None else f", {_more_conversions(loss.conversions)}"
+            price = f"; costs {counted(loss.convolutions, 'INT8 layer')}{more}"
+        page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
+    if losses.tensors[0].gain < _WORTH:
+        page.fill(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, "    ")
+    else:  # the option that leaves the worst one float; as one line, to be pasted
+        page.line(f"    the first one float: --exclude {shlex.quote(_pattern(losses.tensors[0].readers))}")
 
 
 def _pattern(nodes: Sequence[str]) -> str:
@@ -131,33 +133,164 @@ def _pattern(nodes: Sequence[str]) -> str:
     return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
 
 
-def _agreement(insertion: Insertion, width: int) -> list[str]:
-    found = insertion.agreement
-    if found is None:
-        return []
-    far = f"by {found.error:.1%} of their spread" if math.isfinite(found.error) else "to values that are not numbers"
-    samples = f"{found.samples} sample" + "s" * (found.samples != 1)
-    return ["", *wrap(f"Agreement with the float model: INT8 and FP16 together move the outputs {far} ({samples})", 2,
-                      width, "")]
+def _more_conversions(more: int) -> str:
+    return f"{more:+d} conversion{'s' * (abs(more) != 1)}"
 
 
-def _scales(insertion: Insertion) -> list[str]:
-    rows = insertion.activations
-    lines = []
-    for row in rows:
-        group = "" if row.group is None else f"  group {row.group}"
-        lines.append(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
-    return lines
+def _remarks(page: Page, notes: Iterable[str], warnings: Iterable[str]) -> None:
+    for kind, texts in (("note", notes), ("warning", warnings)):
+        for text in texts:
+            page.fill(f"{kind}: {as_options(text)}")
 
 
-def predicted(prediction: Prediction, width: int, everything: bool = False) -> list[str]:
+def predicted(page: Page, prediction: Prediction) -> None:
     """The verdict on a prediction, and the conversions that stay, by name."""
-    from qdqtool.render.predict_text import verdict
+    page.heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
+    for name in page.each(prediction.conversion_nodes, _CONVERSIONS, "    "):
+        page.line(f"  - conversion at {name}")
 
-    lines = wrap(f"Predicted for {prediction.target}: {verdict(prediction)}", 2, width, "")
-    names = prediction.conversion_nodes
-    shown = names if everything else names[:_CONVERSIONS]
-    lines += [f"  - conversion at {name}" for name in shown]
-    if len(names) > len(shown):
-        lines.append(f"    and {len(names) - len(shown)} more (--all)")
-    return lines
+
+# tune ---------------------------------------------------------------------------------------------------------------
+
+
+def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
+    """The whole answer of ``tune``: what stays float, what that costs and brings, and the front.
+
+    ``everything`` shows every site.
+    """
+    page = Page(width, everything)
+    _verdict(page, tuning)
+    _bought(page, tuning)
+    _front(page, tuning)
+    _sites(page, tuning)
+    _remarks(page, tuning.notes, tuning.warnings)
+    predicted(page, tuning.prediction)
+    return str(page)
+
+
+def _verdict(page: Page, tuning: Tuning) -> None:
+    point, images, cost = tuning.chosen, tuning.images, tuning.chosen.cost
+    took = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
+    if tuning.keep is not None:
+        wanted = tuning.keep * tuning.metric["float"]
+        first = f"goal met (target {wanted:.3f})" if tuning.reached else (
+            f"goal NOT met (target {wanted:.3f}); this is the best that was found")
+    else:
+        first = f"goal met (within {tuning.budget_ms:g} ms)" if tuning.reached else (
+            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
+    page.fill(
+        f"{first}: {_interval(point)} on {images['judged_on']} held-out images; "
+        f"{cost.int8} of {cost.convolutions} convolutions INT8, {counted(cost.conversions, 'conversion')}{took}"
+    )
+    facts = [tuning.metric["sentence"]]
+    if tuning.metric["float"] != 1.0:
+        facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
+    facts.append(f"ranges from {images['calibration']} images, choices made on {images['chosen_on']} others")
+    if tuning.effort["stopped"]:
+        facts.append(f"stopped by the {tuning.effort['stopped']}: more time may find something better")
+    for fact in facts:
+        page.fill(fact, 2, "  ")
+
+
+def _interval(point: Point) -> str:
+    if point.metric is None:
+        return "not judged"
+    return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
+
+
+def _bought(page: Page, tuning: Tuning) -> None:
+    if not tuning.chosen.sites and not tuning.chosen.changed:
+        page.heading("Nothing has to stay float beyond the head preset")
+        return
+    if not tuning.bought:
+        page.heading(f"Float: {', '.join(tuning.chosen.sites)}")
+        return
+    timed = tuning.gpu is not None
+    head = f"{'bought':>8} {'INT8':>5} {'conv.':>6}" + (f" {'ms':>8}" if timed else "")
+    page.line("", f"Float, and what each bought and costs{head:>{max(0, page.width - 37)}}")
+    room = max(20, page.width - len(head) - 3)
+    for one in tuning.bought:
+        metric = "-" if one.metric is None else f"{one.metric:+.4f}"
+        row = f"{metric:>8} {one.int8:>+5d} {one.conversions:>+6d}"
+        if timed:
+            row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
+        page.line(f"  {ending(one.site, room):<{room}} {row}")
+    for tensor, choice in tuning.chosen.changed.items():
+        page.fill(f"{tensor}: {choice}", 4, "  ")
+
+
+def _front(page: Page, tuning: Tuning) -> None:
+    unit = "ms" if tuning.gpu is not None else "cost"
+    page.heading(f"Front: each is the most accurate at its price ({tuning.cost['sentence']})")
+    page.line(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
+    for point in tuning.front:
+        mark = "*" if point is tuning.chosen else " "
+        cost = point.cost
+        what = point.name if len(point.sites) > 1 or not point.sites else point.sites[0]
+        row = f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} {point.chosen_on:>7.3f}  "
+        row += f"{_interval(point):<23} "
+        page.line(row + ending(what, max(12, page.width - len(row))))
+
+
+def _sites(page: Page, tuning: Tuning) -> None:
+    measured = sorted((s for s in tuning.sites if s.loss is not None), key=lambda s: -(s.loss or 0.0))
+    if not measured and not page.everything:
+        page.heading("Everything INT8 is enough, so that no single site was measured (--front does)")
+        return
+    page.heading("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
+                 "float, and what that costs")
+    for site in measured if page.everything else measured[:_SITES]:
+        page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {_price(site, tuning)}; {site.choice}", 4, "  - ")
+    for site in tuning.sites if page.everything else ():
+        if site.loss is None:
+            page.fill(f"{site.site} ({_kind(site)}): {site.choice}; {site.why}", 4, "  - ")
+    never = tuning.effort["never_measured"]
+    if never and not page.everything:
+        page.line(f"    {never} choices cannot pay and were never measured (--all says why)")
+
+
+def _kind(site: SiteResult) -> str:
+    return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
+
+
+def _price(site: SiteResult, tuning: Tuning) -> str:
+    change = site.as_json(tuning.base)
+    text = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"
+    return text if change["ms"] is None else f"{text}, {change['ms']:+.3f} ms"
+
+
+# fix ----------------------------------------------------------------------------------------------------------------
+
+
+def render_fixed(fixed: Fixed, output: str, width: int) -> str:
+    """What ``fix`` did, what it did not and why, and the verdict before and after."""
+    page = Page(width)
+    count = len(fixed.applied)
+    page.line(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
+    facts = [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]
+    if fixed.noise_before is not None and fixed.noise_after is not None:
+        facts.append(("outputs", f"{fixed.noise_before:.2%} from the float network before, {fixed.noise_after:.2%} "
+                                 "after (root mean square)"))
+    for label, text in (*facts, *(("note", note) for note in fixed.notes)):
+        page.fill(text, 10, f"  {label:<8}")
+    _changes(page, "Applied", fixed.applied)
+    _changes(page, "Not applied", fixed.refused)
+    left = fixed.after.findings_by_code()
+    serious = {f.code: None for f in fixed.after.findings if f.severity != "info"}
+    if serious:
+        listed = ", ".join(f"{code} ({left[code]})" for code in serious)
+        page.heading(f"left: {listed}; see qdqtool predict {output}")
+    return str(page)
+
+
+def _changes(page: Page, title: str, changes: list[Change]) -> None:
+    def kind(change: Change) -> tuple[str, str]:
+        return change.code, change.why_not
+
+    if changes:
+        page.line("", title)
+    for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
+        same = list(group)
+        page.fill(f"{code} ({len(same)})" + (f": {why_not}" if why_not else ""), 4, "  ")
+        for change in page.each(same, _FIXES, "      ", ""):
+            page.fill(change.what, 6, "    - ")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from qdqtool.buildlog.implicit import IMPLICIT
-from qdqtool.render.output import wrap
-from qdqtool.text import as_text
+from qdqtool.render.output import Page
+from qdqtool.text import as_text, counted, middle
 from qdqtool.types import Json
 
 _MANY = 12
@@ -20,20 +21,31 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
         width: Columns.
         everything: List every conversion, reformat and merge instead of the first dozen.
     """
-    limit = 10**9 if everything else _MANY
-    blocks = [
-        _head(facts, width), _problems(facts), _layers(facts, width), _passes(facts, width),
-        _edges("Conversions at run time", facts["conversions"], limit, width),
-        _edges("Reformats (layout only)", facts["reformats"], limit, width),
-        _merged(facts, limit, width), _tuning(facts, width), _memory(facts), _performance(facts),
-        _profile(facts, width), _rest(facts, width),
-    ]
-    return "\n".join(as_text(block) for block in blocks if block)
+    page = Page(width, everything)
+    _head(page, facts)
+    for write in (_problems, _layers, _passes, _conversions, _reformats, _merged, _tuning, _memory, _performance,
+                  _profile, _rest):
+        with _block(page):
+            write(page, facts)
+    return str(page)
 
 
-def _head(facts: Json, width: int) -> list[str]:
-    build, gpu = facts["build"], facts["gpu"]
-    passed = {True: "PASSED", False: "FAILED", None: ""}[facts["passed"]]
+@contextmanager
+def _block(page: Page) -> Iterator[None]:
+    """An empty line in front of what is written, where anything is."""
+    before = len(page.lines)
+    yield
+    if len(page.lines) > before:
+        page.lines.insert(before, "")
+
+
+def _fact(page: Page, label: str, text: str) -> None:
+    page.fill(text, 12, f"{label:<12}")
+
+
+def _head(page: Page, facts: Json) -> None:
+    build, gpu, model = facts["build"], facts["gpu"], facts["model"]
+    passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
     details = ", ".join(
         text for text in (
             f"compute capability {gpu['Compute Capability']}" if "Compute Capability" in gpu else "",
@@ -41,39 +53,34 @@ def _head(facts: Json, width: int) -> list[str]:
         ) if text
     )
     device = f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
-    lines = wrap(f"{facts['title']}{device}{', ' + passed if passed else ''}", 2, width, "")
+    page.fill(f"{facts['title']}{device}{passed}")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
-        lines += wrap(", ".join(names) + hint, 12, width, "precisions  ")
+        _fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
-        lines += wrap(IMPLICIT, 12, width, "INT8        ")
-    model = facts["model"]
+        _fact(page, "INT8", IMPLICIT)
     if model["file"]:
         extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",
-                 count(model["nodes"], "node") if model["nodes"] else ""]
-        lines += wrap(", ".join([model["file"], *(text for text in extra if text)]), 12, width, "model       ")
+                 counted(model["nodes"], "node") if model["nodes"] else ""]
+        _fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
     if facts["command"]:
-        lines += wrap(facts["command"], 12, width, "command     ")
-    lines += wrap(f"{build['source']}: {', '.join(build['files'])}", 12, width, "read        ")
+        _fact(page, "command", facts["command"])
+    _fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
     if facts["read"] and not build["complete"]:
-        lines += wrap(", ".join(facts["read"]), 12, width, "holds       ")
+        _fact(page, "holds", ", ".join(facts["read"]))
     if build["missing"]:
-        lines += wrap(", ".join(build["missing"]), 12, width, "missing     ")
-    return lines
+        _fact(page, "missing", ", ".join(build["missing"]))
 
 
-def _problems(facts: Json) -> list[str]:
-    if not facts["names_only"]:
-        return []
-    lines = ["The listing has names and no precisions. Build again with details:"]
-    for version, text in facts["rerun"].items():
-        lines += [f"TensorRT {version}:", f"  {text}"]
-    return lines
+def _problems(page: Page, facts: Json) -> None:
+    if facts["names_only"]:
+        page.line("The listing has names and no precisions. Build again with details:")
+        for version, text in facts["rerun"].items():
+            page.line(f"TensorRT {version}:", f"  {text}")
 
 
-def _layers(facts: Json, width: int) -> list[str]:
-    lines: list[str] = []
+def _layers(page: Page, facts: Json) -> None:
     steps: list[str] = []
     before = None
     for milestone in facts["milestones"]:
@@ -81,180 +88,145 @@ def _layers(facts: Json, width: int) -> list[str]:
             steps.append(f"{milestone['layers']} ({milestone['what'].removeprefix('After ').lower()})")
             before = milestone["layers"]
     if steps:
-        lines += wrap(" -> ".join(steps), 12, width, "Layers      ")
+        _fact(page, "Layers", " -> ".join(steps))
     if facts["placement"].get("DLA"):
         placed = ", ".join(f"{number} on {device}" for device, number in facts["placement"].items())
-        lines += wrap(placed, 12, width, "Placement   ")
+        _fact(page, "Placement", placed)
     engine = facts["engine"]
     if engine is None:
-        return lines
+        return
+    text = counted(engine["layers"], "layer")
     if engine["convolutions"]:
-        text = f"{count(engine['layers'], 'layer')}, of them {count(engine['convolutions'], 'convolution')}:"
-        lines += wrap(text, 12, width, "Engine      ")
-        lines += [f"{number:>16} x {signature}" for signature, number in engine["signatures"].items()]
-    else:
-        lines += wrap(count(engine["layers"], "layer"), 12, width, "Engine      ")
-    return lines
+        text += f", of them {counted(engine['convolutions'], 'convolution')}:"
+    _fact(page, "Engine", text)
+    if engine["convolutions"]:
+        page.line(*(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items()))
 
 
-def _passes(facts: Json, width: int) -> list[str]:
-    if not facts["passes"]:
-        return []
-    wide = min(40, max(len(row["pass"]) for row in facts["passes"]))
-    lines = ["Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)"]
-    for row in facts["passes"]:
+def _passes(page: Page, facts: Json) -> None:
+    rows = facts["passes"]
+    wide = min(40, max((len(row["pass"]) for row in rows), default=0))
+    if rows:
+        page.line("Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)")
+    for row in rows:
         done = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
-        name = row["pass"] or "(no pass)"
-        lines += wrap(done, wide + 10, width, f"  {name:<{wide}} {row['running'] or '':>5}  ")
-    return lines
+        page.fill(done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  ")
 
 
-def _edges(title: str, rows: list[Json], limit: int, width: int) -> list[str]:
+def _conversions(page: Page, facts: Json) -> None:
+    _edges(page, "Conversions at run time", facts["conversions"])
+
+
+def _reformats(page: Page, facts: Json) -> None:
+    _edges(page, "Reformats (layout only)", facts["reformats"])
+
+
+def _edges(page: Page, title: str, rows: list[Json]) -> None:
     if not rows:
-        return []
-    lines = [f"{title}: {len(rows)}"]
+        return
+    page.line(f"{title}: {len(rows)}")
     cells = []
-    for row in rows[:limit]:
+    for row in rows if page.everything else rows[:_MANY]:
         types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
         shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
-        cells.append(("" if types == "UNKNOWN" else types, shape, row))
+        cells.append(("" if types == "UNKNOWN" else types, shape))
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
-    for types, shape, row in cells:
-        whole = row["qdq"] or limit > _MANY
-        name = row["name"] if whole else short(row["name"], width - 6)
+    for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
+        name = row["name"] if row["qdq"] or page.everything else middle(row["name"], page.width - 6)
         start = f"  {types:<{first}}  {shape:<{second}}  "
-        lines += [start + name] if len(start + name) <= width else [start.rstrip(), f"      {name}"]
-    return lines + _more(len(rows), limit)
+        page.line(*([start + name] if len(start + name) <= page.width else [start.rstrip(), f"      {name}"]))
 
 
-def _merged(facts: Json, limit: int, width: int) -> list[str]:
-    rows = facts["merged"]
-    if not rows:
-        return []
-    lines = [f"Merged side by side: {len(rows)}"]
-    for group in rows[:limit]:
-        lines += wrap(" || ".join(group), 6, width, f"  {len(group)}: ")
-    return lines + _more(len(rows), limit)
+def _merged(page: Page, facts: Json) -> None:
+    if facts["merged"]:
+        page.line(f"Merged side by side: {len(facts['merged'])}")
+    for group in page.each(facts["merged"], _MANY):
+        page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
 
-def _tuning(facts: Json, width: int) -> list[str]:
+def _tuning(page: Page, facts: Json) -> None:
     tuning = facts["tuning"]
-    if not tuning["tactics"]:
-        return _passed_over(tuning, width)
-    chosen = ", ".join(f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6])
-    lines = wrap(
-        f"{count(tuning['tactics'], 'tactic')} timed for {count(tuning['layers'], 'layer')}, "
-        f"{count(tuning['combinations'], 'format combination')}, {count(tuning['reformats'], 'reformat')} costed, "
-        f"{count(tuning['added_reformats'], 'reformat')} added",
-        12, width, "Tuning      ",
-    )
-    spent = [f"{seconds:g} s {what[0].lower() + what[1:]}" for what, seconds in facts["seconds"].items()]
-    lines += wrap(", ".join(spent), 12, width, "            ") if spent else []
-    lines += wrap(f"chosen: {chosen}", 12, width, "            ") if chosen else []
+    if not tuning["tactics"]:  # an excerpt: which kernels were passed over, for which layer and why
+        for row in tuning["refused"]:
+            layer = f" for {row['layer']}" if row["layer"] else ""
+            _fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_times(row)}")
+        for row in tuning["reasons"]:
+            _fact(page, "Tuning", f"passed over: {row['reason']}{_times(row)}")
+        return
+    _fact(page, "Tuning",
+          f"{counted(tuning['tactics'], 'tactic')} timed for {counted(tuning['layers'], 'layer')}, "
+          f"{counted(tuning['combinations'], 'format combination')}, "
+          f"{counted(tuning['reformats'], 'reformat')} costed, {counted(tuning['added_reformats'], 'reformat')} added")
+    if facts["seconds"]:
+        _fact(page, "", ", ".join(f"{s:g} s {what[0].lower() + what[1:]}" for what, s in facts["seconds"].items()))
+    if tuning["chosen"]:
+        _fact(page, "", "chosen: " + ", ".join(f"{n} {number}" for n, number in list(tuning["chosen"].items())[:6]))
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
-        lines.append("  slowest to tune:")
-        lines += [
-            f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {short(row['name'], width - 30)}" for row in slow
-        ]
+        page.line("  slowest to tune:")
+    for row in slow:
+        name = middle(row["name"], page.width - 30)
+        page.line(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
     for row in tuning["slowest_reformats"][:1]:
-        lines.append(f"  slowest reformat tried: {row['best_ms']:g} ms  {short(row['name'], width - 38)}")
-    return lines
+        page.line(f"  slowest reformat tried: {row['best_ms']:g} ms  {middle(row['name'], page.width - 38)}")
 
 
-def _passed_over(tuning: Json, width: int) -> list[str]:
-    """For excerpts without a timed tactic: which kernels were passed over, for which layer and why."""
-    lines: list[str] = []
-    for row in tuning["refused"]:
-        layer = f" for {row['layer']}" if row["layer"] else ""
-        lines += wrap(f"{row['runner']} has no tactic{layer}{_times(row['count'])}", 12, width, "Tuning      ")
-    for row in tuning["reasons"]:
-        lines += wrap(f"passed over: {row['reason']}{_times(row['count'])}", 12, width, "Tuning      ")
-    return lines
+def _times(row: Json) -> str:
+    return f" ({row['count']} times)" if row["count"] > 1 else ""
 
 
-def _times(count: int) -> str:
-    return f" ({count} times)" if count > 1 else ""
+def _memory(page: Page, facts: Json) -> None:
+    rows = [(label, facts["memory"][key], unit) for label, key, unit in (
+        ("activations", "activation", "bytes"), ("device, persistent", "device_persistent", "bytes"),
+        ("scratch", "scratch", "bytes"), ("host, persistent", "host_persistent", "bytes"),
+        ("weights", "weights", "bytes"), ("engine", "engine_mib", "MiB"), ("peak, GPU", "peak_gpu_mib", "MiB"),
+        ("peak, CPU", "peak_cpu_mib", "MiB"),
+    )]
+    lines = [f"  {label:<20}{value:>17,} {unit}" for label, value, unit in rows if value is not None]
+    page.line(*(["Memory", *lines] if lines else []))
 
 
-def _memory(facts: Json) -> list[str]:
-    memory = facts["memory"]
-    rows = [(label, memory[key]) for label, key in (
-        ("activations", "activation"), ("device, persistent", "device_persistent"), ("scratch", "scratch"),
-        ("host, persistent", "host_persistent"), ("weights", "weights"),
-    ) if memory[key] is not None]
-    lines = [f"  {label:<20}{value:>17,} bytes" for label, value in rows]
-    lines += [f"  {label:<20}{memory[key]:>17,} MiB" for label, key in (
-        ("engine", "engine_mib"), ("peak, GPU", "peak_gpu_mib"), ("peak, CPU", "peak_cpu_mib"),
-    ) if memory[key] is not None]
-    return ["Memory", *lines] if lines else []
-
-
-def _performance(facts: Json) -> list[str]:
+def _performance(page: Page, facts: Json) -> None:
     rows = facts["performance"]
-    if not rows:
-        return []
-    lines = ["Performance"]
+    if rows:
+        page.line("Performance")
     for name, values in rows.items():
         if "value" in values:
-            lines.append(f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}")
+            page.line(f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}")
     timed = {name: values for name, values in rows.items() if "mean" in values}
     if timed:
         percentiles = dict.fromkeys(key for values in timed.values() for key in values if key.startswith("perc"))
         columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
         heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
-        lines.append(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
+        page.line(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
         for name, values in timed.items():
             cells = "".join(f"{values[c]:>11.6g}" if c in values else f"{'':>11}" for c in columns)
-            lines.append(f"  {name:<23}{cells}")
-    return lines
+            page.line(f"  {name:<23}{cells}")
 
 
-def _profile(facts: Json, width: int) -> list[str]:
+def _profile(page: Page, facts: Json) -> None:
     profile = facts["profile"]
     if profile is None:
-        return []
+        return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
-    lines = [f"Profile: {profile['total_ms']:.4f} ms in {count(profile['layers'], 'layer')}{runs}; the slowest:"]
+    page.line(f"Profile: {profile['total_ms']:.4f} ms in {counted(profile['layers'], 'layer')}{runs}; the slowest:")
     for row in profile["slowest"]:
-        lines.append(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {short(row['name'], width - 24)}")
-    return lines
+        page.line(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {middle(row['name'], page.width - 24)}")
 
 
-def _rest(facts: Json, width: int) -> list[str]:
-    lines: list[str] = []
+def _rest(page: Page, facts: Json) -> None:
     explained: set[str] = set()
     for message in facts["messages"]:
-        times = f" ({message['count']} times)" if message["count"] > 1 else ""
         first = message["text"].splitlines()[0] if message["text"] else ""
-        lines += wrap(f"line {message['line']}: {first[:500]}{times}", 2, width, f"{message['level'].upper():<7} ")
+        page.fill(f"line {message['line']}: {first[:500]}{_times(message)}", 2, f"{message['level'].upper():<7} ")
         if message.get("cause") and message["known"] not in explained:
             explained.add(message["known"])
-            lines += wrap(message["cause"], 10, width, "  cause   ")
-            lines += wrap(message["fix"], 10, width, "  fix     ")
+            page.fill(message["cause"], 10, "  cause   ")
+            page.fill(message["fix"], 10, "  fix     ")
     for note in facts["notes"]:
-        lines += wrap(note, 8, width, "note    ")
+        page.fill(note, 8, "note    ")
     if facts["lines"]["unexplained"]:
-        lines.append(f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood")
-    return lines
-
-
-def _more(total: int, limit: int) -> list[str]:
-    return [f"  ... and {total - limit} more (--all)"] if total > limit else []
-
-
-def count(number: int, word: str) -> str:
-    """``1 layer``, ``2 layers``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def short(name: str, width: int) -> str:
-    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
-    width = max(20, width)
-    if len(name) <= width:
-        return name
-    tail = (width - 3) * 2 // 3
-    return f"{name[: width - 3 - tail]}...{name[-tail:]}"
+        page.line(f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood")
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Where a command's answer goes: text or JSON, to stdout or a file; parameters of the library as options."""
+"""A command's answer: its lines, where it goes, text or JSON; parameters of the library as options."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.outputs import commit, write_text
 from qdqtool.process import columns, silence_stdout
-from qdqtool.text import as_line, visible
+from qdqtool.text import as_line, as_text, visible
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 # What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
 _LOOKS = (("ERROR ", "1;31"), ("warning", "1;33"), ("note", "1;36"), ("  > ", "32"), ("    > ", "32"))
 _BOLD = "1"
+_Row = TypeVar("_Row")
 
 
 def emit(text: str, output: str | None) -> None:
@@ -100,6 +101,46 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
         as_line(text), width, initial_indent=pad if first is None else first, subsequent_indent=pad,
         break_long_words=False, break_on_hyphens=False,
     )
+
+
+class Page:
+    """The lines of an answer, filled up to a width; names are never cut in two.
+
+    Args:
+        width: Columns.
+        everything: Whether lists are written to their ends.
+    """
+
+    def __init__(self, width: int = 80, everything: bool = False) -> None:
+        self.width, self.everything = width, everything
+        self.lines: list[str] = []
+
+    def line(self, *lines: str) -> None:
+        """Lines as they are."""
+        self.lines += lines
+
+    def fill(self, text: str, indent: int = 2, first: str = "") -> None:
+        """A paragraph: ``first`` is in front of its first line, ``indent`` spaces in front of the others."""
+        self.lines += wrap(text, indent, self.width, first)
+
+    def gap(self) -> None:
+        """An empty line between what was written and what follows."""
+        if self.lines:
+            self.lines.append("")
+
+    def heading(self, text: str) -> None:
+        """The same, and a paragraph."""
+        self.gap()
+        self.fill(text)
+
+    def each(self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)") -> Iterator[_Row]:
+        """The rows, the first ``limit`` unless everything is asked for; how many are left out is a line behind them."""
+        yield from rows if self.everything else rows[:limit]
+        if len(rows) > limit and not self.everything:
+            self.line(f"{lead}and {len(rows) - limit} more{hint}")
+
+    def __str__(self) -> str:
+        return as_text(self.lines)
 
 
 # Parameters as options ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A prediction as text for a terminal: the verdict first, then what is not INT8 to INT8, by cause."""
+"""A prediction and its time as text for a terminal: the verdict first, then what is not INT8 to INT8, by cause."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.explain.report import obstacles, title_of
-from qdqtool.render.output import wrap
-from qdqtool.text import as_text, layers_counted
+from qdqtool.render.output import Page, as_options
+from qdqtool.text import counted, ending, layers_counted
+from qdqtool.timing.parts import PAYS
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
     from qdqtool.assumption import Assumption
     from qdqtool.explain.ways import Way
     from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.gpus import Gpu
 
 _SHOWN = 3  # findings of one code shown in full, unless everything is asked for
 _LISTED = 12  # lines of a list, unless everything is asked for
+_SLOWEST, _FIXES = 10, 6  # layers, and fixes
+_MATTERS = 1.3  # gain below which what conversions and layouts cost is said first
+_WORTH = 0.002  # share of the total below which a fix is not listed
 _MARK = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "note"}
 _LEDGER = ("CONVERSION", "INPUT-CONVERSION")
 
@@ -31,27 +36,27 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
-    told = obstacles(prediction.findings)
+    forms = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
-        return f"{outside}{f'nothing in INT8: the model has {told}' if told else f'{count}: nothing to run in INT8'}"
+        return f"{outside}{f'nothing in INT8: the model has {forms}' if forms else f'{count}: nothing to run in INT8'}"
     if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
         gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
         return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
-    if told and not s["int8"]:
-        return f"{outside}{count}: none in INT8, because the model has {told}"
+    if forms and not s["int8"]:
+        return f"{outside}{count}: none in INT8, because the model has {forms}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
-        parts.append(f"{_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
+        parts.append(f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
                      f"{s['matrix_products_float']} float")
     if s["conversions"] is not None:
         causes = ["Conv + activation + Add"] if _open(prediction) else []
         if any(r.uncertain or r.possible for r in prediction.regions):
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
-        parts.append(_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
+        parts.append(counted(_ranges(prediction)["conversions"], "conversion") + open_choice)
         if kernels := _kernels(prediction):
-            parts.append(f"{_count(len(kernels), 'Q/DQ kernel')} of Myelin")
-    return outside + "; ".join([*parts, *([f"the model has {told}"] if told else [])])
+            parts.append(f"{counted(len(kernels), 'Q/DQ kernel')} of Myelin")
+    return outside + "; ".join([*parts, *([f"the model has {forms}"] if forms else [])])
 
 
 def _kernels(prediction: Prediction) -> list[str]:
@@ -67,7 +72,7 @@ def _weighted_products(prediction: Prediction) -> int:
 def _types_of(prediction: Prediction) -> str:
     """Convolutions by type, products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
     s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
-    count = _count(s["convolutions"], "convolution")
+    count = counted(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} to INT8, {s['int8_to_float']} to float)"
@@ -113,32 +118,23 @@ def _assumptions(prediction: Prediction) -> list[str]:
     """One paragraph for each: what decides, what each choice gives, and what is counted."""
     lines = []
     for a in prediction.assumptions:
-        places = _count(len(a.places), "residual Add")
+        places = counted(len(a.places), "residual Add")
         where = f" ({a.places[0]} first)" if len(a.places) > 1 else f" ({a.places[0]})" if a.places else ""
         s = prediction.summary()
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
         each = " ".join(
-            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {_count(conversions, 'conversion')}."
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {counted(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
-        counted = f"Counted as {a.value}: {a.why}."
-        counted += "" if a.given else f" --assume {a.name}={other} shows the other in full."
+        taken = f"Counted as {a.value}: {a.why}."
+        taken += "" if a.given else f" --assume {a.name}={other} shows the other in full."
         lines.append(
             f"{a.name}: reports differ on what TensorRT makes of {places} behind an activation{where}, and the timing "
-            f"of its kernels may decide. {each} {counted}"
+            f"of its kernels may decide. {each} {taken}"
         )
     return lines
-
-
-def _way(way: Way, target: str, width: int) -> list[str]:
-    """How to build it."""
-    return [
-        f"To build it with {way.title}",
-        *wrap(f"flags: {way.flags(target)}", 4, width, "  - "), *wrap(f"log: {way.log}", 4, width, "  - "),
-        *wrap(f"note: {way.care}", 4, width, "  - "), *wrap(f"source: {way.source}", 4, width, "  - "),
-    ]
 
 
 def _outside(prediction: Prediction) -> str:
@@ -164,36 +160,42 @@ def render(
         time: How long it takes on a GPU.
         way: How it is to be built.
     """
-    lines = wrap(verdict(prediction), 2, width, "")
+    page = Page(width, everything)
     if time is not None:
-        from qdqtool.render.time_text import decision_lines, detail_lines, summary_lines
-
-        decision = decision_lines(time, width)
-        lines = [*decision, *([""] if decision else []), *lines, *summary_lines(time, width)]
-    lines += [line for text in _assumptions(prediction) for line in wrap(text, 2, width)]
-    lines += _header(prediction, width)
+        for sentence in decision(time):
+            page.fill(sentence)
+        page.gap()
+    page.fill(verdict(prediction))
+    if time is not None:
+        _summary(page, time)
+    for text in _assumptions(prediction):
+        page.fill(text, 2, "  ")
+    proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
+    for text in (f"target {prediction.target}{proof}", *_weak(prediction)):
+        page.fill(text, 2, "  ")
     if way is not None:
-        lines += ["", *_way(way, prediction.target, width)]
+        page.line("", f"To build it with {way.title}")
+        for label, text in (("flags", way.flags(prediction.target)), ("log", way.log), ("note", way.care),
+                            ("source", way.source)):
+            page.fill(f"{label}: {text}", 4, "  - ")
     if time is not None:
-        lines += detail_lines(time, prediction, width, everything=everything)
-    lines += _findings(prediction, width, everything)
-    lines += _unexplained(prediction, width)
+        _details(page, time, prediction)
+    _findings(page, prediction)
+    # Convolutions that are not INT8 to INT8 and that no finding names: never silently left out.
+    unexplained = [c for c in prediction.convolutions if not c.findings
+                   and not (c.is_int8 if prediction.conversions is None else c.int8_in_int8_out)]
+    if unexplained:
+        _table(page, "Not INT8 to INT8, for a reason not known", unexplained, prediction.findings)
     if everything:
-        lines += ["", "Every convolution", *_table(prediction.convolutions, prediction.findings, width)]
+        _table(page, "Every convolution", prediction.convolutions, prediction.findings)
     if layers:
-        lines += ["", f"Engine layers ({len(prediction.layers)})", *_layers(prediction.layers)]
+        _layers(page, prediction.layers)
     if trace:
         from qdqtool.trt.trace import render as line_of
 
-        lines += ["", f"TensorRT's optimizer log ({len(prediction.trace)} lines)"]
-        lines += [line_of(event) for event in prediction.trace]
-    return as_text(lines)
-
-
-def _header(prediction: Prediction, width: int) -> list[str]:
-    proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
-    lines = wrap(f"target {prediction.target}{proof}", 2, width)
-    return lines + [line for text in _weak(prediction) for line in wrap(text, 2, width)]
+        page.line("", f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
+        page.line(*map(line_of, prediction.trace))
+    return str(page)
 
 
 def _weak(prediction: Prediction) -> list[str]:
@@ -208,33 +210,33 @@ def _weak(prediction: Prediction) -> list[str]:
     return lines
 
 
-def _findings(prediction: Prediction, width: int, everything: bool) -> list[str]:
-    lines: list[str] = []
+def _findings(page: Page, prediction: Prediction) -> None:
     notes: list[list[Finding]] = []
     ledger: list[Finding] = []
     products = {c.name for c in prediction.convolutions if c.is_product}
     for same in _grouped(prediction.findings):
         if same[0].code in _LEDGER:
             ledger += same
-        elif same[0].severity == Severity.INFO and not everything:
+        elif same[0].severity == Severity.INFO and not page.everything:
             notes.append(same)
         else:
-            lines += ["", *_group(same, products, width, everything)]
+            _group(page, same, products)
     if ledger:
-        lines += ["", *_conversions(ledger, width, everything)]
+        page.line("", f"Conversions that stay at run time ({len(ledger)})")
+    for finding in page.each(ledger, _LISTED, "    "):
+        page.fill(finding.message + (f" [{_amount(finding.values)}]" if finding.values else ""), 4, "  - ")
     if notes:
-        nothing = any(same[0].code in ("NO-QDQ", "QOPERATOR") for same in _grouped(prediction.findings))
+        nothing = any(f.code in ("NO-QDQ", "QOPERATOR") for f in prediction.findings)
         shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
         hidden = [same[0].code for same in notes if same not in shown]
         more = f"; {', '.join(hidden)} only there" if hidden else ""
-        title = f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}"
-        lines += ["", *wrap(title, 2, width, "")]
+        page.heading(f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}")
         for same in shown:
-            lines += _note(same, width)
+            head = same[0]
+            text = head.message if len(same) == 1 else f"{title_of(head.code)}: {_names([f.node for f in same])}"
+            page.fill(f"{head.code}: {text}", 4, "  - ")
     if kernels := _kernels(prediction):
-        text = f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}"
-        lines += ["", *wrap(text, 2, width, "")]
-    return lines
+        page.heading(f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}")
 
 
 # Notes that repeat on every network: shown with --all alone.
@@ -255,68 +257,36 @@ def _by_code(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(ordered, key=lambda f: first[f.code, f.severity])
 
 
-def _group(same: list[Finding], products: set[str], width: int, everything: bool) -> list[str]:
+def _group(page: Page, same: list[Finding], products: set[str]) -> None:
     head = same[0]
-    title = title_of(head.code)
     concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
-    facts = [_count(len(same), "place")] if len(same) > 1 else []
+    facts = [counted(len(same), "place")] if len(same) > 1 else []
     if len(concerned) > 1:
         inside = sum(name in products for name in concerned)
         facts.append(layers_counted(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
-    lines = wrap(f"{title} [{', '.join(facts)}]", 4, width, f"{_MARK[head.severity]} {head.code}: ")
-    shown = same if everything else same[:_SHOWN]
+    page.gap()
+    page.fill(f"{title_of(head.code)} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
+    shown = same if page.everything else same[:_SHOWN]
     fixes = {f.fix for f in same}
     for finding in shown:
-        lines += wrap(finding.message, 4, width, "  - ")
+        page.fill(finding.message, 4, "  - ")
         if len(fixes) > 1 and finding.fix:
-            lines += wrap(finding.fix, 6, width, "    > ")
+            page.fill(finding.fix, 6, "    > ")
     rest = same[len(shown):]
     if rest:
-        lines += wrap(f"and {len(rest)} more: {_names([f.node for f in rest], counted=False)}", 4, width)
+        page.fill(f"and {len(rest)} more: {_names([f.node for f in rest], in_all=False)}", 4, "    ")
     if len(fixes) == 1 and head.fix:
-        lines += wrap(head.fix, 4, width, "  > ")
+        page.fill(head.fix, 4, "  > ")
     if head.automatic:
-        lines += wrap(f"qdqtool fix --only {head.code} tries that.", 4, width, "  > ")
-    return lines
+        page.fill(f"qdqtool fix --only {head.code} tries that.", 4, "  > ")
 
 
-def _conversions(ledger: list[Finding], width: int, everything: bool) -> list[str]:
-    lines = [f"Conversions that stay at run time ({len(ledger)})"]
-    shown = ledger if everything else ledger[:_LISTED]
-    for finding in shown:
-        size = f" [{_amount(finding.values)}]" if finding.values else ""
-        lines += wrap(finding.message + size, 4, width, "  - ")
-    if len(ledger) > len(shown):
-        lines.append(f"    and {len(ledger) - len(shown)} more (--all)")
-    return lines
-
-
-def _note(same: list[Finding], width: int) -> list[str]:
-    head = same[0]
-    if len(same) == 1:
-        return wrap(f"{head.code}: {head.message}", 4, width, "  - ")
-    title = title_of(head.code)
-    return wrap(f"{head.code}: {title}: {_names([f.node for f in same])}", 4, width, "  - ")
-
-
-def _unexplained(prediction: Prediction, width: int) -> list[str]:
-    """Convolutions that are not INT8 to INT8 and that no finding names: never silently left out."""
-    if prediction.conversions is None:
-        left = [c for c in prediction.convolutions if not c.is_int8 and not c.findings]
-    else:
-        left = [c for c in prediction.convolutions if not c.int8_in_int8_out and not c.findings]
-    if not left:
-        return []
-    return ["", "Not INT8 to INT8, for a reason not known", *_table(left, prediction.findings, width)]
-
-
-def _table(convolutions: Iterable[ConvOutcome], findings: list[Finding], width: int) -> list[str]:
+def _table(page: Page, title: str, rows: Sequence[ConvOutcome], findings: list[Finding]) -> None:
     """One row for each: types, name, what it takes in, and the codes of its errors and warnings."""
-    rows = list(convolutions)
     signatures = [f"{' + '.join(c.inputs)} -> {c.output}" for c in rows]
     wide = max((len(s) for s in signatures), default=0)
-    lines = []
+    page.line("", title)
     for conv, signature in zip(rows, signatures, strict=True):
         concerned = [findings[i] for i in conv.findings if i < len(findings)]
         serious = dict.fromkeys(f.code for f in concerned if f.severity != Severity.INFO)
@@ -324,30 +294,22 @@ def _table(convolutions: Iterable[ConvOutcome], findings: list[Finding], width: 
         text += f"  + {', '.join(conv.fused)}" if conv.fused else ""
         text += f"  [{', '.join(serious)}]" if serious else ""
         text += "  (assumed)" if conv.evidence == "assumed" else ""
-        lines += wrap(text, wide + 6, width, f"  {signature:<{wide}}  ")
-    return lines
+        page.fill(text, wide + 6, f"  {signature:<{wide}}  ")
 
 
-def _layers(layers: Iterable[EngineLayer]) -> list[str]:
-    lines = []
+def _layers(page: Page, layers: list[EngineLayer]) -> None:
+    page.line("", f"Engine layers ({len(layers)})")
     for layer in layers:
-        inputs = ", ".join(str(t.precision) for t in layer.inputs) or "-"
-        outputs = ", ".join(str(t.precision) for t in layer.outputs) or "-"
-        for change in layer.layouts:
-            lines.append(f"  Reformat: {change['from']} -> {change['to']}  {change['tensor']}  {change['ms']:.4f} ms")
-        took = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
-        lines.append(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}{took}")
-    return lines
+        inputs, outputs = (", ".join(str(t.precision) for t in ends) or "-" for ends in (layer.inputs, layer.outputs))
+        page.line(*(f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}  {c['ms']:.4f} ms" for c in layer.layouts))
+        page.line(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}"
+                  + ("" if layer.ms is None else f"  {layer.ms:.4f} ms"))
 
 
-def _names(items: list[str], limit: int = 3, counted: bool = True) -> str:
+def _names(items: list[str], in_all: bool = True) -> str:
     unique = [i for i in dict.fromkeys(items) if i]
-    text = ", ".join(unique[:limit])
-    return text if len(unique) <= limit else f"{text}, ..." + f" ({len(unique)} in all)" * counted
-
-
-def _count(number: int | str | None, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    text = ", ".join(unique[:_SHOWN])
+    return text if len(unique) <= _SHOWN else f"{text}, ..." + f" ({len(unique)} in all)" * in_all
 
 
 def _amount(values: int) -> str:
@@ -356,3 +318,150 @@ def _amount(values: int) -> str:
         if values >= size:
             return f"{values / size:.1f}{unit} values"
     return f"{values} values"
+
+# The time -----------------------------------------------------------------------------------------------------------
+
+
+def decision(time: TimeEstimate) -> list[str]:
+    """Whether INT8 pays, in sentences: the times of the placements, then the gain, its range, and what costs."""
+    base = time.float_time
+    if base is None:
+        return []
+    best, gain = time.best, time.best_range if time.is_float else time.gain_range
+    parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
+    parts.append(f"{base.precision}: {ms(base.total_ms)}")
+    parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
+    parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
+    sentences = [f"{'; '.join(parts)} (estimated)."]
+    if not time.gpu.has_int8:
+        return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
+    if gain is None:
+        return [*sentences, "What INT8 could gain is not known."]
+    what = "INT8 placed by qdqtool" if time.is_float else "this model"
+    if abs(gain.value - 1) < PAYS - 1:
+        text = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
+    elif gain.value > 1:
+        text = f"INT8 {'would be' if time.is_float else 'is'} {gain.value:.2f} times as fast as {gain.precision}"
+    else:
+        text = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
+    text += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
+    if not time.is_float and gain.value < _MATTERS and (costs := _moving(time)):
+        text += f": {costs}"
+    return [*sentences, f"{text}."]
+
+
+def _moving(time: TimeEstimate) -> str:
+    """What the conversions and changes of layout cost together; empty where there are none."""
+    costs = [counted(time.conversions, "conversion")] if time.conversions else []
+    costs += [counted(time.layouts, "layout change")] if time.layouts else []
+    return f"{ms(time.conversions_ms + time.layouts_ms)} in {' and '.join(costs)}" if costs else ""
+
+
+def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
+    """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
+    page, gain = Page(width), time.gain_range
+    for sentence in decision(time):
+        page.fill(sentence)
+    if not time.gpu.has_int8:
+        page.fill(f"warning: {time.gpu.name} builds no network with Q/DQ: deploy the float model there")
+    elif gain is None and not page.lines:
+        page.line("no gain to say: the shapes of most layers are not known; export the model with fixed shapes")
+    elif gain is not None and gain.value < PAYS:
+        page.fill(f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
+                  f"{time.gpu.name}: {_slow(time, prediction, width)}")
+    return page.lines
+
+
+def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
+    """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
+    if 2 * time.waiting_ms > time.total_ms:
+        return (f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+                "whatever their type; a larger batch or image would gain")  # fmt: skip
+    slowest = max((layer for layer in prediction.layers if layer.type == "Conversion"), key=lambda x: x.ms or 0.0,
+                  default=None)  # fmt: skip
+    why = _moving(time) or "no kernel gains enough by INT8"
+    return f"{why}; the slowest is {ending(slowest.name, width)}" if slowest is not None and time.conversions else why
+
+
+def summary(time: TimeEstimate) -> str:
+    """The time, where it is, and its range."""
+    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
+    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), estimated; 80 % of measured "
+            f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}")
+
+
+def _summary(page: Page, time: TimeEstimate) -> None:
+    """The time end to end, against the float network; what to know about the figures."""
+    texts = [summary(time)]
+    if time.is_float and time.best is not None:
+        texts.append(f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
+                     "convolutions")  # fmt: skip
+    moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+    if moving:
+        texts.append(f"of which {', '.join(moving)}")
+    if time.calibration:
+        text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
+        if time.calibration.kernel_us:
+            text += f", {time.calibration.kernel_us:+.1f} us a kernel"
+        if time.calibration.overhead_us:
+            text += f"; the profile added {time.calibration.overhead_us:.1f} us to each layer"
+        texts.append(text)
+    for text in texts:
+        page.fill(text, 2, "  ")
+    for note in time.notes:
+        page.fill(f"note: {as_options(note)}", 4, "  ")
+
+
+def _details(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
+    """What each fix saves, and the slowest layers."""
+    least = 0.0 if page.everything else _WORTH * time.total_ms
+    together = [f for f in time.fixes if f.saves_ms > least]
+    if together:
+        page.line("", "What qdqtool fix saves, by simulating the fixed network")
+    for fix in together:
+        places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
+        page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {ms(fix.saves_ms):>10}  ")
+    simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
+    fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
+    if fixes:
+        page.line("", "What each fix saves at most, neighbours quantized (savings do not add up)")
+    shown = fixes if page.everything else fixes[:_FIXES]
+    for finding in shown:
+        page.fill(f"{finding.code}  {finding.node}", 16, f"  {ms(finding.saves_ms or 0.0):>10}  ")
+    if len(fixes) > len(shown):
+        rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown):])
+        page.line(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
+    if time.kernels:
+        page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
+    for kernel in time.kernels if page.everything else time.kernels[:_SLOWEST]:
+        name = kernel.name if page.everything else ending(kernel.title, page.width - 27)
+        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
+
+
+def saving(findings: list[Finding], least: float) -> list[Finding]:
+    """The findings whose fix saves time, the most first; one of a node and amount."""
+    found = sorted((f for f in findings if (f.saves_ms or 0.0) > least), key=lambda f: -(f.saves_ms or 0.0))
+    return list({(f.node, f.saves_ms): f for f in reversed(found)}.values())[::-1]
+
+
+def ms(value: float, *, unit: bool = True) -> str:
+    """``0.681 ms``: three digits that count."""
+    digits = 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4
+    return f"{value:.{digits}f}" + (" ms" if unit else "")
+
+
+def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
+    """The table of known GPUs."""
+    page = Page(width)
+    page.line(f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}  INT8 by")
+    for gpu in gpus:
+        tops = gpu.as_json()["tops"]
+        page.line(f"{gpu.name:<27}{gpu.cc:>5}{gpu.sms:>5}{gpu.clock:>6.0f}{gpu.bandwidth:>7g}{gpu.l2:>7g}"
+                  f"{tops['int8']:>7.0f}{tops['fp16']:>7.0f}  {gpu.rates.int8_path}")
+        if sources:
+            page.fill(f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, "    ")
+    page.gap()
+    page.fill("INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; --sources "
+              "shows where each figure comes from.", 0)
+    return str(page)

@@ -16,10 +16,13 @@ from qdqtool.modelfile import ModelSource
 from qdqtool.operators import WEIGHTED
 from qdqtool.outputs import write_text
 from qdqtool.parameters import typed
-from qdqtool.reporting import data
-from qdqtool.reporting.subject import Subject, gpu_for, look_at
+from qdqtool.reporting import data, sections
+from qdqtool.reporting.graphs import draw
+from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at
+from qdqtool.reporting.page import render, require
 from qdqtool.trt.targets import Target
-from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.types import TOOL_VERSION, Json, Severity
+from qdqtool.verification.api import build_of
 
 REPORT_SCHEMA = "qdqtool/report/1"
 
@@ -43,6 +46,13 @@ class Report:
     def __repr__(self) -> str:
         return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
 
+    @property
+    def ok(self) -> bool:
+        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
+        return quiet and (self.page.agreement is None or self.page.agreement.ok)
+
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 
@@ -98,8 +108,6 @@ def report(
         DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
     """
-    from qdqtool.reporting.page import render, require
-
     require()
     page = collect(model, *builds, before=before, target=target, gpu=gpu, clock=clock, calib_cache=calib_cache,
                    tuning=tuning, assume=assume)
@@ -121,12 +129,6 @@ def collect(
     assume: Mapping[str, str] | None = None,
 ) -> data.Page:
     """What the page shows; arguments and errors as for :func:`report`."""
-    from qdqtool.reporting import times
-    from qdqtool.reporting.graphs import draw
-    from qdqtool.reporting.nodes import Collector
-    from qdqtool.reporting.sections import add_weights, agreement_of
-    from qdqtool.verification.api import build_of
-
     if clock is not None and gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`")
     build = build_of(builds) if builds else None
@@ -134,32 +136,28 @@ def collect(
     subject = look_at(model, target, chosen, build, dict(assume or {}), named=gpu, clock=clock)
     collector = Collector(subject, "after" if before is not None else "model")
     page = data.Page(TOOL_VERSION, collector.run())
-    page.model.time = times.time_of(subject)
+    page.model.time = sections.time_of(subject)
     draw(collector)
-    add_weights(collector)
+    sections.add_weights(collector)
     other = None
     if before is not None:
         other = look_at(before, subject.prediction.target, chosen, None, dict(assume or {}))
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()
-        page.before.time = times.time_of(other)
+        page.before.time = sections.time_of(other)
         draw(earlier)
         _compare(page.model, page.before)
-    page.groups = times.groups_of(collector, other)
-    page.parts = times.parts_of(subject, other)
-    page.parts_note = times.parts_note(subject, page.parts)
-    page.unlisted = times.unlisted_of(subject)
-    page.roof = times.roof_of(subject)
-    page.agreement = agreement_of(collector)
+    page.groups = sections.groups_of(collector, other)
+    page.parts = sections.parts_of(subject, other)
+    page.parts_note = sections.parts_note(subject, page.parts)
+    page.unlisted = sections.unlisted_of(subject)
+    page.roof = sections.roof_of(subject)
+    page.agreement = sections.agreement_of(collector)
     if calib_cache is not None:
-        from qdqtool.reporting.sections import histograms_of
-
-        page.histograms, page.calibration = histograms_of(calib_cache, collector)
+        page.histograms, page.calibration = sections.histograms_of(calib_cache, collector)
     if tuning is not None:
-        from qdqtool.reporting.sections import tuning_of
-
-        page.tuning = tuning_of(tuning, subject.model)
+        page.tuning = sections.tuning_of(tuning, subject.model)
     return page
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtool.engine.layout import Linked, Placed
+from qdqtool.engine.drawing import Linked, Placed
 
 INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
 

@@ -12,12 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool import budgets, qdq
-from qdqtool.engine import layout
+from qdqtool.engine import drawing
 from qdqtool.graph import Node as OnnxNode
 from qdqtool.operators import WEIGHTED
 from qdqtool.reporting import data
-from qdqtool.reporting.names import plain, short, shown
 from qdqtool.reporting.nodes import Collector, paint_of
+from qdqtool.reporting.page import plain, short, shown
 from qdqtool.types import Precision
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
@@ -49,96 +49,79 @@ def draw(collector: Collector) -> None:
 
 def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
+    fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
-        box.w, box.h = BOX_WIDTH, _height(box)
-    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
-    if why:
-        return data.Drawing(why=f"{why}. {_TABLES}")
-    return data.Drawing(boxes, edges, width, height)
-
-
-def _height(box: data.Box) -> float:
-    if box.role in ("input", "output"):
-        return END_HEIGHT
-    if box.role == "layer":
-        return ENGINE_HEIGHT
-    rows = sum(box.heights)
-    return rows + (HEADER + PADDING if box.role == "fused" else 0.0)
+        box.w = BOX_WIDTH
+        box.h = fixed.get(box.role) or sum(box.heights) + (HEADER + PADDING if box.role == "fused" else 0.0)
+    width, height, why = drawing.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
+    return data.Drawing(why=f"{why}. {_TABLES}") if why else data.Drawing(boxes, edges, width, height)
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------
 
 
 class _Onnx:
-    """Boxes are fused layers and single nodes; edges are the tensors between them."""
+    """Boxes are fused layers and single nodes; edges are the tensors between them.
+
+    Attributes:
+        nodes: Those that are drawn, with their places.
+        home: Place of a node to that of the first node of its box.
+        sources: For each node what it reads: the tensor, the place of the node that makes it (None: an input), and the
+            Q and DQ between, makers first.
+    """
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self.index = collector.subject.model
-        self.nodes = collector.drawn()
-        self.cluster: dict[int, int] = {}  # place of a node to that of the first node of its box
+        self.nodes = [(collector.place[n.index], n) for n in collector.drawn()]
+        first: dict[int, int] = {}
+        self.home: dict[int, int] = {}
+        for place, _ in self.nodes:
+            layer = collector.model.nodes[place].layer
+            self.home[place] = first.setdefault(layer, place) if layer >= 0 else place
+        self.sources = {place: self._sources(node) for place, node in self.nodes}
 
     def run(self) -> tuple[list[data.Box], list[data.Edge]]:
-        self._group()
         order = self._order()
-        while len(order) < len(set(self.cluster.values())):  # a box that waits for itself is none
-            stuck = set(self.cluster.values()) - set(order)
-            for place, first in list(self.cluster.items()):
-                if first in stuck:
-                    self.cluster[place] = place
-            again = self._order()
-            if len(again) <= len(order) and not any(self.cluster[p] != p for p in stuck):
-                break
-            order = again
-        boxes: list[data.Box] = []
-        number: dict[str, int] = {}
+        stuck = set(self.home.values()) - set(order)
+        if stuck:  # a box that waits for itself is none
+            self.home.update({place: place for place, first in self.home.items() if first in stuck})
+            order = self._order()
         members: dict[int, list[int]] = defaultdict(list)
-        for node in self.nodes:
-            place = self.collector.place[node.index]
-            members[self.cluster[place]].append(place)
+        for place, _ in self.nodes:
+            members[self.home[place]].append(place)
+        boxes: list[data.Box] = []
+        number: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
         for name in self.index.inputs:
-            if self._reads(name):
-                number[f"in {name}"] = len(boxes)
+            if any(n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name)):
+                number[name] = len(boxes)
                 boxes.append(_end("input", name, self._type_of(name)))
-        for first in order:
-            number[f"box {first}"] = len(boxes)
-            boxes.append(self._box(members[first]))
+        for key in order:
+            number[key] = len(boxes)
+            boxes.append(self._box(members[key]))
         edges = self._edges(boxes, number)
+        self._types(boxes, edges)
         return boxes, edges
-
-    def _reads(self, name: str) -> bool:
-        return any(n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name))
-
-    def _group(self) -> None:
-        first: dict[int, int] = {}
-        for node in self.nodes:
-            place = self.collector.place[node.index]
-            layer = self.collector.model.nodes[place].layer
-            self.cluster[place] = first.setdefault(layer, place) if layer >= 0 else place
 
     def _order(self) -> list[int]:
         """Boxes, makers first; those on a circle are missing."""
-        links = []
-        for node in self.nodes:
-            target = self.cluster[self.collector.place[node.index]]
-            sources = (self.cluster[self.collector.place[m.index]] for _, m, _ in self._sources(node) if m is not None)
-            links += [(source, target) for source in sources if source != target]
-        return _in_order(dict.fromkeys(self.cluster.values(), 0), links)
+        links = [(self.home[maker], self.home[place]) for place, sources in self.sources.items()
+                 for _, maker, _ in sources if maker is not None]
+        return _in_order(dict.fromkeys(self.home.values(), 0), [(a, b) for a, b in links if a != b])
 
-    def _sources(self, node: OnnxNode) -> list[tuple[str, OnnxNode | None, list[data.Mark]]]:
-        """What a node reads: the tensor, the drawn node that makes it (None: an input), the Q and DQ between."""
-        found: list[tuple[str, OnnxNode | None, list[data.Mark]]] = []
+    def _sources(self, node: OnnxNode) -> list[tuple[str, int | None, list[data.Mark]]]:
+        found: list[tuple[str, int | None, list[data.Mark]]] = []
         for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
             tensor, maker, marks = self._origin(name)
             if maker.index in self.collector.place if maker is not None else tensor in self.index.inputs:
-                found.append((tensor, maker, marks))
+                found.append((tensor, None if maker is None else self.collector.place[maker.index], marks))
         return found
 
     def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.Mark]]:
         """What a tensor is in front of its Q and DQ: the tensor, its maker, and what was passed, makers first."""
         marks: list[data.Mark] = []
         maker = self.index.producer(tensor)
-        while maker is not None and qdq.is_qdq(maker) and len(marks) < 64:
+        while maker is not None and qdq.is_qdq(maker) and len(marks) < _MOST_MARKS:
             stays = maker.name in self.collector.staying
             marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
             tensor = maker.input(0)
@@ -150,32 +133,23 @@ class _Onnx:
         nodes = [model.nodes[p] for p in places]
         main = next((n for n in nodes if n.conv >= 0), nodes[-1])
         layer = model.layers[main.layer] if main.layer >= 0 else None
-        if main.conv >= 0:
-            paint = paint_of(model.convs[main.conv].precision)
-        elif layer is not None:
-            paint = paint_of(layer.precision)
-        else:
-            paint = data.OTHER
-        role = "fused" if len(places) > 1 else "node"
-        heights = [WEIGHTED_ROW if n.op in WEIGHTED else ROW for n in nodes]
-        if role == "node":
-            heights = [WEIGHTED_ROW]
-        return data.Box(role, short(plain(main.name, main.op), NAME_WIDTH), layer.type if layer else "",
-                        paint, main.layer, places, heights=heights)
+        decides = model.convs[main.conv] if main.conv >= 0 else layer
+        alone = len(places) == 1
+        return data.Box(
+            "node" if alone else "fused", short(plain(main.name, main.op), NAME_WIDTH), layer.type if layer else "",
+            paint_of(decides.precision) if decides is not None else data.OTHER, main.layer, places,
+            heights=[WEIGHTED_ROW if alone or n.op in WEIGHTED else ROW for n in nodes],
+        )  # fmt: skip
 
     def _type_of(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
 
-    def _edges(self, boxes: list[data.Box], number: dict[str, int]) -> list[data.Edge]:
+    def _edges(self, boxes: list[data.Box], number: dict[str | int, int]) -> list[data.Edge]:
         edges: dict[tuple[int, int, str], data.Edge] = {}
-        for node in self.nodes:
-            place = self.collector.place[node.index]
-            target = number.get(f"box {self.cluster[place]}")
-            for tensor, maker, marks in self._sources(node):
-                if maker is None:
-                    source = number.get(f"in {tensor}")
-                else:
-                    source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
+        for place, sources in self.sources.items():
+            target = number.get(self.home[place])
+            for tensor, maker, marks in sources:
+                source = number.get(tensor if maker is None else self.home[maker])
                 if source is None or target is None or source >= target:
                     continue
                 edge = data.Edge(source, target, shown(tensor), "", "", marks, self.collector.shape(tensor))
@@ -183,17 +157,14 @@ class _Onnx:
                 if known is not edge and len(marks) > len(known.marks):
                     known.marks = marks
         for name in self.index.outputs:
-            tensor, maker, marks = self._origin(name)
-            if maker is not None and maker.index in self.collector.place:
-                source = number.get(f"box {self.cluster[self.collector.place[maker.index]]}")
-                if source is not None:
-                    end = len(boxes)
-                    boxes.append(_end("output", name, self._type_of(name)))
-                    edges[source, end, name] = data.Edge(source, end, shown(tensor), "", "", marks,
-                                                         self.collector.shape(tensor))
-        listed = list(edges.values())
-        self._types(boxes, listed)
-        return listed
+            tensor, node, marks = self._origin(name)
+            source = number.get(self.home[self.collector.place[node.index]]) if (
+                node is not None and node.index in self.collector.place) else None
+            if source is not None:
+                edges[source, len(boxes), name] = data.Edge(
+                    source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor))
+                boxes.append(_end("output", name, self._type_of(name)))
+        return list(edges.values())
 
     def _types(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
         """What flows along each edge in the engine: what the maker's layer writes; past views, what came in."""
@@ -206,24 +177,22 @@ class _Onnx:
             for edge in into[number]:
                 edge.precision = written.get(edge.source, "UNKNOWN")
                 edge.paint = paint_of(edge.precision)
+            conv = next((model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0), None)
+            kinds = [self._type_of(t) for p in box.rows[-1:]
+                     for t in self.index.nodes[model.nodes[p].index].outputs[:1]]
             if box.role == "input":
-                written[number] = str(self._type_of(self.index.inputs[number]) if number < len(self.index.inputs)
-                                      else "UNKNOWN")
+                written[number] = box.note
             elif box.layer >= 0 and model.layers[box.layer].outputs:
                 written[number] = model.layers[box.layer].outputs[0][1]
+            elif conv is not None:
+                written[number] = conv.output
+            elif kinds and not kinds[0].is_float and kinds[0] != Precision.UNKNOWN:
+                written[number] = str(kinds[0])
             else:
-                conv = next((model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0), None)
-                kinds = [self._type_of(t) for p in box.rows[-1:]
-                         for t in self.index.nodes[model.nodes[p].index].outputs[:1]]
-                if conv is not None:
-                    written[number] = conv.output
-                elif kinds and not kinds[0].is_float and kinds[0] != Precision.UNKNOWN:
-                    written[number] = str(kinds[0])
-                else:
-                    sources = [e.precision for e in into[number] if e.precision != "UNKNOWN"]
-                    written[number] = sources[0] if sources else "UNKNOWN"
-                    if box.role == "node" and conv is None and box.paint == data.OTHER and sources:
-                        box.paint = paint_of(written[number])
+                sources = [e.precision for e in into[number] if e.precision != "UNKNOWN"]
+                written[number] = sources[0] if sources else "UNKNOWN"
+                if box.role == "node" and box.paint == data.OTHER and sources:
+                    box.paint = paint_of(written[number])
 
 
 def _end(role: str, tensor: str, precision: Precision) -> data.Box:

@@ -99,7 +99,7 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
             continue
         shape = model.shape(node.input(position))
         if shape is None:
-            return _lost(node, Why.SUM_AXIS, node, state.dq)
+            return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
         rank = len(shape)
         if node.op == "Gemm":
             summed = int(bool(node.attributes.get("transA", 0))) ^ 1 if position == 0 else int(
@@ -108,5 +108,5 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
             summed = rank - 1 if position == 0 else max(rank - 2, 0)
         allowed = {rank - 1, rank - 2} - {summed}
         if state.axes - allowed:
-            return _lost(node, Why.SUM_AXIS, node, state.dq)
+            return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
     return None

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
-PAYS = 1.02  # gain below which INT8 is not worth building
 UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 _OPEN = "trt10"  # the newest target whose builder chooses what floats are, and whose simulation names layers

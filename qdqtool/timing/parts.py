@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from qdqtool.types import Json, Precision
 
+PAYS = 1.02  # gain below which INT8 is not worth building
+
 
 @dataclass(slots=True)
 class FloatTime:

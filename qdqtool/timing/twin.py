@@ -100,11 +100,11 @@ def best_placement(model: Model, target: Target) -> Model:
     Raises:
         ModelError: Nothing can be quantized.
     """
-    from qdqtool.insertion.api import prepared, rules_for
+    from qdqtool.insertion.api import prepared
     from qdqtool.insertion.groups import scale_groups
     from qdqtool.insertion.halfprecision import to_half
     from qdqtool.insertion.placement import place
-    from qdqtool.insertion.residuals import sketch
+    from qdqtool.insertion.residuals import rules_for, sketch
     from qdqtool.options import Placing
 
     work, half, _, _ = prepared(model, model, target, Placing().weights, None)

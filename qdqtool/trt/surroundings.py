@@ -188,7 +188,7 @@ def origin_of(tensor: Tensor) -> Origin:
     """What writes a tensor, looked for up past the operators that a Q could pass; it ends at a Concat."""
     path: list[Step] = []
     maker = tensor.producer
-    while maker is not None and maker.passage is not None and maker.kind != LayerKind.CONCATENATION:
+    while maker is not None and maker.inputs and maker.passage is not None and maker.kind != LayerKind.CONCATENATION:
         path.append(step_of(maker))
         tensor = maker.data
         maker = tensor.producer

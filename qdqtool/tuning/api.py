@@ -19,15 +19,16 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.files import watched
 from qdqtool.graph import Model
 from qdqtool.insertion import fidelity
-from qdqtool.insertion.api import prepared, rules_for, said_of_half, too_large
+from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
+from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.modelfile import ModelSource, load_full
 from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
 from qdqtool.parameters import typed
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import PAYS
+from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.images import CHOSEN_ON, JUDGED_ON, Sets, open_sets
@@ -203,7 +204,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         raise QdqtoolError(
             "`time_limit`: over before everything INT8 was measured once; give more time or fewer images") from None
     search.run()
-    search.bench.deadline = None  # what is left is needed to tell the truth about what was found
+    search.bench.deadline = None  # what is left is needed to judge what was found
 
 
 def _serialized(model: Model) -> bytes:
@@ -253,8 +254,8 @@ def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
     names = ("method", "method_for", "percentile", "head", "residual", "attention", "unify", "exclude", "include",
              "exclude_op", "size", "preprocess")  # fmt: skip
-    told = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:20]
+    parts = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
 def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -> Json:
@@ -293,7 +294,7 @@ def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings
         return []
     before, after = (e.error if e is not None else math.nan for e in errors)
     return [f"accuracy was measured with FP32 where nothing is quantized; against the float model's outputs the error "
-            f"is {before:.2%} of their spread so, and {after:.2%} in FP16, as written"]
+            f"is {before:.2%} of their standard deviation so, and {after:.2%} in FP16, as written"]
 
 
 def _thinned(front: list[Point], chosen: Point) -> list[Point]:
@@ -369,13 +370,13 @@ def _cost_words(gpu: gpus.Gpu | None) -> Json:
 
 
 def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
-    def told(source: object) -> str:
+    def described(source: object) -> str:
         return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
 
     return {
         "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
         "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
-        "calibration_data": told(data), "evaluation_data": told(evaluation), "fingerprint": sets.fingerprint,
+        "calibration_data": described(data), "evaluation_data": described(evaluation), "fingerprint": sets.fingerprint,
     }  # fmt: skip
 
 

@@ -61,8 +61,8 @@ class Recipe:
     @functools.cached_property
     def key(self) -> str:
         """Recipes of the same key make models that compute the same."""
-        told = ([(p.tensor, p.readers, p.scale.hex()) for p in self.pairs], self.weights)
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:20]
+        content = ([(p.tensor, p.readers, p.scale.hex()) for p in self.pairs], self.weights)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:20]
 
     @functools.cached_property
     def reads(self) -> Mapping[int, tuple[object, ...]]:

@@ -53,9 +53,9 @@ class Sets:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the measured samples, as far as they can be told."""
-        told = self.measured.fingerprint + self.calibration.fingerprint
-        return hashlib.sha256(f"{told} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[:20]
+        """Identifies the measured samples, as far as they can be identified."""
+        samples = self.measured.fingerprint + self.calibration.fingerprint
+        return hashlib.sha256(f"{samples} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[:20]
 
 
 def open_sets(

@@ -89,7 +89,7 @@ class Row:
     """One candidate on one sample.
 
     Attributes:
-        error: Of the compared tensors, as a part of their spread (:class:`qdqtool.insertion.losses.Compared`).
+        error: Of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.Compared`).
         evidence: What the metric saw; None in a sweep.
     """
 
@@ -109,7 +109,7 @@ class Job:
         images: The samples, by number.
         base: The recipe that a sweep changes one site of.
         compared: Tensors whose error is measured.
-        scores: Class outputs that tell where the network looks; may be empty.
+        scores: Class outputs that show where the network looks; may be empty.
         metric: The metric.
     """
 

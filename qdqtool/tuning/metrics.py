@@ -216,7 +216,7 @@ class OutputAgreement:
     name: str = "output-agreement"
     sentence: str = (
         "output agreement: one minus the root mean square difference between the INT8 and the float model's outputs, "
-        "as a part of the float outputs' own spread; 1 is the same outputs"
+        "as a part of the float outputs' standard deviation; 1 is the same outputs"
     )
 
     @property

@@ -13,6 +13,7 @@ from qdqtool.insertion.result import largest_json
 from qdqtool.jsontext import json_text
 from qdqtool.modelfile import save
 from qdqtool.outputs import write_visible
+from qdqtool.parameters import typed
 from qdqtool.tuning.configuration import Configuration, Cost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
 
@@ -205,6 +206,7 @@ class Tuning:
         assert self.builder is not None
         return self.builder(point.configuration)
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the Q/DQ model, atomically.
 

@@ -71,7 +71,7 @@ class Search:
         bench: Measures them.
         goal: What is to be reached.
         whole_front: Whether to measure the front even where everything INT8 is enough.
-        say: Told what comes next.
+        say: Gets what comes next.
         limit: Seconds that all of it may take, where the bench has a deadline.
         ends: When all of that is measured has to be; None without a limit.
         last_judged: When only one placement more can be judged.

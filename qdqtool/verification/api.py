@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from qdqtool.agreement import Mismatch, MismatchKind
@@ -38,15 +39,15 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 
 @typed
 def verify(
-    model: ModelSource | Model, *builds: BuildSource | Build, target: str | Target | None = None,
-    gpu: str | None = None, clock: float | None = None,
+    model: ModelSource | Model, *builds: BuildSource | Build | Sequence[BuildSource],
+    target: str | Target | None = None, gpu: str | None = None, clock: float | None = None,
 ) -> Verification:
     """Predicts for the build's own TensorRT version and holds the prediction against the build.
 
     Args:
         model: The Q/DQ model that was built.
-        builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build; ``-`` is
-            standard input.
+        builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build, one by one
+            or as a list; ``-`` is standard input.
         target: Overrides the target that the build's version chooses.
         gpu: Where it ran, for comparing times, if the build does not say.
         clock: SM clock in MHz, if the build does not say.
@@ -81,13 +82,27 @@ def verify(
     return result
 
 
-def build_of(builds: tuple[BuildSource | Build, ...]) -> Build:
-    """The build that files are of, or the one that was read already."""
-    if not builds:
-        raise BuildLogError("no build given: name a trtexec log or a layer JSON")
+def build_of(builds: tuple[BuildSource | Build | Sequence[BuildSource], ...]) -> Build:
+    """The build that files are of, or the one that was read already.
+
+    Raises:
+        BuildLogError: None is given, or one is an ONNX model.
+    """
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
-    return read_build(*(b for b in builds if not isinstance(b, Build)))
+    files: list[BuildSource] = []
+    for build in builds:
+        if isinstance(build, (str, os.PathLike)):
+            files.append(build)
+        elif not isinstance(build, Build):
+            files += build
+    if not files:
+        raise BuildLogError("no build given: name a trtexec log or a layer JSON")
+    model = next((os.fspath(f) for f in files if os.fspath(f).lower().endswith((".onnx", ".onnx.gz"))), None)
+    if model is not None:
+        raise BuildLogError(f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
+                            "when it built the first model; 'qdqtool compare' takes two models")
+    return read_build(*files)
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[str]]:

@@ -27,7 +27,7 @@ def verify_with_builder(
         BuilderError: The builder is not here, or the build ran out of time.
         ModelError: The model cannot be read.
     """
-    from qdqtool.builders.licence import print_once
+    from qdqtool.builders.child import print_once
     from qdqtool.rtx.predict import status_of
     from qdqtool.verification import api
     from qdqtool.verification.build_model import build_model

@@ -19,7 +19,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.qdq import quantizers
-from qdqtool.reconstruct.to_onnx import graph_from_log
+from qdqtool.reconstruct import graph_from_log
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction
 from qdqtool.verification.api import check_explicit, choose_target, compare

@@ -122,7 +122,7 @@ def is_aside(layer: BuiltLayer) -> bool:
 
 
 def said_names(build: Build, known: frozenset[str]) -> set[str]:
-    """Every name of a node that a build tells: parse section, layers and pass lines."""
+    """Every name of a node that a build prints: parse section, layers and pass lines."""
     said = {n.name for n in build.parse.nodes if n.name}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
     for layer in build.layers:
@@ -158,13 +158,13 @@ def contradicted_names(view: View, build: Build) -> list[tuple[str, str, str]]:
     shapes = {i: tuple(view.model.constant_shape(source) or ()) for i, source in sources.items()}
     owned = set(sources.values())
     for node in view.weighted:
-        told, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
-        if told is None:
+        printed, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
+        if printed is None:
             continue
-        if told.op != node.op:
-            found[node.name] = (node.op, told.op)
+        if printed.op != node.op:
+            found[node.name] = (node.op, printed.op)
             continue
-        other = told.inputs[1].shape if len(told.inputs) > 1 and told.inputs[1] is not None else None
+        other = printed.inputs[1].shape if len(printed.inputs) > 1 and printed.inputs[1] is not None else None
         if shape and other and None not in other and tuple(other) != shape:
             found[node.name] = _by_x(shape), _by_x(other)
     mapper = Mapper(view.model, build.layers)

@@ -6,6 +6,7 @@ import json
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,9 +14,8 @@ import pytest
 
 from qdqtool import builders
 from qdqtool.builders import child as child_module
-from qdqtool.builders import trtexec
-from qdqtool.builders.child import Child, is_installed
-from qdqtool.builders.licence import print_once
+from qdqtool.builders import run as runs
+from qdqtool.builders.child import Child, is_installed, print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
@@ -97,16 +97,14 @@ def test_a_build(model: str, tmp_path: Path) -> None:
     assert result.engine_path is not None and result.engine_path.read_bytes() == b"plan"
 
 
-@pytest.mark.parametrize(("case", "status"), [("refuse", "refused"), ("crash", "crashed")])
+@pytest.mark.parametrize(("case", "status"), [("refuse", "refused"), ("crash", "crashed"), ("no gpu", "")])
 def test_refusal_and_crash(case: str, status: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", case)
-    assert builders.build(model, "tensorrt").status == status
-
-
-def test_no_gpu(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE", "no gpu")
-    with pytest.raises(BuilderError, match="finds no usable GPU"):
-        builders.build(model, "tensorrt")
+    if status:
+        assert builders.build(model, "tensorrt").status == status
+    else:
+        with pytest.raises(BuilderError, match="finds no usable GPU"):
+            builders.build(model, "tensorrt")
 
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -189,18 +187,18 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
     assert builders.build(path, shapes={name: [[4, 8, 8, 8], [2, 8, 8, 8], [1, 8, 8, 8]]}).status == "refused"
 
 
-def test_bad_requests(tmp_path: Path) -> None:
-    path = saved(two_convolutions(), tmp_path)
-    with pytest.raises(BuilderError, match="unknown builder 'tvm'"):
-        builders.build(path, "tvm")
-    with pytest.raises(BuilderError, match="cannot build for SM87"):
-        builders.build(path, sm=[87])
-    with pytest.raises(BuilderError, match="needs a folder"):
-        builders.build(path, keep_engine=True)
-    with pytest.raises(BuilderError, match="not positive"):
-        builders.build(path, timeout=0)
-    with pytest.raises(ModelError, match="no such file"):
-        builders.build(tmp_path / "none.onnx")
+@pytest.mark.parametrize(("options", "words"), [
+    ({"builder": "tvm"}, "unknown builder 'tvm'"), ({"sm": [87]}, "cannot build for SM87"),
+    ({"keep_engine": True}, "needs a folder"), ({"timeout": 0}, "not positive"),
+    ({"model": "none.onnx"}, "no such file"),
+    ({"builder": "trtexec", "sm": [86]}, "compute capabilities are for tensorrt-rtx"),
+    ({"builder": "trtexec"}, "no trtexec on PATH"),
+])
+def test_bad_requests(options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(runs, "_USUAL", ())
+    with pytest.raises((BuilderError, ModelError), match=words):
+        builders.build(**{"model": saved(two_convolutions(), tmp_path), **options})
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,14 +235,14 @@ HELP_11 = HELP_10.replace("--int8", "").replace("--fp16", "")
     (HELP_11, {"--skipInference", "--dumpLayerInfo"}, ("--int8", "--fp16", "--buildOnly")),
 ])
 def test_flags_are_those_of_the_version(text: str, wanted: set[str], unwanted: tuple[str, ...], tmp_path: Path) -> None:
-    chosen = trtexec.flags(text, tmp_path / "m.onnx", tmp_path / "l.json", None, {})
+    chosen = runs.flags(text, tmp_path / "m.onnx", tmp_path / "l.json", None, {})
     assert wanted <= set(chosen)
     assert not [f for f in chosen if f.startswith(unwanted)]
 
 
 def test_shapes_and_engine(tmp_path: Path) -> None:
     shapes = {"images": [[1, 3, 32, 32], [1, 3, 64, 64], [2, 3, 64, 64]]}
-    chosen = trtexec.flags(HELP_85, tmp_path / "m.onnx", tmp_path / "l.json", tmp_path / "e.plan", shapes)
+    chosen = runs.flags(HELP_85, tmp_path / "m.onnx", tmp_path / "l.json", tmp_path / "e.plan", shapes)
     assert "--maxShapes=images:2x3x64x64" in chosen
     assert f"--saveEngine={tmp_path / 'e.plan'}" in chosen
 
@@ -256,7 +254,7 @@ def test_shapes_and_engine(tmp_path: Path) -> None:
     ("nothing", ""),
 ])
 def test_version(line: str, version: str) -> None:
-    assert trtexec.version_of(line.encode()) == version
+    assert runs.version_of(line.encode()) == version
 
 
 def fake(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,15 +295,6 @@ def test_a_refusal_a_crash_and_a_timeout(tmp_path: Path, monkeypatch: pytest.Mon
     result = builders.build(path, "trtexec", timeout=0.5)
     assert result.status == "timeout"
     assert time.monotonic() - start < 10
-
-
-def test_no_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(trtexec, "_USUAL", ())
-    with pytest.raises(BuilderError, match="no trtexec on PATH"):
-        builders.build(saved(two_convolutions(), tmp_path), "trtexec")
-    with pytest.raises(BuilderError, match="compute capabilities are for tensorrt-rtx"):
-        builders.build(saved(two_convolutions(), tmp_path), "trtexec", sm=[86])
 
 
 def test_good_names_stay_and_no_copy_is_made(tmp_path: Path) -> None:
@@ -363,20 +352,18 @@ def test_said_once_for_each_user(
     assert capsys.readouterr().err == ""
 
 
-def test_said_each_time_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
-    assert print_once()
-    assert print_once()
-
-
-def test_a_home_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user whose home folder is another one's: asking for the mark is refused, not answered with no."""
+@pytest.mark.parametrize("refuses", [False, True])
+def test_said_each_time_where_nothing_can_be_kept(
+    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder that is a file, or another user's: asking for the mark is refused, not answered with no."""
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("os.stat", refused)
-    monkeypatch.setattr("pathlib.Path.mkdir", refused)
-    assert print_once()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    if refuses:
+        monkeypatch.setattr("os.stat", refused)
+        monkeypatch.setattr("pathlib.Path.mkdir", refused)
+    assert print_once() and print_once()

@@ -258,6 +258,10 @@ def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
     assert rows.arrays is rows.arrays
     assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
     assert [rows.name(0), rows.digest(1), rows.identity(0)] == ["c.npy[4]", source.digest(1), source.identity(4)]
+    assert rows.portion([1]).load(0)["x"].tolist() == [[2, 3]], "of the portion's rows"
+    before = source.identity(4)
+    np.save(path, ROWS + 1)
+    assert source.identity(4) == before != source.portion([4]).identity(0), "another process looks for itself"
 
 
 def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
@@ -269,7 +273,7 @@ def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         source.load(4)
     assert str(caught.value) == f"{path}: the file is cut off at sample 4; copy it again"
-    source.arrays["x"].close()
+    source.arrays["x"].file.close()
     with pytest.raises(DataError, match=r"c\.npy: damaged at sample 2: "):
         source.load(2)
 

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from qdqtool.cli import run
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from tests.insertion.nets import check
 
 

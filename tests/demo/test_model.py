@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.images import make_image, write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import make_image, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
 from tests.insertion.nets import check, run
 

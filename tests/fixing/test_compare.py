@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from qdqtool import budgets
@@ -59,6 +60,11 @@ def test_an_input_of_more_dimensions_than_arrays_have():
     shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
     with pytest.raises(compare.TooMuch, match="65 dimensions"):
         compare.random_inputs(Model(proto))
+
+
+def test_a_scalar_input():
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}')
+    assert compare.random_inputs(Model(proto))["x"].shape == ()
 
 
 def test_random_inputs_fill_the_first_quantizer():

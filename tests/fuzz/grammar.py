@@ -243,6 +243,33 @@ class Grammar:
         mixed = net.op("MatMul", self.maybe(v, 0.5), net.op("Transpose", self.maybe(scores, 0.5), perm=[0, 1, 3, 2]))
         return self.conv(net.op("Reshape", mixed, net.const(np.array([n, 8, h, w], I64))), 8, 1)
 
+    def block_transformer(self, x: str) -> str:
+        """A patch embedding, attention of one head and an MLP on tokens [N, patches, 8], as in ViT and Swin."""
+        net, r = self.net, self.r
+        patch = r.choice((2, 4))
+        weight = net.weight((8, net.shape(x)[1], patch, patch), self.weights())
+        y = net.op("Conv", self.own(x), weight, name=net.fresh("conv"), strides=[patch, patch])
+        n, c, h, w = net.shape(y)
+        tokens = net.op("Transpose", net.op("Reshape", y, net.const(np.array([n, c, -1], I64))), perm=[0, 2, 1])
+        tokens = net.op("Add", tokens, net.const(net.random.normal(0, 1, net.shape(tokens))))
+
+        def linear(x: str, outputs: int) -> str:
+            product = net.op("MatMul", self.own(x), net.weight((net.shape(x)[-1], outputs), r.choice(
+                ("none", "tensor", "axis1", "axis1-dq"))))
+            return net.op("Add", product, net.const(np.linspace(-1, 1, outputs)))
+
+        def norm(x: str) -> str:
+            ones, zeros = net.const(np.ones(c)), net.const(np.zeros(c))
+            return net.op("LayerNormalization", x, ones, zeros, axis=-1) if net.opset >= 17 else x
+
+        q, k, v = (self.maybe(linear(norm(tokens), c), 0.4) for _ in range(3))
+        scores = net.op("Softmax", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1])), axis=-1)
+        tokens = net.op("Add", tokens, linear(net.op("MatMul", self.maybe(scores, 0.4), v), c))
+        inner = linear(norm(tokens), 16)
+        gate = net.op("Add", net.op("Erf", net.op("Mul", inner, net.const(0.7))), net.const(1.0))
+        tokens = net.op("Add", tokens, linear(self.maybe(net.op("Mul", inner, gate), 0.3), c))
+        return net.op("Reshape", net.op("Transpose", tokens, perm=[0, 2, 1]), net.const(np.array([n, c, h, w], I64)))
+
     def block_gemm(self, x: str) -> str:
         net, r = self.net, self.r
         y = self.maybe(x, 0.4)
@@ -266,7 +293,8 @@ class Grammar:
         blocks: Sequence[Callable[[str], str]] = (
             self.block_conv, self.block_residual, self.block_c2f, self.block_sppf, self.block_pan, self.block_depthwise,
             self.block_grouped, self.block_deconv, self.block_se, self.block_shuffle, self.block_moves,
-            self.block_moves, self.block_moves, self.block_dfl, self.block_attention, self.block_gemm)
+            self.block_moves, self.block_moves, self.block_dfl, self.block_attention, self.block_gemm,
+            self.block_transformer)
         for _ in range(r.choice((1, 2, 3, 4))):
             block = r.choice(blocks)
             if len(net.shape(x)) != 4 or min(net.shape(x)[2:]) < 4 or max(net.shape(x)) > 40:

@@ -29,7 +29,7 @@ def test_thirty_networks_agree() -> None:
 
 def test_networks_are_valid_and_repeat() -> None:
     operators: set[str] = set()
-    for seed in range(60):
+    for seed in range(100):
         model = network(seed)
         onnx.checker.check_model(model, full_check=True)
         assert model.SerializeToString() == network(seed).SerializeToString()
@@ -37,7 +37,8 @@ def test_networks_are_valid_and_repeat() -> None:
     # What users have is in the grammar.
     assert {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Concat", "Split", "Slice", "MaxPool", "Resize",
             "Sigmoid", "Relu", "HardSwish", "LeakyRelu", "Clip", "BatchNormalization", "Softmax", "Transpose",
-            "Reshape", "Pad", "GlobalAveragePool", "QuantizeLinear", "DequantizeLinear", "Constant"} <= operators
+            "Reshape", "Pad", "GlobalAveragePool", "LayerNormalization", "Erf", "QuantizeLinear", "DequantizeLinear",
+            "Constant"} <= operators
 
 
 def _deep() -> onnx.ModelProto:

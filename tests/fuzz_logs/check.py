@@ -11,12 +11,13 @@ from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
+from qdqtool.engine import drawing
 from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
-from qdqtool.engine.graph import drawing_of
 from qdqtool.errors import QdqtoolError
-from qdqtool.reconstruct.to_onnx import graph_from_log
-from qdqtool.render import drawing, engine_text, log_text
+from qdqtool.reconstruct import graph_from_log
+from qdqtool.render import build_text, log_text
+from qdqtool.render.output import Page
 
 SECONDS = 10.0
 
@@ -68,9 +69,9 @@ def use(build: Build) -> None:
     report = analyze(build)
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
-    engine_text.render(report, "ms", 80, everything=True)
-    drawing.dot(drawing_of(report))
+    build_text.render(report, "ms", 80, everything=True)
+    drawing.dot(drawing.drawing_of(report))
     if len(report.rows) < 300:
-        engine_text.render_engines(compare(report, report))
+        build_text.engines(Page(), compare(report, report))
     with contextlib.suppress(QdqtoolError):
         graph_from_log(build)

@@ -46,6 +46,32 @@ JSON = {
                       "Outputs": [{"Name": "y", "Dimensions": [1, 3, 8, 8], "Datatype": "Int8", "Format": "(NHWC)"}]}],
     "Bindings": ["x", "y"],
 }
+_TOKENS = [{"Name": "__mln_k_arg__bb1_2", "Dimensions": [1, -1, 64], "Format/Datatype": "Int8"}]
+TEN = {  # TensorRT 10: rows of Myelin with streams and events, the network's inputs and outputs as objects
+    "Layers": [
+        {"Name": "wait^3_myl2_3", "LayerType": "wait", "Inputs": [], "Outputs": [], "TacticName": "", "StreamId": 3,
+         "EventId": 8, "Metadata": ""},
+        {"Name": "__myl_MulMinMaxRounCast_myl0_1", "LayerType": "kgen", "Outputs": _TOKENS, "Inputs": [
+            {"Name": "x", "Dimensions": [1, -1, 64], "Format/Datatype": "Half"}], "Metadata": "[ONNX Layer: x_q]"},
+        {"Name": "__myl_FcCast_myl0_2", "LayerType": "fusion", "Inputs": [*_TOKENS, {
+            "Name": "__mye7dconst", "Dimensions": [1, 64, 8], "Format/Datatype": "FP8"}], "Outputs": [{
+                "Name": "y", "Dimensions": [1, -1, 8], "Format/Datatype": "BFloat16"}], "StreamId": 0,
+         "TacticName": "sm80_xmma_gemm_i8f32_i8i32", "Metadata":
+         "[ONNX Layer: attn/MatMul]\u001f[ONNX Layer: x_dq]\u001e[ONNX Layer: x_q]\u001f[ONNX Layer: w_dq]"},
+    ],
+    "I/O Tensors": [{"Name": "x", "IOMode": "Input"}, {"Name": "y", "IOMode": "Output"}],
+}
+TEN_LOG = "\n".join([
+    "&&&& RUNNING TensorRT.trtexec [TensorRT v101401] [b1] # trtexec --onnx=m.onnx --int8 --verbose",
+    "[I] === Device Information ===", "[I] Available Devices: ", '[I]   Device 0: "NVIDIA L4" UUID: GPU-1',
+    "[I] Selected Device: NVIDIA L4", "[I] Compute Capability: 8.9", "[I] SMs: 58", "[I] ",
+    "[I] TensorRT version: 10.14.1", "[V] Original: 9 layers", "[V] {ForeignNode[x_q...attn/Add]}",
+    "[V] Graph optimization time: 0.1 seconds.", "[V] Engine Layer Information:", "Layers:",
+    "Name: {ForeignNode[x_q...attn/Add]}_myl0_1, LayerType: kgen, Inputs: [ { Name: x, Dimensions: [1,-1,64], "
+    "Format/Datatype: Half }], Outputs: [ { Name: y, Dimensions: [1,-1,8], Format/Datatype: Int8 }], TacticName: "
+    "__myl_Cast_0x1, StreamId: 0, Metadata: [ONNX Layer: x_q]\x1f[ONNX Layer: w_dq]", "", "I/O Tensors:", " Name: x, "
+    "IOMode: input", "[V] Engine Metadata: 1", "&&&& PASSED TensorRT.trtexec [TensorRT v101401] # trtexec", "",
+])
 RTX_LOG = "\n".join([  # the spellings of TensorRT-RTX, around a network of one convolution
     "[I] Input filename:   one.onnx", "[I] Opset version:    17",
     "[V] Adding network input: x with dtype: float32, dimensions: (1, 32, 8, 8)", "[V] Importing initializer: w",
@@ -67,7 +93,7 @@ def seeds() -> list[bytes]:
     return [
         samples.trtexec_log().encode(), OLD_LOG.encode(), INFO.encode(), json.dumps(JSON).encode(),
         json.dumps(PROFILE, indent=1).encode(), b'{"Layers": ["a + b",\n"PWN(c)"],\n"Bindings": ["x"]}',
-        RTX_LOG.encode(),
+        RTX_LOG.encode(), json.dumps(TEN).encode(), TEN_LOG.encode(),
     ]
 
 
@@ -134,7 +160,9 @@ def _words(data: bytes, rng: random.Random) -> bytes:
     """Swaps a word of the format for another, so that lines turn up where they do not belong."""
     words = (b"inputs", b"outputs", b"Layer(", b"Tactic", b"Running: ", b" on ", b" with ", b" into ", b"Name: ",
     b"null", b"true",
-             b"=== Profile (1 iterations ) ===", b"&&&& RUNNING", b"Bindings:", b"\"Layers\"", b"\x00", b"\xff\xfe",
+             b"=== Profile (1 iterations ) ===", b"&&&& RUNNING", b"Bindings:", b"\"Layers\"",
+             b"I/O Tensors:", b"=== Device Information ===", b"[ONNX Layer: ", b"__myl_", b"StreamId", b"\x1e", b"\x00",
+             b"\xff\xfe",
              b"\r", b"")
     old, new = rng.choice(words[:-4]), rng.choice(words)
     return data.replace(old, new, rng.choice((1, -1)))

@@ -12,8 +12,7 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion.calibrate import write_table

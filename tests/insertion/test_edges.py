@@ -354,8 +354,8 @@ def test_defaults_are_those_of_the_command_line() -> None:
     assert defaults == {
         "data": None, "method": "focus", "method_for": (), "percentile": 99.99, "max_images": 512, "preprocess": None,
         "size": None, "calib_cache": None, "overwrite_cache": False, "calib_table": None, "target": "trt10",
-        "head": "box", "residual": "auto", "attention": "float", "unify": True, "exclude": (), "include": (),
-        "exclude_op": (), "weights": "float", "high_precision": None, "input_type": "float", "losses": 0,
+        "head": "box", "residual": "auto", "attention": "float", "smooth": None, "unify": True, "exclude": (),
+        "include": (), "exclude_op": (), "weights": "float", "high_precision": None, "input_type": "float", "losses": 0,
         "predict": True, "progress": False, "cluster": None, "mixed_cpus": False,
     }  # fmt: skip
     shown = {p.name: p.default for p in command.params if isinstance(p.default, str | float | int)}

@@ -12,13 +12,16 @@ import pytest
 import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
+from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render, verdict
+from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction
 from tests.insertion.nets import Net, images, run
 from tests.insertion.transformers import detr, samples, vit
+from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
@@ -247,6 +250,18 @@ def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: 
     assert any(f.code == "ACT-PER-CHANNEL" and f.fix for f in prediction.findings)
 
 
+@pytest.mark.parametrize(("axis", "precision"), [(1, "INT8"), (2, "FP32")])
+def test_tensorrt_rtx_takes_scales_along_the_rows_of_a_product(axis: int, precision: str) -> None:
+    """As the compiler does: those of tokens leave it INT8, without a finding; those of summed channels do not."""
+    graph = Graph()
+    x = graph.pair(graph.input(1, 8, 64), "in", np.linspace(0.01, 0.1, (1, 8, 64)[axis]), axis=axis)
+    w = graph.pair(graph.const("w", np.ones((64, 32), np.float32)), "weight", np.full(32, 0.01), axis=1)
+    prediction = predict(graph.model(graph.op("MatMul", [x, w], "fc")), "rtx1.7")
+    assert prediction.convolution("fc").precision == precision
+    assert {f.code for f in prediction.findings} & {"ACT-PER-CHANNEL", "W-AXIS"} == (
+        set() if axis == 1 else {"ACT-PER-CHANNEL"})
+
+
 # Heads of DETRs -------------------------------------------------------------------------------------------------------
 
 KINDS = ("rt-detr", "rf-detr", "d-fine")
@@ -346,6 +361,8 @@ def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch:
         wanted = qdqtool.insert(model, samples(model), target=target, include=("^embed$",))
         assert "embed" not in {s.node for s in wanted.skipped}
         assert wanted.prediction is not None and "KERNEL-LARGE" in wanted.prediction.findings_by_code()
+    twin = Model(best_placement(Model(model), target_named(target)).proto)  # the estimates place alike
+    assert ({n.op for n in twin.readers("x")} == {"Conv"}) is named
 
 
 @pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])

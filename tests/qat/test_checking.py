@@ -16,8 +16,8 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.qat.amax import set_amax
 from qdqtool.qat.checking import Shaking
+from qdqtool.qat.modules import set_amax
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 

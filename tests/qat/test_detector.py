@@ -17,7 +17,7 @@ from torch import nn
 import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat.amax import amax_of
+from qdqtool.qat.modules import amax_of
 from qdqtool.qat.norms import freeze, untrained
 from tests.qat import nets
 from tests.qat.backends import BACKENDS

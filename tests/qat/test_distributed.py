@@ -36,7 +36,7 @@ def _network() -> nn.Module:
 
 
 def _ranges(model: nn.Module) -> list[float]:
-    return [float(getattr(m, a)._amax) for m, a, weight in quantizers_of(model) if not weight]
+    return [float(q.itself._amax) for q in quantizers_of(model) if not q.weight]
 
 
 def _frozen(model: nn.Module) -> nn.Module:

@@ -10,8 +10,8 @@ from torch import nn
 from calibration import METHODS, TensorStatistics, amax_of, squared_error
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat.amax import amax_of as amax_buffer
-from qdqtool.qat.observing import BINS, COUNTED, HELD, DeviceStatistics
+from qdqtool.qat.modules import amax_of as amax_buffer
+from qdqtool.qat.ranges import BINS, COUNTED, HELD, DeviceStatistics
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 

@@ -13,9 +13,8 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.amax import amax_of, set_amax
-from qdqtool.qat.backends import backend_named
-from qdqtool.qat.modules import ExportQuantizer, observing, quantizers_of
+from qdqtool.qat.modules import ExportQuantizer, amax_of, observing, quantizers_of, set_amax
+from qdqtool.qat.preparation import backend_named
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 
@@ -288,7 +287,7 @@ def test_observers_see_activations_and_nothing_is_quantized() -> None:
         with observing(lambda module, attribute, value: seen.append(value)):
             assert torch.equal(model(X_MODULES), wanted)
     assert len(seen) == 2 and torch.equal(seen[0], X_MODULES)
-    assert [weight for _, _, weight in quantizers_of(model)] == [False, True, False, True]
+    assert [q.weight for q in quantizers_of(model)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import re
 import zlib
@@ -35,7 +36,9 @@ from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
 from tests.trt.evidence import HOME, QUICK_FIRST, truth
 
 
+@functools.cache
 def page_of(case: str) -> data.Page:
+    """What is shown of a recorded build's model; nobody changes it."""
     return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
 
 
@@ -420,4 +423,6 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_report_describes_itself_in_a_line(made: Made) -> None:
-    assert len(repr(Report(collect(made.model), "<html>" * 1000, "page.html"))) < 60
+    report = Report(collect(made.model), "<html>" * 1000, "page.html")
+    assert len(repr(report)) < 60
+    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)

@@ -18,7 +18,7 @@ import pytest
 import qdqtool
 from qdqtool import budgets
 from qdqtool.errors import QdqtoolError
-from qdqtool.reporting import names, page
+from qdqtool.reporting import page
 from tests.fuzz.grammar import network
 from tests.reporting.conftest import Made
 
@@ -93,14 +93,14 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert inner is not None
     data = json.loads(zlib.decompress(base64.b64decode(inner[1])))
     assert any("<script>alert(1)</script>" in n["name"] for n in data["model"]["nodes"])
-    assert all(len(n["name"]) <= names.LONGEST + 40 for n in data["model"]["nodes"])
+    assert all(len(n["name"]) <= page.LONGEST + 40 for n in data["model"]["nodes"])
 
 
 def test_two_long_names_stay_apart() -> None:
     one, two = ("x" * 1999 + end for end in "ab")
-    assert names.shown(one) != names.shown(two) and "…" in names.shown(one)
-    assert names.shown("short") == "short"
-    assert names.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
+    assert page.shown(one) != page.shown(two) and "…" in page.shown(one)
+    assert page.shown("short") == "short"
+    assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
 
 
 @pytest.mark.parametrize(("name", "op", "told"), [
@@ -108,14 +108,14 @@ def test_two_long_names_stay_apart() -> None:
     ("a/b", "Conv", "a/b"),
 ])  # fmt: skip
 def test_plain_names(name: str, op: str, told: str) -> None:
-    assert names.plain(name, op) == told
+    assert page.plain(name, op) == told
 
 
 def test_numbers() -> None:
-    assert [names.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
-    assert [names.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
-    assert [names.sort_key(v) for v in (None, 2)] == ["", "2.0"]
-    assert names.plural(1, "layer") == "1 layer" and names.plural(3, "layer") == "3 layers"
+    assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
+    assert [page.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
+    assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
+    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:

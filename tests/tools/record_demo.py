@@ -11,8 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from qdqtool.demo.images import write_images
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.demo.run import RECORDING, structure
 from qdqtool.insertion.api import insert
 from qdqtool.modelfile import load, save

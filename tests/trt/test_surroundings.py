@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import qdqtool
 from qdqtool.modelfile import load
 from qdqtool.qdq import PerChannel
 from qdqtool.trt import importer
@@ -135,6 +136,15 @@ def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quanti
     assert (found.node, [s.node for s in found.path]) == (node, path)
     assert (found.quantizer, found.convolution) == (quantizer, convolution)
     assert found.scale == (float(np.float32(0.3)) if form == "pair" else None)
+
+
+def test_constants_behind_an_identity_are_an_origin() -> None:
+    """Exporters write equal weights once: a BatchNormalization without training has its bias as mean as well."""
+    g = Graph()
+    one, zero = (g.const(n, np.full(8, v, np.float32)) for n, v in (("weight", 1), ("bias", 0)))
+    mean, variance = g.op("Identity", zero, "mean"), g.op("Identity", one, "variance")
+    y = g.op("BatchNormalization", [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance], "bn")
+    assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
 
 
 def test_whose_data_a_tensor_is() -> None:

@@ -73,6 +73,22 @@ def test_a_residual_changed_in_the_engine(tmp_path: Path, lines: list[str]) -> N
     assert "residual" in next(m.why for m in result.mismatches if m.name == "Conv_34")
 
 
+def test_a_list_of_files_is_one_build_and_a_model_is_none(tmp_path: Path, lines: list[str]) -> None:
+    log = written(tmp_path, lines)
+    assert verify(MODEL, [log]).convolutions == verify(MODEL, log).convolutions
+    for none in ((), ([],)):
+        with pytest.raises(BuildLogError, match="no build given"):
+            verify(MODEL, *none)
+    with pytest.raises(BuildLogError, match="an ONNX model, not a build"):
+        verify(MODEL, MODEL)
+
+
+def test_a_build_of_another_export_is_refused() -> None:
+    """Half a dozen names of each are in the other as well, for other convolutions."""
+    with pytest.raises(BuildLogError, match="another export"):
+        verify(build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(CASE, "log.txt"))
+
+
 def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
     at = place(lines, "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22")
     result = verify(MODEL, written(tmp_path, [*lines[:at], *lines[at + 1 :]]))

@@ -15,7 +15,7 @@ from qdqtool.buildlog.types import Build, BuildSource
 from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.render.verify_text import render_verification, verdict
+from qdqtool.render.build_text import render_verification, verdict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen
 from qdqtool.timing.physics import constants

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from qdqtool.cli import run
-from qdqtool.engine.graph import drawing_of
+from qdqtool.engine.drawing import FILL, dot, drawing_of, svg
 from qdqtool.errors import QdqtoolError
-from qdqtool.render.drawing import dot, fill, svg
-from qdqtool.render.output import all_as_options, as_options
 from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file
 from tests.engine.test_costs import CONV, FP16, FP32, INT8, layer, report, tensor
@@ -52,7 +50,7 @@ def test_dot() -> None:
     assert text.count(" -> ") - text.count(r"INT8 -> ") - text.count("FP32 -> ") - text.count("FP16 -> ") >= 5
     assert '\\"' in text
     assert "\x07" not in text
-    assert fill(Precision.INT8) in text
+    assert FILL[Precision.INT8] in text
     assert text.rstrip().endswith("}")
 
 
@@ -88,8 +86,7 @@ def test_svg_is_xml_with_every_box_apart() -> None:
     labels = [e for e in root.iter(f"{SHAPES}text") if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"]
     assert labels[-1].get("stroke") is None  # the white halo is drawn before the label, not over it
     fills = {r.get("fill") for r in root.iter(f"{SHAPES}rect")}
-    assert {fill(p) for p in (Precision.INT8, Precision.FP16,
-    Precision.FP32)} - fills <= {fill(Precision.FP16)}
+    assert fills >= {FILL[Precision.INT8], FILL[Precision.FP32]}
 
 
 def test_arrows_point_down_and_miss_the_boxes() -> None:
@@ -98,8 +95,8 @@ def test_arrows_point_down_and_miss_the_boxes() -> None:
     chain = [layer("c0", "CaskConvolution", [tensor("t", [8], INT8)], [tensor("s0", [8], INT8)])]
     chain += [layer(f"c{i}", "CaskConvolution", [tensor(f"s{i - 1}", [8], INT8)], [tensor(f"s{i}", [8], INT8)])
               for i in range(1, 6)]
-    chain.append(layer("add", "PointWiseV2", [tensor("s5", [8], INT8), tensor("s0", [8], INT8)], [tensor("o", [8],
-    INT8)]))
+    chain.append(layer("add", "PointWiseV2", [tensor("s5", [8], INT8), tensor("s0", [8], INT8)],
+                       [tensor("o", [8], INT8)]))
     text = svg(drawing_of(report(*chain)))
     rectangles = boxes(text)
     for path in re.findall(r'<path d="(M[^"]*C[^"]*)"', text):
@@ -121,32 +118,7 @@ def test_recorded_engines_are_drawn_whole(case: str, name: str, layers: int, tmp
     assert overlapping(rectangles) == 0
 
 
-def test_without_the_layout_library_it_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_layout_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(QdqtoolError, match=r"pip install 'qdqtool\[draw\]'"):
         svg(drawing_of(report(CONV)))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("leave it float with `exclude`", "leave it float with --exclude"),
-        ("(`head='none'` quantizes it)", "(--head none quantizes it)"),
-        ("use one method, or `unify=False`", "use one method, or --no-unify"),
-        ("`exclude_op` Conv: no such", "--exclude-op Conv: no such"),
-        ("give images (`data`)", "give images (--calib)"),
-        ("`head='a thing'` stays", "`head='a thing'` stays"),
-        ("run `pip install qdqtool`", "run `pip install qdqtool`"),
-        ("`Model` is a class", "`Model` is a class"),
-        ("nothing to say", "nothing to say"),
-    ],
-)
-def test_parameters_become_options(text: str, expected: str) -> None:
-    assert as_options(text) == expected
-
-
-def test_texts_in_lists_and_dicts() -> None:
-    given = {"a": ["`exclude`", 1, None], "b": {"c": "`unify=False`"}}
-    assert all_as_options(given) == {"a": ["--exclude", 1, None], "b": {"c": "--no-unify"}}

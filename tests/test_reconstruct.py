@@ -15,13 +15,11 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import ParsedNode, ParsedTensor
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
-from qdqtool.reconstruct.onnx_attributes import attributes_of
-from qdqtool.reconstruct.to_onnx import MARK, graph_from_log
+from qdqtool.reconstruct import MARK, attributes_of, graph_from_log
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 Topology = list[tuple[str, str, list[str], list[str]]]
 
 

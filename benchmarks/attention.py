@@ -1,0 +1,214 @@
+"""A small vision transformer and a small detector with queries, trained here, in float and in INT8: docs/attention.md.
+
+    python benchmarks/attention.py [--docs docs/attention.md] [--network vit|detector]
+
+Both learn from generated pictures, which takes a quarter of a minute each. Some channels of their tokens begin far
+from zero and some gains of their normalizations are large, as in published transformers; training goes on from there.
+The last 64 of 4,096 training pictures calibrate, pictures of another seed judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from common import publish, table
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional
+
+import qdqtool
+from calibration import collect
+from qdqtool.graph import Model
+from qdqtool.runtime import open_session
+
+SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
+TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
+OUTLIERS, OFFSET, GAIN = 3, 8.0, 20.0  # channels, where their tokens begin, and the gain of normalizations there
+QUERIES = {"vit": 0, "detector": 4}
+Images = npt.NDArray[np.float32]
+
+
+def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int64]]:
+    """Pictures [n, 3, 32, 32] of a striped square on noise, its box (centre and size, 0 to 1), direction of stripes."""
+    rng = np.random.default_rng(seed)
+    made = rng.normal(0.45, 0.12, (count, 3, SIDE, SIDE)).astype(np.float32)
+    kinds = rng.integers(0, KINDS, count)
+    size = rng.integers(10, 21, (count, 2))
+    start = (rng.random((count, 2)) * (SIDE - size)).astype(int)
+    for image, kind, (h, w), (y, x) in zip(made, kinds, size, start, strict=True):
+        angle = np.pi * kind / KINDS
+        rows, columns = np.mgrid[:h, :w]
+        waves = np.sin(1.3 * (columns * np.cos(angle) + rows * np.sin(angle)) + rng.uniform(0, 6.28))
+        image[:, y:y + h, x:x + w] += (0.25 * waves * rng.uniform(0.6, 1.2, (3, 1, 1))).astype(np.float32)
+    boxes = np.concatenate([start + size / 2, size], 1) / SIDE
+    return made, boxes.astype(np.float32), kinds
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A pre-norm block; with ``memory`` its attention reads that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        y = self.one(x)
+        k, v = self.kv(y if memory is None else memory).chunk(2, -1)
+        q, k, v = (t.reshape(*t.shape[:2], HEADS, -1).transpose(1, 2) for t in (self.q(y), k, v))
+        shares = (q @ k.transpose(-1, -2) / (WIDTH / HEADS) ** 0.5).softmax(-1)
+        x = x + self.out((shares @ v).transpose(1, 2).reshape(y.shape))
+        return x + self.down(functional.gelu(self.up(self.two(x))))
+
+
+class Network(nn.Module):  # type: ignore[misc]
+    """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
+
+    def __init__(self, queries: int) -> None:
+        super().__init__()
+        tokens = (SIDE // PATCH) ** 2
+        self.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
+        self.places = nn.Parameter(torch.randn(1, tokens, WIDTH) * 0.1)
+        self.encoder = nn.ModuleList(Block() for _ in range(DEPTH - (queries > 0)))
+        self.decoder = nn.ModuleList(Block() for _ in range(2 if queries else 0))
+        self.queries = nn.Parameter(torch.randn(1, max(queries, 1), WIDTH))
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.kind, self.box = nn.Linear(WIDTH, KINDS), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(),
+                                                                     nn.Linear(WIDTH, 4))
+        outlying = torch.arange(OUTLIERS) * 13 + 5
+        with torch.no_grad():
+            self.places[..., outlying] += OFFSET * torch.tensor([1.0, -1.0, 1.5])
+            for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
+                norm.weight[outlying] = GAIN
+            for block in (m for m in self.modules() if isinstance(m, Block)):
+                for linear in (block.q, block.kv, block.up):
+                    linear.weight[:, outlying] /= GAIN
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.embed(x).flatten(2).transpose(1, 2) + self.places
+        for block in self.encoder:
+            x = block(x)
+        x = self.norm(x)
+        if not self.decoder:
+            return (self.kind(x.mean(1)),)
+        y = self.queries.expand(x.shape[0], -1, -1)
+        for block in self.decoder:
+            y = block(y, x)
+        y = self.last(y)
+        return self.kind(y).mean(1), self.box(y).sigmoid().mean(1)
+
+
+def trained(queries: int, steps: int) -> nn.Module:
+    torch.manual_seed(0)
+    images, boxes, kinds = (torch.from_numpy(a) for a in pictures(TRAINING, 1))
+    network = Network(queries)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
+    for _ in range(steps):
+        chosen = torch.randint(TRAINING - CALIBRATING, (64,))
+        kind, *box = network(images[chosen])
+        loss = functional.cross_entropy(kind, kinds[chosen])
+        loss = loss + sum(5 * functional.l1_loss(b, boxes[chosen]) for b in box)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+def exported(network: nn.Module) -> onnx.ModelProto:
+    file = io.BytesIO()
+    torch.onnx.export(copy.deepcopy(network), (torch.zeros(1, 3, SIDE, SIDE),), file, dynamo=False, opset_version=17,
+                      input_names=["x"])
+    return onnx.load_model_from_string(file.getvalue())
+
+
+def with_stream(model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> onnx.ModelProto:
+    """Q/DQ also in front of both inputs of each sum of the residual stream, by the largest value that was seen."""
+    loaded = Model(floats)
+    sums = [n for n in loaded.ordered if n.op == "Add" and not any(loaded.is_constant(t) for t in n.inputs)]
+    seen = collect(loaded, data, list(dict.fromkeys(t for n in sums for t in n.inputs)))
+    made, names = copy.deepcopy(model), {n.name for n in sums}
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    for node in nodes:
+        for i, tensor in enumerate(node.input) if node.name in names else ():
+            base = f"{node.name}/stream{i}"
+            made.graph.initializer.extend([
+                numpy_helper.from_array(np.asarray(seen[tensor].absmax / 127, np.float32), f"{base}/scale"),
+                numpy_helper.from_array(np.asarray(0, np.int8), f"{base}/zero")])
+            more = [f"{base}/scale", f"{base}/zero"]
+            made.graph.node.append(helper.make_node("QuantizeLinear", [tensor, *more], [f"{base}/q"], name=f"{base}/Q"))
+            made.graph.node.append(helper.make_node("DequantizeLinear", [f"{base}/q", *more], [f"{base}/dq"],
+                                                    name=f"{base}/DQ"))
+            node.input[i] = f"{base}/dq"
+        made.graph.node.append(node)
+    return made
+
+
+def judged(model: onnx.ModelProto) -> tuple[float, float]:
+    """Share of right directions, and the mean overlap (IoU) of the boxes (NaN without), on pictures of another seed."""
+    images, boxes, kinds = pictures(JUDGED, 2)
+    session = open_session(model.SerializeToString(), 1, optimize="none", fold_qdq=False)
+    found = [session.run(None, {"x": image[None]}) for image in images]
+    right = float(np.mean([f[0][0].argmax() == k for f, k in zip(found, kinds, strict=True)]))
+    if len(found[0]) == 1:
+        return right, float("nan")
+    given = np.concatenate([f[1] for f in found])
+    ends = [(b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2) for b in (given, boxes)]
+    both = np.clip(np.minimum(ends[0][1], ends[1][1]) - np.maximum(ends[0][0], ends[1][0]), 0, None).prod(1)
+    return right, float(np.mean(both / (given[:, 2:].prod(1) + boxes[:, 2:].prod(1) - both)))
+
+
+def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
+    """What is float, what INT8, how good each is, and what was warned of."""
+    floats = exported(trained(queries, steps))
+    data = [{"x": image[None]} for image in pictures(TRAINING, 1)[0][-CALIBRATING:]]
+
+    def inserted(**options: Any) -> tuple[onnx.ModelProto, set[str]]:
+        result = qdqtool.insert(floats, data, losses=0, predict=False, **options)
+        return result.model, {w.split(":")[0] for w in result.warnings if w.startswith("ACT-")}
+
+    plain, said = inserted()
+    made = {
+        "float": (floats, set[str]()),
+        "Linears INT8": (plain, said),
+        "Linears INT8, --smooth": inserted(smooth=0.5),
+        "Linears INT8, --method max": inserted(method="max"),
+        "Linears INT8, --method max --smooth": inserted(method="max", smooth=0.5),
+        "the same, attention INT8 too": inserted(method="max", smooth=0.5, attention="int8"),
+        "Linears INT8, residual sums INT8 too": (with_stream(plain, floats, data), said),
+    }
+    found: list[tuple[str, ...]] = []
+    for what, (model, warned) in made.items():
+        right, overlap = judged(model)
+        warned |= {"RESIDUAL-STREAM"} & set(qdqtool.predict(model).findings_by_code())
+        found.append((what, f"{right:.1%}", "" if np.isnan(overlap) else f"{overlap:.3f}", ", ".join(sorted(warned))))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, help="write the table into this page")
+    parser.add_argument("--network", choices=tuple(QUERIES), action="append", help="only this one")
+    parser.add_argument("--steps", type=int, default=350, help="of training, for each network")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in given.network or QUERIES:
+        found = rows(QUERIES[name], given.steps)
+        publish(name, table(("what is INT8", "direction right", "overlap of boxes", "warned of"), found), given.docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,525 @@
+"""The ONNX graph behind a build, rebuilt from its parse section.
+
+A log has every node with its operator, inputs and outputs, every shape and type, and no value: no weights, no scales.
+Names and topology are exact; attributes that were not printed follow from shapes and are marked in the node's
+``doc_string``; scales are invented, and equal only where the log shows that TensorRT took them as equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.buildlog.layers import int_list
+from qdqtool.buildlog.names import base_name
+from qdqtool.buildlog.records import ParsedNode, ParsedTensor, Shape
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import BuildLogError
+
+MARK = "inferred from shapes: "
+_Q, _DQ = "QuantizeLinear", "DequantizeLinear"
+_TYPES = {
+    "FLOAT": TensorProto.FLOAT, "HALF": TensorProto.FLOAT16, "FLOAT16": TensorProto.FLOAT16, "INT8": TensorProto.INT8,
+    "UINT8": TensorProto.UINT8, "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "BOOL": TensorProto.BOOL,
+    "BFLOAT16": TensorProto.BFLOAT16, "BF16": TensorProto.BFLOAT16, "DOUBLE": TensorProto.DOUBLE,
+}
+_MAX_ELEMENTS = 1 << 28
+_MAX_RANK = 10
+
+
+def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[str]]:
+    """Rebuilds the graph.
+
+    Args:
+        build: A build with a parse section.
+
+    Returns:
+        The model, and what could not be known, one sentence each.
+
+    Raises:
+        BuildLogError: The log has no parse section, or one without any tensor.
+    """
+    if not any(node.outputs for node in build.parse.nodes):
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be rebuilt; "
+            "it is printed by 'trtexec --verbose --onnx=...'"
+        )
+    return _Rebuilder(build).run()
+
+
+def _given(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
+    """Those that are set."""
+    return [t for t in tensors if t is not None]
+
+
+class _Rebuilder:
+    def __init__(self, build: Build) -> None:
+        self.build = build
+        self.nodes = build.parse.nodes
+        self.opset = build.parse.opset or 13
+        major = (build.tensorrt or build.version_hint or "8").split(".")[0]
+        self.narrowed = major.isdecimal() and int(major) < 10  # TensorRT before 10 prints INT64 as INT32
+        self.tensors: dict[str, ParsedTensor] = {}
+        self.made: set[str] = set()
+        self.quantized: set[str] = set()
+        self.readers: dict[str, list[ParsedNode]] = {}
+        for node in self.nodes:
+            for tensor in _given(node.inputs):
+                self.readers.setdefault(tensor.name, []).append(node)
+                if tensor.shape is not None:
+                    self.tensors.setdefault(tensor.name, tensor)
+            outputs = {tensor.name: tensor for tensor in _given(node.outputs)}
+            self.tensors |= outputs
+            self.made.update(outputs)
+            self.quantized.update(outputs if node.op == _Q else ())
+        self.values: dict[str, list[int] | list[float]] = {}
+        self.scales = _scales(build)
+
+    def run(self) -> tuple[onnx.ModelProto, list[str]]:
+        listed = self._listed()
+        guesses = [attributes_of(node, listed.get(node.name, {})) for node in self.nodes]
+        for guess in guesses:
+            for position, value in guess.values.items():
+                tensor = guess.node.inputs[position] if position < len(guess.node.inputs) else None
+                if tensor is not None:
+                    self.values.setdefault(tensor.name, value)
+        protos = [self._node(guess) for guess in guesses]
+        names = [name for name in dict.fromkeys(self.build.parse.initializers)
+                 if name in self.readers and name not in self.made]
+        graph = helper.make_graph(
+            protos, "from_log", self._inputs(), self._outputs(), [self._constant(name) for name in names],
+            value_info=list(self._value_infos()),
+        )  # fmt: skip
+        domains = {node.domain for node in protos if node.domain}
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        model = helper.make_model(graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8)
+        model.doc_string = "Rebuilt from a TensorRT build log: zero weights, invented scales."
+        return model, self._unknowns(Counter(f"{g.node.op} {name}" for g in guesses for name in g.inferred))
+
+    def _node(self, guess: Guess) -> onnx.NodeProto:
+        node, attributes = guess.node, guess.attributes
+        inputs, outputs = ([t.name if t is not None else "" for t in ends] for ends in (node.inputs, node.outputs))
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        if node.op == "Constant":
+            attributes = {"value": self._constant(outputs[0])} if outputs else {}
+        elif node.op in (_Q, _DQ):
+            attributes = self._axis(node)
+        elif node.op == "ReduceSum" and self.opset >= 13:
+            attributes = {key: value for key, value in attributes.items() if key != "axes"}
+        domain = "" if onnx.defs.has(node.op) else "unknown"
+        proto = helper.make_node(node.op, inputs, outputs, node.name, domain=domain, **attributes)
+        if guess.inferred:
+            proto.doc_string = MARK + ", ".join(guess.inferred)
+        return proto
+
+    def _axis(self, node: ParsedNode) -> dict[str, Any]:
+        data, scale = (*node.inputs, None, None)[:2]
+        if scale is None or data is None or not scale.shape or scale.shape == (1,) or data.shape is None:
+            return {}
+        if len(data.shape) < 2:
+            return {"axis": 0}
+        fits = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
+        transposed = any(r.op == "ConvTranspose" for out in _given(node.outputs) for r in self._readers(out.name))
+        return {"axis": 1 if fits == [1] or (transposed and 1 in fits) else 0}
+
+    def _readers(self, tensor: str) -> Iterator[ParsedNode]:
+        """Who reads a tensor, through one Q or DQ."""
+        for node in self.readers.get(tensor, ()):
+            yield node
+            for out in _given(node.outputs) if node.op in (_Q, _DQ) else ():
+                yield from self.readers.get(out.name, ())
+
+    def _type(self, tensor: ParsedTensor | None) -> int:
+        kind = int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
+        return int(TensorProto.INT64) if kind == TensorProto.INT32 and self.narrowed else kind
+
+    def _made_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
+        kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._type(tensor)
+        return _info(tensor.name, kind, tensor.shape)
+
+    def _constant(self, name: str) -> onnx.TensorProto:
+        tensor = self.tensors.get(name)
+        shape = [d or 0 for d in tensor.shape] if tensor is not None and tensor.shape is not None else []
+        count = int(np.prod(shape, dtype=np.float64)) if shape else 1
+        if count > _MAX_ELEMENTS:
+            raise BuildLogError(f"tensor '{name[:80]}' of the log would have {count} elements; the log is damaged")
+        dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
+        array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
+        value = self.values.get(name)
+        if value is not None and len(value) == count:
+            array = np.asarray(value).astype(dtype).reshape(shape)
+        return numpy_helper.from_array(array, name)
+
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        if self.build.parse.inputs:
+            return [_info(t.name, int(_TYPES.get(t.dtype, TensorProto.FLOAT)), t.shape)
+                    for t in self.build.parse.inputs]
+        there = self.made.union(self.build.parse.initializers)
+        return [_info(name, self._type(tensor), tensor.shape) for name, tensor in self.tensors.items()
+                if name not in there]
+
+    def _outputs(self) -> list[onnx.ValueInfoProto]:
+        names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.made]
+        if not names:
+            names = [t.name for node in self.nodes for t in _given(node.outputs) if t.name not in self.readers]
+        return [self._made_info(self.tensors[name]) for name in names]
+
+    def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
+        outputs = set(self.build.parse.outputs)
+        for node in self.nodes:
+            for tensor in _given(node.outputs):
+                named = node.op not in ("Constant", "Cast") and tensor.name and tensor.name not in outputs
+                if named and tensor.shape is not None:
+                    yield self._made_info(tensor)
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """Node name to the fields of the engine layer that holds it; merged layers are left out."""
+        known = self.build.parse.names
+        table: dict[str, dict[str, Any]] = {}
+        for layer in self.build.layers:
+            fused = layer.fused(known)
+            if "ParameterType" in layer.extras and fused.kind == "layer" and len(fused.alternatives) == 1:
+                fields = dict(layer.extras)
+                fields.update({k.removeprefix("Conv"): v for k, v in layer.extras.items() if k.startswith("Conv")})
+                for component in fused.bases:
+                    table.setdefault(component, fields)
+        return table
+
+    def _unknowns(self, inferred: Counter[str]) -> list[str]:
+        lines = ["weights and other constants: their values are not in a log; zeros were written"]
+        qdq = sum(node.op in (_Q, _DQ) for node in self.nodes)
+        if qdq:
+            lines.append(
+                f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that TensorRT "
+                "merged Qs or where they read one constant"
+            )
+        lines += [
+            f"{what} of {number} node{'s' if number > 1 else ''}: not printed; inferred from shapes (see doc_string)"
+            for what, number in sorted(inferred.items())
+        ]
+        alphas = sum(node.op == "LeakyRelu" for node in self.nodes)
+        if alphas:
+            lines.append(f"alpha of {alphas} LeakyRelu: not printed; ONNX's default was left")
+        others = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
+        lines += [f"{op} ({number}): no operator of ONNX; put into domain 'unknown'" for op, number in others.items()]
+        if self.narrowed and any(t.dtype == "INT32" for t in self.tensors.values()):
+            lines.append("integers: TensorRT before 10 prints INT64 as INT32; INT64 was written")
+        if not self.build.parse.opset:
+            lines.append("opset: not printed; 13 was taken")
+        lines += [f"the log: {m}" for m in self.build.missing if m.startswith("parse section")]
+        return lines
+
+
+def _info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
+    dims = None if shape is None else [f"{name}_{i}" if d is None else d for i, d in enumerate(shape)]
+    return helper.make_tensor_value_info(name, kind, dims)
+
+
+def _scales(build: Build) -> dict[str, float]:
+    """Scale tensor name to an invented value: one for each group that the log shows to be equal."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    scale_of: dict[str, str] = {}
+    maker: dict[str, str] = {}
+    ties: list[tuple[str | None, str | None]] = []
+    for node in build.parse.nodes:
+        scale = node.inputs[1] if len(node.inputs) > 1 else None
+        if scale is not None and node.op in (_Q, _DQ):
+            scale_of[node.name] = scale.name
+        if node.op == _Q:
+            maker.update((t.name, node.name) for t in _given(node.outputs))
+    for node in build.parse.nodes:  # a DQ has its Q's scale
+        if node.op == _DQ and node.inputs and node.inputs[0] is not None:
+            ties.append((scale_of.get(node.name), scale_of.get(maker.get(node.inputs[0].name, ""))))
+    ties += [(scale_of.get(base_name(e.subject)), scale_of.get(base_name(e.object)))
+             for e in build.trace if e.kind == "Eliminating"]
+    for one, other in ties:
+        if one is not None and other is not None:
+            parent[root(one)] = root(other)
+    numbers: dict[str, int] = {}
+    return {name: (1.0 + numbers.setdefault(root(name), len(numbers)) / 1024) / 64
+            for name in dict.fromkeys(scale_of.values())}
+
+
+# Attributes and constant values -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Guess:
+    """What is known of a node: what was printed is exact; what follows from shapes need not be what the model had.
+
+    (A 3x3 kernel with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.)
+
+    Attributes:
+        node: The node as parsed.
+        listed: Fields of the engine layer that absorbed it (``Kernel``, ``Stride``, ...), empty when not listed.
+        attributes: ONNX attributes.
+        inferred: Names of those that follow from shapes and were not printed.
+        values: Input position to the integers (or floats) of a constant there.
+    """
+
+    node: ParsedNode
+    listed: dict[str, Any]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    inferred: list[str] = field(default_factory=list)
+    values: dict[int, list[int] | list[float]] = field(default_factory=dict)
+
+    def shape(self, position: int) -> list[int] | None:
+        """Shape of an input where all of it is known."""
+        return _whole_shape(self.node.inputs, position)
+
+    def made(self, position: int = 0) -> list[int] | None:
+        """Shape of an output where all of it is known."""
+        return _whole_shape(self.node.outputs, position)
+
+    @property
+    def output(self) -> Shape | None:
+        """Shape of the first output, with unknown dimensions."""
+        tensor = self.node.outputs[0] if self.node.outputs else None
+        return tensor.shape if tensor is not None else None
+
+    def infer(self, **attributes: Any) -> None:
+        """Sets attributes that were not printed."""
+        self.attributes.update(attributes)
+        self.inferred += attributes
+
+    def infer_window(self, fits: Iterable[tuple[int, int, int]]) -> None:
+        """Strides and pads from stride, padding before and padding behind of each axis."""
+        rows = list(fits)
+        strides, begin, end = ([row[i] for row in rows] for i in range(3))
+        self.infer(strides=strides, pads=[*begin, *end])
+
+
+def attributes_of(node: ParsedNode, listed: dict[str, Any]) -> Guess:
+    """Attributes of a node and values of its constant inputs; arguments as for :class:`Guess`."""
+    guess = Guess(node, listed)
+    if node.op in _HANDLERS:
+        _HANDLERS[node.op](guess)
+    return guess
+
+
+def _whole_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
+    tensor = tensors[position] if position < len(tensors) else None
+    if tensor is None or tensor.shape is None or None in tensor.shape:
+        return None
+    return [d for d in tensor.shape if d is not None]
+
+
+def _changed_axis(source: Sequence[int], made: Sequence[int], default: int) -> int:
+    """The first axis along which two shapes differ."""
+    return next((i for i, (a, b) in enumerate(zip(source, made, strict=False)) if a != b), default)
+
+
+def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> None:
+    """Kernel, strides, pads of a convolution or pooling."""
+    details, attributes = guess.node.details, guess.attributes
+    for attribute, key, name in (
+        ("kernel_shape", "kernel", "Kernel"), ("strides", "strides", "Stride"), ("dilations", "dilations", "Dilation"),
+    ):
+        value = int_list(details.get(key)) or int_list(fields.get(name))
+        if value and not (attribute == "dilations" and guess.node.op != "Conv"):
+            attributes[attribute] = value
+    before = int_list(details.get("prepadding")) or int_list(fields.get("PrePadding"))
+    after = int_list(details.get("postpadding")) or int_list(fields.get("PostPadding"))
+    if before is not None and after is not None:
+        attributes["pads"] = [*before, *after]
+    if kernel:
+        attributes["kernel_shape"] = kernel
+    if "strides" in attributes and "pads" in attributes:
+        return
+    source, target = guess.shape(0), guess.made()
+    if source is None or target is None or len(source) < 3 or len(source) != len(target):
+        guess.inferred.append("strides and pads (defaults; the shapes are not known)")
+        return
+    edges = list(zip(source[2:], target[2:], strict=True))
+    known = [*attributes.get("kernel_shape", ()), *[0] * len(edges)]
+    sizes = [size or _usual_pool(*edge) for edge, size in zip(edges, known, strict=False)]
+    if "kernel_shape" not in attributes:
+        guess.infer(kernel_shape=sizes)
+    guess.infer_window(_fit(*edge, size) for edge, size in zip(edges, sizes, strict=True))
+
+
+def _usual_pool(given: int, made: int) -> int:
+    """A usual pooling window: 5 where the size stays (SPPF), 3 where it halves, else the whole stride."""
+    if made == given:
+        return 5
+    return 3 if made == (given + 1) // 2 else max(1, given // max(1, made))
+
+
+def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
+    """Stride and padding (before, after) that turn ``given`` into ``made``; the usual ones first."""
+    usual = (size - 1) // 2
+    nearest = max(1, round(given / max(1, made)))
+    for stride in sorted(range(1, max(nearest + 3, 5)), key=lambda s: abs(s - nearest)):
+        for low, high in ((usual, usual), (0, 0), (usual, size - 1 - usual), (0, 1)):
+            if given + low + high >= size and (given + low + high - size) // stride + 1 == made:
+                return stride, low, high
+    total = max(0, (made - 1) * nearest + size - given)
+    return nearest, total // 2, total - total // 2
+
+
+def _conv(guess: Guess) -> None:
+    weights, source = guess.shape(1), guess.shape(0)
+    _window(guess, guess.listed, weights[2:] if weights else None)
+    if weights and source and len(weights) > 1 and weights[1] and source[1] % weights[1] == 0:
+        guess.attributes["group"] = source[1] // weights[1]
+
+
+def _conv_transpose(guess: Guess) -> None:
+    weights, source, target = guess.shape(1), guess.shape(0), guess.made()
+    if not weights or not source or not target:
+        return
+    guess.attributes |= {"kernel_shape": weights[2:], "group": max(1, target[1] // max(1, weights[1]))}
+    fits = []
+    for given, made, size in zip(source[2:], target[2:], weights[2:], strict=False):
+        stride = max(1, round(made / max(1, given)))
+        total = max(0, (given - 1) * stride + size - made)
+        fits.append((stride, total // 2, total - total // 2))
+    guess.infer_window(fits)
+
+
+def _pool(guess: Guess) -> None:
+    window = {k.removeprefix("Pooling"): value for k, value in guess.listed.items() if k.startswith("Pooling")}
+    fields = window if "WindowSize" in window else guess.listed
+    _window(guess, {**fields, "Kernel": fields.get("WindowSize")}, None)
+
+
+def _gemm(guess: Guess) -> None:
+    left, right, made = guess.shape(0), guess.shape(1), guess.made()
+    if left and right and made and len(right) == 2:
+        guess.infer(transB=int(right[0] == made[-1] and right[1] == left[-1]))
+
+
+def _concat(guess: Guess) -> None:
+    first, made = guess.shape(0), guess.made()
+    guess.infer(axis=_changed_axis(first, made, 0) if first and made else int(len(guess.output or ()) > 1))
+
+
+def _transpose(guess: Guess) -> None:
+    source, made = guess.shape(0), guess.made()
+    if not source or not made or sorted(source) != sorted(made):
+        guess.inferred.append("perm (the reverse, ONNX's default)")
+        return
+    free = list(range(len(source)))
+    perm = []
+    for size in made:
+        perm.append(next(i for i in free if source[i] == size))
+        free.remove(perm[-1])
+    guess.attributes["perm"] = perm
+    guess.inferred.append("perm" if len(set(source)) < len(source) else "perm (the only one that fits)")
+
+
+def _reduce(guess: Guess) -> None:
+    source, made = guess.shape(0), guess.made()
+    if not source or made is None:
+        return
+    kept = len(source) == len(made)
+    axes = [i for i, (a, b) in enumerate(zip(source, made, strict=True)) if a != b] if kept else _dropped(source, made)
+    guess.attributes["keepdims"] = int(kept)
+    guess.infer(axes=axes or [len(source) - 1])
+
+
+def _dropped(long: list[int], short: list[int]) -> list[int]:
+    """Axes of ``long`` that are missing from ``short``: ones before others, later ones before earlier ones."""
+    count = len(long) - len(short)
+    if not 0 < count <= len(long) <= _MAX_RANK:
+        return []
+    choices = list(itertools.combinations(reversed(range(len(long))), count))
+    for axes in sorted(choices, key=lambda chosen: sum(long[axis] != 1 for axis in chosen)):
+        if [size for axis, size in enumerate(long) if axis not in axes] == short:
+            return sorted(axes)
+    return []
+
+
+def _cast(guess: Guess) -> None:
+    tensor = guess.node.outputs[0] if guess.node.outputs else None
+    guess.attributes["to"] = int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
+
+
+def _gather(guess: Guess) -> None:
+    if "axis" in guess.node.details:
+        guess.attributes["axis"] = int(guess.node.details["axis"])
+    else:
+        guess.infer(axis=0)
+
+
+def _resize(guess: Guess) -> None:
+    inputs, details = guess.node.inputs, guess.node.details
+    modes = ("mode", "coordinate_transformation_mode")
+    guess.attributes |= {key: details[key] for key in modes if isinstance(details.get(key), str)}
+    if guess.attributes.get("coordinate_transformation_mode") == "asymmetric":
+        guess.infer(nearest_mode="floor")
+    source, made = guess.shape(0), guess.made()
+    if source and made and len(inputs) > 3:
+        guess.values[3] = made
+    elif source and made and len(inputs) == 3:
+        guess.values[2] = [b / a if a else 1.0 for a, b in zip(source, made, strict=False)]
+
+
+def _target_shape(guess: Guess) -> None:
+    if guess.output is not None and guess.output.count(None) <= 1:
+        guess.values[1] = [-1 if d is None else d for d in guess.output]
+
+
+def _squeeze(guess: Guess) -> None:
+    source, made = guess.shape(0), guess.made()
+    if source is None or made is None:
+        return
+    axes = _dropped(source, made) if guess.node.op == "Squeeze" else _dropped(made, source)
+    if len(guess.node.inputs) > 1:
+        guess.values[1] = axes
+    else:
+        guess.attributes["axes"] = axes
+
+
+def _slice(guess: Guess) -> None:
+    source, made = guess.shape(0), guess.made()
+    if not source or not made or len(source) != len(made) or len(guess.node.inputs) < 3:
+        return
+    if guess.shape(1) in ([1], []):
+        axis = _changed_axis(source, made, 0)
+        guess.values = {1: [0], 2: [made[axis]], 3: [axis], 4: [1]}
+        guess.inferred.append("starts (0)")
+
+
+def _split(guess: Guess) -> None:
+    source, made = guess.shape(0), [guess.made(i) for i in range(len(guess.node.outputs))]
+    known = [m for m in made if m is not None]
+    if not source or len(known) < len(made) or any(len(m) != len(source) for m in known):
+        return
+    axis = next((i for i in range(len(source)) if any(m[i] != source[i] for m in known)), len(source) - 1)
+    guess.infer(axis=axis)
+    if len(guess.node.inputs) > 1:
+        guess.values[1] = [m[axis] for m in known]
+
+
+def _topk(guess: Guess) -> None:
+    source, made = guess.shape(0), guess.made()
+    if source and made:
+        axis = _changed_axis(source, made, len(source) - 1)
+        guess.infer(axis=axis)
+        guess.values[1] = [made[axis]]
+
+
+_HANDLERS: dict[str, Callable[[Guess], None]] = {
+    "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "Gemm": _gemm,
+    "Concat": _concat, "Transpose": _transpose, "ReduceMax": _reduce, "ReduceMean": _reduce, "ReduceSum": _reduce,
+    "ReduceMin": _reduce, "Cast": _cast, "Gather": _gather, "Resize": _resize, "Reshape": _target_shape,
+    "Expand": _target_shape, "Squeeze": _squeeze, "Unsqueeze": _squeeze, "Slice": _slice, "Split": _split,
+    "TopK": _topk,
+}

@@ -1,1 +1,0 @@
-"""ONNX graphs rebuilt from what a build log says."""
