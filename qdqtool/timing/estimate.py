@@ -428,8 +428,9 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
 
 
 def _without(result: TimeEstimate, model: Model, plain: Model | None, target: Target) -> FloatTime:
-    """The time of a float network: in FP16 where the GPU is fast in it, which is what INT8 has to be faster than.
+    """The time of a float network, which INT8 has to be faster than: in FP16 where the GPU is fast in it.
 
+    Where the casts of an FP16 file take more than it gains, FP32 stays.
     ``plain`` is the same network with weights, from which the FP16 file of a strongly typed network is made; None, or
     one that cannot be converted, is taken for a network whose floats the builder chooses.
     """
@@ -442,7 +443,8 @@ def _without(result: TimeEstimate, model: Model, plain: Model | None, target: Ta
         made = None if plain is None else twin.half_twin(plain, target)
         target = TARGETS[_OPEN] if made is None else target
         model = model if made is None else twin.resolved(made, result.asked or 1)[0]
-    return FloatTime(Precision.FP16, _total(replace(result, plain=Precision.FP16), model, target)[1], own)
+    half = _total(replace(result, plain=Precision.FP16), model, target)[1]
+    return FloatTime(Precision.FP16, half, own) if half <= own else FloatTime(stored, own)
 
 
 def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None:

@@ -43,7 +43,7 @@ def test_text_json_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert run([*args[:-2], "--format", "json", "-o", "m_qdq.onnx"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["schema"] == "qdqtool/tuning/1" and told["output"] == "m_qdq.onnx"
-    assert told["effort"]["runs"] == 0 and told["effort"]["resumed"] > 100  # everything was measured before
+    assert told["effort"]["runs"] == 0 and told["effort"]["resumed"] > 50  # everything was measured before
     for name in ("front", "others", "sites", "chosen", "goal", "metric", "images"):
         assert told[name] == kept[name]
 
