@@ -98,14 +98,14 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    for quantized, size in ((True, 14), (False, 56)):
-        found = [predict_on(load(chain(size=size, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single))
+    for quantized in (True, False):
+        found = [predict_on(load(chain(size=14, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single))
                  for single in (False, True)]  # fmt: skip
         half, single = (time for _, time in found)
         assert half.total_ms <= single.total_ms and half.float_time.total_ms <= single.float_time.total_ms
         assert not target.strongly_typed or half.as_json() == single.as_json()
         base = half.float_time
-        assert base.precision == half.gpu.plain or (target.strongly_typed and size < 56)  # casts of a small FP16 file
+        assert base.precision == half.gpu.plain or target.strongly_typed  # casts of a small FP16 file
         assert (base.fp32_ms is not None) is (target.strongly_typed and base.precision == Precision.FP16)
         assert base.fp32_ms is None or base.total_ms <= base.fp32_ms
         if half.gain_range is not None:
@@ -119,12 +119,13 @@ def test_equal_networks_have_equal_times(name, typed):
     from qdqtool.insertion.api import insert
 
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    network = chain(size=28, quantized=False)
-    made = insert(load(network), [{"x": np.ones((1, 64, 28, 28), "float32")}], target=target).model
+    network = chain(quantized=False)
+    made = insert(load(network), [{"x": np.ones((1, 64, 56, 56), "float32")}], target=target).model
     before, after = (predict_on(load(m), target, Request(gpu="RTX 2060"))[1] for m in (network, made))
     assert before.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert after.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert before.best.gain == pytest.approx(after.gain, rel=0.02)
+    assert before.float_time.precision == after.float_time.precision == Precision.FP16
 
 
 def test_small_networks_are_told_what_their_kernels_take():
