@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.timing import gpu_names, gpus
+from qdqtool.timing import gpus
 from qdqtool.timing.gpus import Gpu
 from qdqtool.types import Evidence
 
@@ -86,7 +86,7 @@ def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
     if device.sms is None and len(named) != 1:
         if not named:
             gpus.find(device.name)  # raises, with the nearest names
-        raise QdqtoolError(gpu_names.shared(device.name, [g.name for g in named]))
+        raise QdqtoolError(gpus.shared(device.name, [g.name for g in named]))
     if not named:
         if device.cc is None:
             gpus.find(device.name)

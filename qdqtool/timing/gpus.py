@@ -6,16 +6,102 @@ evidence and source.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import re
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.timing import gpu_names
 from qdqtool.types import Evidence, Json, Precision
+
+_SPLIT = re.compile(r"[\s_/()\-]+")
+_MAKERS = (
+    "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
+    "corporation", "tegra", "nvgpu",
+)  # fmt: skip
+_NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")  # a name without its series: 3060, 4070 ti super
+_SERIES = ("rtx {}", "gtx {}")
+_FAR = math.log(2.0)  # numbers further apart name GPUs that are not alike
+_ALIKE = 0.8
+_LISTED = 5
+
+
+def without_maker(name: str) -> str:
+    """A name without the maker's words."""
+    return " ".join(w for w in name.lower().split() if w not in _MAKERS)
+
+
+def spelled_alike(name: str) -> str:
+    """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
+    text = _SPLIT.sub(" ", name.lower())
+    text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
+    text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
+    text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
+    text = re.sub(r"(?<=\d) gb\b", "gb", text)
+    text = re.sub(r"\b(pci ?e)\b", "pcie", text)
+    text = re.sub(rf"\b({'|'.join(_MAKERS)})\b", " ", text)
+    text = re.sub(r"\bada generation\b", "ada", text)
+    return " ".join(text.split())
+
+
+def spellings(wanted: str) -> list[str]:
+    """What a name in :func:`spelled_alike` may stand for: without memory sizes and form factors, with its series."""
+    tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]
+    found = [" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t]
+    found += [series.format(text) for text in found if _NUMBER.fullmatch(text) for series in _SERIES]
+    return list(dict.fromkeys(found))
+
+
+def shared(name: str, boards: list[str]) -> str:
+    """What to say of a name that several GPUs share."""
+    return f"'{name}' is the name of {len(boards)} GPUs: {', '.join(boards)}; give one of these"
+
+
+def variants(name: str, taken: str, names: list[str]) -> list[str]:
+    """Other GPUs that a name without memory size or form factor could have meant: ``A100`` is three."""
+    parts = set(spelled_alike(name).split())
+    if parts >= set(spelled_alike(taken).split()):
+        return []
+    spelled = {other: set(spelled_alike(other).split()) for other in names if other != taken}
+    return [other for other, own in spelled.items() if parts < own and "laptop" not in own - parts]
+
+
+def nearest_names(wanted: str, names: Mapping[str, str]) -> list[str]:
+    """Names that come nearest: of the same number, of the same series with a near number, or spelled alike.
+
+    Args:
+        wanted: The unknown name, in :func:`spelled_alike`.
+        names: Known names in :func:`spelled_alike`, and what to call them.
+    """
+    ranked = []
+    series, number = _model(wanted)
+    for key, name in names.items():
+        other, value = _model(key)
+        far = abs(math.log(number / value)) if number and value else math.inf
+        alike = difflib.SequenceMatcher(None, wanted, key).ratio()
+        if far == 0:
+            ranked.append((0 if other == series else 1, -alike, name))
+        elif other == series and far <= _FAR:
+            ranked.append((2, far, name))
+        elif alike >= _ALIKE and not (number and value and series):
+            ranked.append((3, -alike, name))
+    return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_LISTED]
+
+
+def _model(name: str) -> tuple[str, int]:
+    """Series and number of a name: ``rtx 3060 ti`` is ``("rtx", 3060)``, ``t1000`` is ``("t", 1000)``."""
+    before = ""
+    for word in name.split():
+        match = re.fullmatch(r"([a-z]*)(\d+)[a-z]*", word)
+        if match and not word.endswith("gb"):
+            return match[1] or before, int(match[2])
+        before = word
+    return name, 0
+
 
 _CLOCK_OF_POWER = 0.4
 _FEW_WATTS = 0.5
@@ -247,9 +333,9 @@ def find(name: str) -> Gpu:
     if len(found) == 1:
         return found[0]
     if found:
-        raise QdqtoolError(gpu_names.shared(name, [g.name for g in found]))
-    wanted = gpu_names.words(name)
-    near = [g.name for g in _longer(name, wanted)[:5]] or gpu_names.nearest(
+        raise QdqtoolError(shared(name, [g.name for g in found]))
+    wanted = spelled_alike(name)
+    near = [g.name for g in _longer(name, wanted)[:5]] or nearest_names(
         wanted, {key: found[0].name for key, found in _by_words().items()}
     )
     nearest = f"; nearest: {', '.join(near)}" if near else ""
@@ -261,11 +347,11 @@ def find(name: str) -> Gpu:
 
 def answering(name: str) -> list[Gpu]:
     """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
-    plain, wanted, table = gpu_names.plain(name), gpu_names.words(name), _by_words()
+    plain, wanted, table = without_maker(name), spelled_alike(name), _by_words()
     for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if plain == gpu_names.plain(gpu.name):
+        if plain == without_maker(gpu.name):
             return [gpu]
-    for text in gpu_names.spellings(wanted):
+    for text in spellings(wanted):
         if text in table:
             return list(table[text])
     if wanted.endswith(" laptop") or " laptop " in wanted:
@@ -285,12 +371,12 @@ def answering(name: str) -> list[Gpu]:
 
 @functools.cache
 def _by_words() -> dict[str, tuple[Gpu, ...]]:
-    """GPUs by their names and aliases in :func:`gpu_names.words`; a GPU's own name comes before another's alias."""
+    """GPUs by their names and aliases in :func:`spelled_alike`; a GPU's own name comes before another's alias."""
     table: dict[str, tuple[Gpu, ...]] = {}
     for gpu in gpus():
-        for key in dict.fromkeys(map(gpu_names.words, gpu.aliases)):
+        for key in dict.fromkeys(map(spelled_alike, gpu.aliases)):
             table[key] = (*table.get(key, ()), gpu)
-    return table | {gpu_names.words(gpu.name): (gpu,) for gpu in gpus()}
+    return table | {spelled_alike(gpu.name): (gpu,) for gpu in gpus()}
 
 
 def _longer(name: str, wanted: str) -> list[Gpu]:
@@ -299,7 +385,7 @@ def _longer(name: str, wanted: str) -> list[Gpu]:
     return [
         gpu
         for gpu in gpus()
-        if wanted in (own := gpu_names.words(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
+        if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
         and (parts or name.strip().lower() in gpu.name.lower())
     ]
 
@@ -377,7 +463,7 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
     """
     gpu = of_description(name) if "=" in name else find(name)
     notes = [gpu.note] if gpu.note else []
-    if "=" not in name and (others := gpu_names.variants(name, gpu.name, [g.name for g in gpus()])):
+    if "=" not in name and (others := variants(name, gpu.name, [g.name for g in gpus()])):
         notes.append(f"'{name.strip()}' taken as {gpu.name}; it could be {', '.join(others)}")
     if power is not None and clock is None:
         limit = _watts(power)

@@ -6,23 +6,52 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
 from qdqtool.graph import Model, Node
 from qdqtool.operators import WEIGHTED
 from qdqtool.qdq import is_qdq
-from qdqtool.timing import kinds, work
+from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.layouts import reformats_of
-from qdqtool.timing.products import Product, product_of
-from qdqtool.timing.regions import region_nodes, work_in_region
+from qdqtool.timing.layouts import Reformat, reformats_of, region_nodes, work_in_region
 from qdqtool.timing.shapes import Shapes
-from qdqtool.timing.work import Work, width
-from qdqtool.timing.workload import Extra, Workload
+from qdqtool.timing.work import Product, Work, product_of, width
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
+
+
+@dataclass(slots=True)
+class Extra:
+    """A kernel that the simulation does not list: a change of layout, a reformat at the edge, a Myelin region.
+
+    ``reformat`` is the change of layout that it is, if it is one.
+    """
+
+    name: str
+    work: Work
+    reformat: Reformat | None = None
+
+
+@dataclass
+class Workload:
+    """What an engine does.
+
+    Attributes:
+        layers: The work of each predicted layer, in the prediction's order.
+        extras: Kernels beside them.
+        unknown: Names of layers whose shapes are not known: they count as nothing but a kernel's floor.
+    """
+
+    layers: list[Work] = field(default_factory=list)
+    extras: list[Extra] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Work]:
+        return [*self.layers, *(e.work for e in self.extras)]
+
 
 _MAPPING = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
 
@@ -216,7 +245,7 @@ class _Reader:
 
     def _type(self, precision: Precision, tensor: str = "") -> Precision:
         if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
-            return kinds.ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
+            return work.ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
         if tensor in self.wide and precision.is_float:
             return Precision.FP32
         if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
@@ -256,7 +285,7 @@ class _Reader:
             layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
         ):
             return Work(work.NOTHING, low, high)
-        kind = kinds.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
+        kind = work.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
         read, written = self._moved(layer, nodes, kind)
         if read is None or written is None:
             return None
@@ -340,7 +369,7 @@ class _Reader:
 
     def _rest(self, covered: set[str]) -> None:
         """Nodes of no layer: Myelin's regions, or, on a target without named layers, everything."""
-        left = [n for n in self.model.ordered if n.name not in covered and n.op not in kinds.FREE and self._runs(n)]
+        left = [n for n in self.model.ordered if n.name not in covered and n.op not in work.FREE and self._runs(n)]
         chain: list[Node] = []
         for node in left:
             if node.name in self._region_names and not (
@@ -365,7 +394,7 @@ class _Reader:
                     0.0 if second else product.columns * product.depth * product.groups * width(kind),
                     product.out * width(self.plain),
                 ))  # fmt: skip
-            elif node.op in kinds.HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
+            elif node.op in work.HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
                 self._flush(chain)
                 self._region([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
             else:

@@ -12,8 +12,8 @@ from qdqtool.timing import work
 from qdqtool.timing.calibration import Calibration
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import Constants, seconds
+from qdqtool.timing.predicted import Workload
 from qdqtool.timing.work import Work, width
-from qdqtool.timing.workload import Workload
 from qdqtool.types import Finding, Precision, Prediction
 
 Array = npt.NDArray[np.float64]

@@ -15,8 +15,8 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model
 from qdqtool.insertion import losses
 from qdqtool.operators import WEIGHTED
-from qdqtool.timing.products import product_of
 from qdqtool.timing.shapes import Shapes
+from qdqtool.timing.work import product_of
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point

@@ -7,8 +7,8 @@ import numpy as np
 from qdqtool.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing import work
+from qdqtool.timing.layouts import region_nodes, work_in_region
 from qdqtool.timing.predicted import workload_of
-from qdqtool.timing.regions import region_nodes, work_in_region
 from qdqtool.types import Precision
 from tests.trt.builder import Graph
 
