@@ -373,7 +373,7 @@ def parts_note(subject: Subject, parts: list[data.Part]) -> str:
     """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
     time = subject.time
     timed = [p.measured_ms for p in parts if p.measured_ms is not None]
-    text = f"Measured parts are the profile's own, {sum(timed):.3f} ms together. " if timed else ""
+    text = f"Measured parts: {sum(timed):.3f} ms together, with what profiling added. " if timed else ""
     if time is None or not parts:
         return text.strip()
     together = sum(p.ms or 0.0 for p in parts)

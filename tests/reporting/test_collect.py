@@ -230,6 +230,10 @@ def test_a_build_is_measured_first(made: Made, tmp_path: Path) -> None:
         assert all(p.ms is None for p in page.parts) == (gpu is None)
         assert page.agreement is not None and (page.agreement.predicted_ms is None) == (gpu is None)
         assert page.agreement.measured_ms == pytest.approx(sum(rows.values()), rel=0.1)
+        if gpu is not None:  # the time that verify shows, what profiling added taken off
+            times = qdqtool.verify(made.model, listing, profile, gpu=gpu).times
+            assert times is not None and times["built_ms"] == page.agreement.measured_ms < sum(rows.values())
+            assert page.model.time is not None and "INT8 as placed" in page.model.time.decision[0]
         shown = re.sub(r"<[^>]+>", " ", render_page(page))
         assert "Time, measured" in shown and "Time, estimated" not in shown
         for table in ("convolution-table", "layer-table"):
