@@ -215,6 +215,17 @@ def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.Capture
     assert ("not expected to be at least 1.02 times as fast" in " ".join(text.split())) is (gain < 1.02)
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    (["--gpu", "Jetson Nano"], "has no INT8 kernels"), (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
+])  # fmt: skip
+def test_what_a_gpu_makes_of_a_small_network(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], said: str
+) -> None:
+    common = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    assert run([*common, *options, "--losses", "0"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_unknown_gpu_is_refused_before_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--gpu", "Orin"]) == 2
     assert "is the name of 8 GPUs" in line(capsys)

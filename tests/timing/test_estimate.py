@@ -15,10 +15,12 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.graph import Model, without_large_weights
 from qdqtool.modelfile import load
 from qdqtool.prediction import predict
+from qdqtool.render.predict_text import whether_it_pays
 from qdqtool.timing import twin, work
 from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen, find, gpus
+from qdqtool.timing.parts import PAYS
 from qdqtool.timing.physics import constants
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.shapes import Shapes
@@ -131,6 +133,8 @@ def test_equal_networks_have_equal_times(name, typed):
 def test_small_networks_are_told_what_their_kernels_take():
     small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
     assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
+    prediction, slow = timed(chain(8, channels=16, size=20), find("RTX 4090"))
+    assert slow.gain < PAYS and "kernels take at least" in " ".join(whether_it_pays(slow, prediction, 200))
 
 
 def test_no_gain_without_int8():
