@@ -216,7 +216,8 @@ def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--gpu", "Jetson Nano"], "has no INT8 kernels"), (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
+    (["--gpu", "Jetson Nano"], "has no INT8 kernels"),
+    (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
 ])  # fmt: skip
 def test_what_a_gpu_makes_of_a_small_network(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], said: str
