@@ -200,7 +200,8 @@ def _interval(point: Point) -> str:
 
 def _bought(page: Page, tuning: Tuning) -> None:
     if not tuning.chosen.sites and not tuning.chosen.changed:
-        page.heading("Nothing has to stay float beyond the head preset")
+        page.heading("Nothing has to stay float beyond the head preset" if tuning.chosen.cost.int8 else
+                     "Everything stays float")
         return
     if not tuning.bought:
         page.heading(f"Float: {', '.join(tuning.chosen.sites)}")
