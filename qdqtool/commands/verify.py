@@ -67,6 +67,8 @@ def _run(
     if from_log:
         if builder or not files:
             raise click.UsageError("--from-log takes the files of one build and no --builder")
+        if gpu is not None:
+            raise click.UsageError("--from-log compares no times: leave --gpu out, or give the MODEL")
         from qdqtool.verification.from_log import verify_from_log
 
         return verify_from_log(*files, target=target)

@@ -29,6 +29,11 @@ def test_a_version_without_target_names_the_option(tmp_path: Path, capsys: pytes
     assert run(["verify", MODEL, path, "--target", "trt8.5"]) == 0
 
 
+def test_a_gpu_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "--from-log", written(tmp_path), "--gpu", "T4"]) == 2
+    assert "--from-log compares no times" in capsys.readouterr().err
+
+
 def test_lines_are_told_as_a_set_and_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path)
     assert run(["verify", MODEL, path]) == 0
