@@ -27,8 +27,8 @@ from torch.nn import functional
 
 import qdqtool
 from calibration import collect
-from qdqtool.graph import Model
-from qdqtool.runtime import open_session
+from qdqtool.model.graph import Model
+from qdqtool.model.sessions import open_session
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512

@@ -44,7 +44,7 @@ from calibration import TensorStatistics, clustered, collect, runner
 from calibration.dataset import Looks
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.demo.model import write_images, yolov8n
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 
 SIZE = 320
 LINKED = 50  # files that the names of the memory test are links to

@@ -34,11 +34,11 @@ from qdqtool.builders.child import is_installed
 from qdqtool.demo.model import yolov8n
 from qdqtool.extraction.private import made_private, texts
 from qdqtool.extraction.shown import choose, key
-from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
-from qdqtool.modelfile import load
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
+from qdqtool.model.view import View
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "tests" / "data" / "evidence"
 MEDIAN_NODES = 20

@@ -22,7 +22,7 @@ from PIL import Image
 import qdqtool
 from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.insertion.api import insert
-from qdqtool.modelfile import save
+from qdqtool.model.modelfile import save
 from qdqtool.reporting.api import Report
 from tests.reporting.browser import Page, browser, missing
 from tests.reporting.networks import yolov8x_qdq

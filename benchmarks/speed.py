@@ -108,7 +108,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
     from qdqtool.demo.model import yolov8
-    from qdqtool.modelfile import save
+    from qdqtool.model.modelfile import save
 
     save(yolov8(letter, size), path)
 

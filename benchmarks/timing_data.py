@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.prepare import prepare
-from qdqtool.modelfile import load
-from qdqtool.onnxgraph.half import HALF_OPSET
+from qdqtool.model.graph import Model
+from qdqtool.model.half import HALF_OPSET
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
 from qdqtool.timing.gpus import Gpu, find

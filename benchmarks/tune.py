@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Images, detect, evenly, input_name, load_samples, paired, pooled, publish, read_splits, table
 
 import qdqtool
-from qdqtool.runtime import open_session
+from qdqtool.model.sessions import open_session
 from qdqtool.tuning.configuration import Cost, cost_of
 from qdqtool.tuning.detection import match
 from qdqtool.tuning.result import Tuning

@@ -16,10 +16,10 @@ import numpy as np
 
 from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
 from calibration.listing import file_digest
-from qdqtool import budgets
-from qdqtool.arrayfiles import Archive, Header, read_values, short
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from qdqtool.files import open_input
+from qdqtool.io.files import open_input
+from qdqtool.io.packed import Archive, Header, read_values, short
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 

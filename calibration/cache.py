@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from calibration.dataset import Looks
 from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
-from qdqtool import budgets
-from qdqtool.arrayfiles import Archive, short
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.errors import DataError
-from qdqtool.files import read_input
-from qdqtool.jsontext import parse_json
-from qdqtool.outputs import atomic_write, write_text
-from qdqtool.parameters import typed
+from qdqtool.io.files import read_input
+from qdqtool.io.outputs import atomic_write, parse_json, write_text
+from qdqtool.io.packed import Archive, short
 
 FORMAT = "qdqtool/calibration/4"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done

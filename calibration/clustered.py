@@ -24,7 +24,7 @@ from calibration.session import fetched_bytes, open_packed, packed_model, worker
 from calibration.statistics import TensorStatistics, spotted_samples
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.errors import ClusterError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 
 
 @dataclass

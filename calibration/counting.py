@@ -17,7 +17,7 @@ from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
 from calibration.session import Fetcher
 from calibration.statistics import TensorStatistics, scratch_buffer
-from qdqtool.threads import Crew
+from qdqtool.base.process import Crew
 
 
 class Tally:

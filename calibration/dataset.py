@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.listing import read_ahead
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
 
 FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice

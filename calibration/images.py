@@ -28,10 +28,10 @@ from calibration.pictures import (
     prepare,
     url_source,
 )
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.errors import DataError
-from qdqtool.files import read_input
-from qdqtool.parameters import typed
+from qdqtool.io.files import read_input
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from qdqtool.errors import DataError
-from qdqtool.files import Key, note_files
+from qdqtool.io.files import Key, note_files
 
 
 class Folder(Sequence[Path]):

@@ -25,9 +25,9 @@ from PIL import Image, ImageOps
 
 from calibration.dataset import Array, InputSpec, Source, printable
 from calibration.listing import UNREADABLE, Folder, file_digest
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from qdqtool.files import note_read
+from qdqtool.io.files import note_read
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
@@ -82,7 +82,8 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 
     Raises:
         DataError: It cannot be read, is no regular file, is cut off, has a side of more than
-            :data:`qdqtool.budgets.PICTURE_SIDE` pixels, or more than :data:`qdqtool.budgets.PICTURE_PIXELS` in all.
+            :data:`qdqtool.base.budgets.PICTURE_SIDE` pixels, or more than
+            :data:`qdqtool.base.budgets.PICTURE_PIXELS` in all.
     """
     with decoded(source, name) as pixels:
         return pixels
@@ -405,7 +406,7 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Pictures behind a URL, each read whole and within :data:`qdqtool.budgets.PICTURE_FILE`."""
+    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.budgets.PICTURE_FILE`."""
 
     def __init__(
         self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,

@@ -27,14 +27,14 @@ from calibration.session import (
     worker_count,
 )
 from calibration.statistics import DEFAULT_BINS, spotted_samples
+from qdqtool.base.parameters import typed
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.external import location_of
-from qdqtool.files import check_output
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.parameters import typed
-from qdqtool.progress import track
-from qdqtool.runtime import cores
+from qdqtool.io.files import check_output
+from qdqtool.model.external import location_of
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.sessions import cores
 
 if TYPE_CHECKING:
     from calibration.clustered import ClusterPass

@@ -15,12 +15,13 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
-from qdqtool import budgets, external, runtime
+from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.external import all_tensors, location_of
-from qdqtool.graph import Model, without_data
-from qdqtool.jsontext import parse_json
-from qdqtool.sessions import open_proto
+from qdqtool.io.outputs import parse_json
+from qdqtool.model import external, sessions
+from qdqtool.model.external import all_tensors, location_of
+from qdqtool.model.graph import Model, without_data
+from qdqtool.model.sessions import open_proto
 
 Size = tuple[int, int]
 
@@ -108,7 +109,7 @@ def partial_model(
             needed.update(t for t in (*node.inputs, *node.captured) if t)
     result = onnx.ModelProto()
     source = model.proto
-    result.ir_version = min(source.ir_version, runtime.IR_VERSION)
+    result.ir_version = min(source.ir_version, sessions.IR_VERSION)
     result.opset_import.extend(source.opset_import)
     result.functions.extend(source.functions)
     graph = result.graph
@@ -217,13 +218,13 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
 def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
     """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
 
-    ``options`` are those of :func:`qdqtool.runtime.open_session`.
+    ``options`` are those of :func:`qdqtool.model.sessions.open_session`.
 
     Raises:
         ModelError: onnxruntime does not take it.
     """
     try:
-        return runtime.open_session(source, threads, **options)
+        return sessions.open_session(source, threads, **options)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error
 

@@ -37,7 +37,7 @@ from qdqtool.explain.errors_entry import KnownError
 from qdqtool.explain.knowledge import Code
 from qdqtool.explain.ways import WAYS
 from qdqtool.knowledge import table
-from qdqtool.modelfile import save
+from qdqtool.model.modelfile import save
 from qdqtool.trt.builds import BUILDS
 from qdqtool.trt.rules import cases
 from qdqtool.trt.targets import TARGETS, Target, target_of_version

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqtool.evidence import Case
+from qdqtool.knowledge.evidence import Case
 from qdqtool.trt.builds import BUILDS, Build
 from qdqtool.trt.rules import cases
 from qdqtool.types import Evidence
 
 _HEAD = """# Builds and the rules that rest on them
 
-Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/operators.py`) list. A line of a
+Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/model/operators.py`) list. A line of a
 simulated trace is emitted through one case only; the JSON of a prediction names the cases behind each convolution, and
 `qdqtool explain "<a line of a log>"` leads from a log to them. Numbers behind a build are lines of its log.
 """

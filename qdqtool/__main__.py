@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _overview() -> None:
-    from qdqtool import process
+    from qdqtool.base import process
     from qdqtool.commands import overview
 
     try:

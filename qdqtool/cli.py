@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from qdqtool import files, outputs, process
+from qdqtool.base import process
+from qdqtool.base.text import Filtered, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
-from qdqtool.text import Filtered, one_line
+from qdqtool.io import files, outputs
 from qdqtool.types import TOOL_VERSION
 
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
@@ -80,7 +81,7 @@ def _fail(message: str, code: int) -> int:
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    """Puts the filter of :mod:`qdqtool.text` over everything that is printed."""
+    """Puts the filter of :mod:`qdqtool.base.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code says it
     with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load, load_full
-from qdqtool.parameters import typed
+from qdqtool.base.parameters import typed
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.trt.simulation import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -88,8 +88,8 @@ def check_activations(
     from calibration import Preprocess, collect
     from qdqtool.explain.report import Report
     from qdqtool.lint import activation_scales
-    from qdqtool.onnxgraph.editor import float_model
-    from qdqtool.onnxgraph.view import View
+    from qdqtool.model.editor import float_model
+    from qdqtool.model.view import View
 
     index = load_full(model)
     view = View(index)
@@ -131,7 +131,7 @@ def advise(
     from qdqtool.explain.report import Report
     from qdqtool.lint.api import fused_in
     from qdqtool.lint.api import run as lint
-    from qdqtool.onnxgraph.view import View
+    from qdqtool.model.view import View
 
     view = View(model)
     report = Report(prediction.target, way)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqtool.base.text import compile_pattern
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource
-from qdqtool.patterns import compile_pattern
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity

@@ -7,17 +7,112 @@ Nothing here imports onnx or numpy, so that importing it costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from qdqtool.finding_codes import FindingCode
+from qdqtool.base.records import record
 
-from qdqtool.assumption import Assumption
-from qdqtool.records import record
-from qdqtool.regions import MyelinRegion
+
+@dataclass(slots=True)
+class MyelinRegion:
+    """Layers that Myelin compiles together.
+
+    Attributes:
+        trigger: The ONNX node that brings it about.
+        op: That node's operator.
+        nodes: ONNX nodes in it, Q and DQ apart.
+        fused: Q and DQ that are fused into a kernel of another node.
+        kernels: Q and DQ at its edge, each with a kernel of its own; no conversions of the engine.
+        uncertain: How many of ``fused`` may be conversions instead.
+        possible: Conversions of the engine that may be part of it instead (TensorRT 8, where no log shows it).
+        products: Matrix products in it.
+        int8_products: Those of them that compute in INT8.
+        softmaxes: Softmax nodes in it.
+        norms: Normalizations in it, written as one node or in pieces.
+    """
+
+    trigger: str
+    op: str
+    nodes: list[str] = field(default_factory=list)
+    fused: list[str] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    uncertain: int = 0
+    possible: list[str] = field(default_factory=list)
+    products: int = 0
+    int8_products: int = 0
+    softmaxes: int = 0
+    norms: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "trigger": self.trigger, "op": self.op, "nodes": list(self.nodes), "fused": list(self.fused),
+            "kernels": list(self.kernels), "uncertain": self.uncertain, "possible": list(self.possible),
+            "matrix_products": self.products, "matrix_products_int8": self.int8_products, "softmax": self.softmaxes,
+            "normalizations": self.norms,
+        }
+
+
+SILU_ADD = "silu-add"
+
+
+class SiluAdd(StrEnum):
+    """What becomes of Conv + activation + residual Add with a quantized residual: one layer, or the Add apart."""
+
+    FUSED = "fused"
+    APART = "apart"
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
+"""Every assumption that can be chosen, with its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The numbers of a prediction that depend on an assumption.
+
+    Attributes:
+        int8: Convolutions that compute in INT8.
+        int8_to_int8: Those that write INT8 as well.
+        conversions: Q and DQ that stay as layers.
+    """
+
+    int8: int
+    int8_to_int8: int
+    conversions: int | None
+
+    def as_json(self) -> dict[str, int | None]:
+        return {"int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions}
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A choice on which the outcome rests.
+
+    Attributes:
+        name: ``silu-add``.
+        value: What the prediction counts.
+        alternatives: What it would count for each other value.
+        places: ONNX nodes (the Adds) where the choice is made.
+        given: Whether the user chose the value, or a build showed it.
+        why: Why the value is the target's default.
+    """
+
+    name: str
+    value: str
+    alternatives: Mapping[str, Counts]
+    places: tuple[str, ...] = ()
+    given: bool = False
+    why: str = field(default="", compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "value": str(self.value),
+            "alternatives": {str(name): counts.as_json() for name, counts in self.alternatives.items()},
+            "places": list(self.places), "given": self.given, "why": self.why,
+        }
+
 
 TOOL_VERSION = "0.2.0"
 
@@ -449,3 +544,19 @@ class SkippedNode:
 
     def as_json(self) -> Json:
         return {"node": self.node, "reason": self.reason}
+
+
+FindingCode = Literal[
+    "ACT-INNER-Q", "ACT-OUTLIER", "ACT-PER-CHANNEL", "ACT-SCALE", "ADD-ACT", "ADD-BOTH", "ADD-OUT-FLOAT", "BIAS-DQ",
+    "BN-UNFOLDED", "BUILD-CRASHES", "BUILD-FAILS", "CH-ALIGN", "CH-SMALL", "CONCAT-SCALE", "CONST-FP16",
+    "CONV3D-INT8", "CONVERSION", "CT-AXIS", "CT-BN", "CT-FLOAT", "CT3D-FLOAT", "DOUBLE-QDQ", "DQ-3-INPUTS", "DW-ADD",
+    "DW-SILU", "FLAG-FP16", "FLOAT-FP32", "FLOAT-MIXED", "FLOAT-OTHER", "FLOAT-SM75", "FP8-OUTSIDE", "GPU-DP4A",
+    "GPU-FUSION", "GPU-JETSON", "GPU-KERNELS", "GPU-NO-FP16", "GPU-NO-INT8", "GPU-VERSION", "GROUP-SLOW",
+    "HEAD-CONCAT", "HEAD-QUANT", "HEAD-SCORE", "IN-BLOCKED", "IN-FLOAT", "INPUT-CONVERSION", "KERNEL-LARGE",
+    "MATMUL-COMPUTED", "MYELIN-REGION", "NO-QDQ", "NORM-FLOAT", "NORM-PIECES", "NOT-QUANTIZED", "OPSET-AXIS",
+    "OUT-FLOAT", "OUT-MIXED", "PAD-SPLIT", "PLUGIN-OUTSIDE", "POOL-FLOAT", "POOL-MIXED", "POOL-SCALE", "QOPERATOR",
+    "QTYPE", "RESIDUAL-STREAM", "SCALE-COUNT", "SCALE-DYNAMIC", "SCALE-FP16", "SCALE-NONPOS", "SCALE-RANK",
+    "SCALE-SHAPE1", "SIBLING-SCALE", "SILU-INNER-Q", "SILU-NO-Q-AFTER", "SKIP-FLOAT", "SPLIT-SCALE", "W-AXIS",
+    "W-NO-DQ", "W-NONCONST", "W-Q-OUTPUT", "W-SCALE", "W-SHARED", "WEIGHT-INDIRECT", "WEIGHT-PREQUANT", "ZP-NONZERO",
+    "ZP-UINT8", "ZP-VOLUME",
+]

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.agreement import (
+from qdqtool.buildlog.agreement import (
     BuildFacts,
     BuildSource,
     ConversionCounts,
@@ -29,7 +29,7 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.provenance import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Severity
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 

@@ -121,7 +121,7 @@ def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
 
 def test_insert_leaves_nothing_to_assume() -> None:
     """Both inputs of such an Add quantized: the outcome is the same either way."""
-    from qdqtool.modelfile import load
+    from qdqtool.model.modelfile import load
     from qdqtool.trt.simulation import assumed_target
     from qdqtool.trt.targets import target_named
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool import files, insert, outputs
+from qdqtool import insert
 from qdqtool.cli import run
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.outputs import atomic_write, write_text
+from qdqtool.io import files, outputs
+from qdqtool.io.outputs import atomic_write, write_text
 from tests.comparing.networks import network
 from tests.fuzz_inputs.seeds import write_seeds
 
@@ -258,7 +259,7 @@ def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: 
 def test_a_drawing_that_fails_leaves_no_other_output(
     seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqtool.budgets.DRAWN_LAYERS", 1)
+    monkeypatch.setattr("qdqtool.base.budgets.DRAWN_LAYERS", 1)
     args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
     assert run(args) == 2
     assert not list(tmp_path.iterdir())

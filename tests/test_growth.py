@@ -7,8 +7,8 @@ import pytest
 
 import qdqtool
 from qdqtool.fixing.api import fix
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
 from tests.growth import FAMILIES
 
 # 4^1.3, as much again for a busy machine, and what is too short to be measured.

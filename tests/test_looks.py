@@ -14,7 +14,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from qdqtool import cli, progress
+from qdqtool import cli
+from qdqtool.base import progress
 from qdqtool.knowledge import table
 from qdqtool.render.output import all_as_options, as_options, coloured, in_colour
 from tests.explain.test_causes import residual

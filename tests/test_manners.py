@@ -21,11 +21,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool import text
+from qdqtool.base import text
 from qdqtool.cli import run
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import ModelError
-from qdqtool.modelfile import load, quiet_graphsurgeon
+from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs import interrupts
@@ -64,7 +64,9 @@ def test_a_file_is_written_without_a_stdout(model: Path, tmp_path: Path) -> None
 
 _WAIT = """
 import sys, time
-from qdqtool import cli, outputs, process
+from qdqtool import cli
+from qdqtool.io import outputs
+from qdqtool.base import process
 import click
 @cli.cli.command("wait")
 @click.argument("path")
@@ -109,7 +111,7 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("qdqtool.budgets.PIPE_SECONDS", 0.2)
+    monkeypatch.setattr("qdqtool.base.budgets.PIPE_SECONDS", 0.2)
     begun = time.monotonic()
     assert run(["log", str(tmp_path / "pipe")]) == 2
     assert run(["predict", str(tmp_path / "pipe")]) == 2
@@ -271,7 +273,7 @@ def test_calls_of_functions_are_counted_before_they_are_followed() -> None:
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    code = "from qdqtool import process; process.prepare(); import onnxruntime"
+    code = "from qdqtool.base import process; process.prepare(); import onnxruntime"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=True)
     assert not list((tmp_path / "tmp").iterdir())
 

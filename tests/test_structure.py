@@ -27,10 +27,7 @@ FLOORS = tuple(
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {
-    "arrayfiles", "budgets", "cluster", "errors", "external", "files", "graph", "jsontext", "modelfile", "outputs",
-    "parameters", "patterns", "progress", "runtime", "sessions", "text", "threads", "types",
-}
+FOR_CALIBRATION = {"base", "cluster", "errors", "io", "model", "types"}
 # Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.outputs import write_text
+from qdqtool.io.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {

@@ -18,11 +18,11 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
-from qdqtool import modelfile
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.graph import Model
-from qdqtool.outputs import atomic_write
+from qdqtool.io.outputs import atomic_write
+from qdqtool.model import modelfile
+from qdqtool.model.graph import Model
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import Build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.types import Precision

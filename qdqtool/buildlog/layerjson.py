@@ -11,14 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.complete import CUT_LISTING, CUT_PROFILE
 from qdqtool.buildlog.layers import layer_from_fields
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import ProfileRow
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
-from qdqtool.jsontext import parse_json
+from qdqtool.io.outputs import parse_json
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")

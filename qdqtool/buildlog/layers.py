@@ -15,7 +15,7 @@ from typing import Any
 
 from qdqtool.buildlog.records import MAX_DIMENSION, Shape
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
-from qdqtool.jsontext import parse_json
+from qdqtool.io.outputs import parse_json
 from qdqtool.types import Precision
 
 _TYPES = {

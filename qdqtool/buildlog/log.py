@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import prefix
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.numbers import number
 from qdqtool.buildlog.records import TunedLayer
 from qdqtool.buildlog.sections import Sections

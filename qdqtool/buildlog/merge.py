@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.complete import DAMAGE, judge
 from qdqtool.buildlog.records import ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing

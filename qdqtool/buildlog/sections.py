@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from qdqtool.agreement import BuildSource
 from qdqtool.buildlog import layers as layer_lines
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.chatter import is_chatter, is_unmistakable
 from qdqtool.buildlog.complete import judge
 from qdqtool.buildlog.messages import Messages

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool import budgets, packed
+from qdqtool.base import budgets
 from qdqtool.errors import BuildLogError
-from qdqtool.files import note_read, open_input
+from qdqtool.io import packed
+from qdqtool.io.files import note_read, open_input
 
 LogSource = str | os.PathLike[str] | IO[bytes]
 

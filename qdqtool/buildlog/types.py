@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.agreement import BuildFacts, BuildSource
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import FusedName, parts
 from qdqtool.buildlog.records import (
     AddedReformat,

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.errors import ClusterError, QdqtoolError
-from qdqtool.runtime import cores
+from qdqtool.model.sessions import cores
 
 if TYPE_CHECKING:
     from distributed import Client, Future

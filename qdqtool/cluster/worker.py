@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from qdqtool import runtime
 from qdqtool.errors import ClusterError, QdqtoolError
+from qdqtool.model import sessions
 from qdqtool.types import TOOL_VERSION
 
 # Versions, our own source, and the numbers that come out ------------------------------------------------------------
@@ -96,7 +96,7 @@ def _probe(threads: int) -> str:
     found = []
     for count in sorted({1, max(1, threads)}):
         digest = hashlib.sha256(_picture())
-        session = runtime.open_session(model, count)
+        session = sessions.open_session(model, count)
         for array in session.run(None, {"x": _numbers((1, 3, 48, 48), 1)}):
             digest.update(np.ascontiguousarray(array).tobytes())
         found.append(digest.hexdigest())

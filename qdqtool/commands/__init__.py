@@ -5,7 +5,7 @@ The overview is made without click, whose import takes longer than all of it.
 
 from __future__ import annotations
 
-from qdqtool.process import columns
+from qdqtool.base.process import columns
 
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
-from qdqtool.text import as_text, layers_counted
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel

@@ -47,7 +47,7 @@ def command(
     """
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.kinds import is_model
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
     from qdqtool.render.build_text import render_comparison
     from qdqtool.render.output import emit, terminal_width, to_json
 

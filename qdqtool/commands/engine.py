@@ -33,8 +33,8 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     from qdqtool.engine.costs import EngineReport, analyze
-    from qdqtool.files import claim
-    from qdqtool.outputs import commit, write_visible
+    from qdqtool.io.files import claim
+    from qdqtool.io.outputs import commit, write_visible
     from qdqtool.render.output import emit, terminal_width, to_json
 
     for target, option in ((output, "-o"), (dot, "--dot"), (svg, "--svg")):

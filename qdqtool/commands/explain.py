@@ -25,7 +25,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
     """
     from qdqtool.explain import codes
     from qdqtool.explain.ways import way_named
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
     from qdqtool.render.explain_text import code_json, code_text, error_text, list_text, way_text
     from qdqtool.render.output import emit, terminal_width, to_json
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qdqtool.base.process import INTERRUPTED
+from qdqtool.base.text import as_text
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
-from qdqtool.process import INTERRUPTED
-from qdqtool.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
-    from qdqtool.graph import Model
+    from qdqtool.model.graph import Model
 
 
 @click.command("extract", cls=inputs.Command)
@@ -58,9 +58,9 @@ def command(
     """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.report import read_verification
-    from qdqtool.files import claim
-    from qdqtool.modelfile import load, save
-    from qdqtool.outputs import write_text
+    from qdqtool.io.files import claim
+    from qdqtool.io.outputs import write_text
+    from qdqtool.model.modelfile import load, save
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.trt.targets import DEFAULT_TARGET
 
@@ -101,8 +101,8 @@ def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> No
     Raises:
         QdqtoolError: It is, or its folder is not there.
     """
-    from qdqtool.external import all_tensors, location_of
-    from qdqtool.files import same_file
+    from qdqtool.io.files import same_file
+    from qdqtool.model.external import all_tensors, location_of
 
     external = {location_of(t) for t in all_tensors(model.proto.graph)} - {""}
     sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
@@ -155,7 +155,7 @@ def _command_line(name: Callable[[str], str]) -> str:
 
 
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
-    from qdqtool.modelfile import MAX_PROTO_BYTES, byte_size
+    from qdqtool.model.modelfile import MAX_PROTO_BYTES, byte_size
     from qdqtool.render.output import as_options, wrap
 
     lines = wrap(f"{result.kept}.", 2, width, "")

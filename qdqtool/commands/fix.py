@@ -28,10 +28,10 @@ def command(
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
-    from qdqtool.arrayfiles import read_arrays
-    from qdqtool.files import claim
     from qdqtool.fixing.api import fix
-    from qdqtool.modelfile import save
+    from qdqtool.io.files import claim
+    from qdqtool.io.packed import read_arrays
+    from qdqtool.model.modelfile import save
     from qdqtool.render.insertion_text import render_fixed
     from qdqtool.render.output import emit, terminal_width, to_json
 

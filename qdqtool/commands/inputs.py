@@ -49,7 +49,7 @@ class _Optional(click.types.FloatParamType):
 
 
 def made_of(group: type, **shown: str) -> _Decorator:
-    """The options that the fields of a class of :mod:`qdqtool.options` make; ``shown`` replaces a help text."""
+    """The options that fields of a class of :mod:`qdqtool.insertion.options` make; ``shown`` replaces a help text."""
     return _all(tuple(_option(f, shown.get(f.name, f.metadata["brief"])) for f in fields(group) if f.metadata["brief"]
                       or f.name in shown))  # fmt: skip
 
@@ -77,7 +77,7 @@ def _option(entry: Field[Any], brief: str) -> Any:
 
 
 def given_to(group: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a class of :mod:`qdqtool.options` from what click read."""
+    """The fields of a class of :mod:`qdqtool.insertion.options` from what click read."""
     found: dict[str, Any] = {}
     for entry in fields(group):
         flag = entry.metadata["flag"]
@@ -103,7 +103,7 @@ preprocessing = _all(_PREPROCESSING)
 
 
 def images_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of :class:`qdqtool.options.Images` from the options of :data:`preprocessing`."""
+    """The fields of :class:`qdqtool.insertion.options.Images` from the options of :data:`preprocessing`."""
     return {"size": size_of(given["size"]),
             "preprocess": preprocess_of(*(given[n] for n in ("resize", "bgr", "scale", "mean", "std")))}  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.commands import inputs
-from qdqtool.options import Kept, Output, Placing, Ranges, Workers
+from qdqtool.insertion.options import Kept, Output, Placing, Ranges, Workers
 
 if TYPE_CHECKING:
     import onnx
@@ -63,7 +63,7 @@ def command(
         from qdqtool.timing import gpus
 
         gpus.chosen(gpu)  # an unknown one is refused before the work
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
 
     for written, option in ((path, "-o"), (write_table, "--write-table"), (given["calib_cache"], "--calib-cache")):
         claim(written, option)

@@ -24,21 +24,21 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
+    from qdqtool.base.text import as_text
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
     from qdqtool.errors import BuildLogError
     from qdqtool.explain.errors import annotate
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
     from qdqtool.render.log_text import pass_lines, render
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.text import as_text
 
     claim(output, "-o")
     claim(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:
-        from qdqtool.modelfile import save
-        from qdqtool.reconstruct import graph_from_log
+        from qdqtool.buildlog.reconstruct import graph_from_log
+        from qdqtool.model.modelfile import save
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from qdqtool.base.process import load_numpy
+from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
-from qdqtool.process import load_numpy
-from qdqtool.text import as_line
 from qdqtool.types import Prediction
 
 if TYPE_CHECKING:
-    from qdqtool.graph import Model
+    from qdqtool.model.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
 
@@ -74,7 +74,7 @@ def command(
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
     from qdqtool.explain.ways import trtexec_command, way_named
-    from qdqtool.files import claim, note_read
+    from qdqtool.io.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
     chosen = inputs.target_of(target, strongly_typed)

@@ -39,7 +39,7 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     from qdqtool.commands.predict import assumptions_of
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
     from qdqtool.render.output import emit, to_json
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from qdqtool.commands import inputs
-from qdqtool.options import Placing, Ranges, Remainder, Workers
+from qdqtool.insertion.options import Placing, Ranges, Remainder, Workers
 
 
 @click.command("tune", cls=inputs.Command)
@@ -80,7 +80,7 @@ def command(
     if gpu is None and (clock is not None or power is not None or budget_ms is not None):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
     path = output or inputs.default_output(model)
-    from qdqtool.files import claim, is_device
+    from qdqtool.io.files import claim, is_device
 
     kept = None if no_state else state or (None if is_device(Path(path)) else f"{path}.tuning")
 
@@ -89,9 +89,9 @@ def command(
     seconds, options = _seconds(time_limit), inputs.images_of(given)
     for group in (Ranges, Placing, Remainder, Workers):
         options.update(inputs.given_to(group, given))
+    from qdqtool.base.text import as_line
     from qdqtool.render.insertion_text import render_tuning
     from qdqtool.render.output import all_as_options, emit, terminal_width, to_json
-    from qdqtool.text import as_line
     from qdqtool.trt.targets import DEFAULT_TARGET
     from qdqtool.tuning.api import tune
 

@@ -10,7 +10,7 @@ from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError, VersionError
 
 if TYPE_CHECKING:
-    from qdqtool.verified import Verification
+    from qdqtool.verification.result import Verification
 
 
 @click.command("verify", cls=inputs.Command)
@@ -44,7 +44,7 @@ def command(
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
-    from qdqtool.files import claim
+    from qdqtool.io.files import claim
     from qdqtool.render.build_text import render_verification
     from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.verification.api import exit_code

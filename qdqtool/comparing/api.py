@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from qdqtool.base.parameters import typed
 from qdqtool.buildlog.complete import listing_hole
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
@@ -19,10 +20,9 @@ from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.explain.report import obstacles
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.onnxgraph.view import View
-from qdqtool.parameters import typed
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from qdqtool.buildlog.complete import holes
+from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
@@ -13,10 +14,9 @@ from qdqtool.engine.compare import NUMBERED, align
 from qdqtool.engine.compare import Comparison as EngineComparison
 from qdqtool.engine.costs import EngineReport, node_of
 from qdqtool.errors import BuildLogError
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import output_axis
-from qdqtool.reconstruct import graph_from_log
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import output_axis
+from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.convolutions import built_convolution, pass_lines

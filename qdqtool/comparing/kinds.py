@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from qdqtool import filetypes, packed
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import open_input
+from qdqtool.io import files, packed
+from qdqtool.io.files import open_input
 
 _MODELS = (".onnx", ".onnx.gz")
 _FIRST_FIELD = 0x08  # ir_version, with which every exporter begins
@@ -27,7 +27,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
         head = file.read(packed.HEAD)
     if head and head[0] == _FIRST_FIELD:
         return True
-    known = filetypes.recognise(name, head) if not packed.kind_of(head) else None
+    known = files.recognise(name, head) if not packed.kind_of(head) else None
     if known is not None and not known.of_build:
-        raise QdqtoolError(f"{name}: {filetypes.explain(name, head)}")
+        raise QdqtoolError(f"{name}: {files.explain(name, head)}")
     return False

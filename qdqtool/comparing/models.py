@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdqtool import qdq
 from qdqtool.comparing.result import NodeSide, Scales, Side
 from qdqtool.explain.report import obstacles
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import RESIZES, of, rearranges
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import RESIZES, LayerKind, of, rearranges
+from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
 
 _STEPS = 8  # operators that only move values, between a DQ and the node that it is for

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from qdqtool.base.text import layers_counted
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, Scales
-from qdqtool.text import layers_counted
 
 PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
 _LOST = {

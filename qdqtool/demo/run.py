@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 import onnx
 
-from qdqtool.agreement import BuildFacts, BuildSource
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.demo.model import OWN_NAME, make_image, write_images, yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.result import Insertion
-from qdqtool.modelfile import load, save
-from qdqtool.outputs import commit
+from qdqtool.io.outputs import commit
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load, save
+from qdqtool.model.sessions import open_session
 from qdqtool.prediction import predict
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
-from qdqtool.runtime import open_session
 from qdqtool.trt.targets import TARGETS, Target
 from qdqtool.types import Precision
 from qdqtool.verification.pairs import Pair
 from qdqtool.verification.products import BuiltNode
+from qdqtool.verification.result import Verification
 from qdqtool.verification.rtx import of_pairs
-from qdqtool.verified import Verification
 
 _CHECKED = 8
 _GPU = "RTX 3060"  # that the page estimates times for

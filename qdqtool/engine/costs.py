@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.base.text import ending
 from qdqtool.buildlog.implicit import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
-from qdqtool.operators import WEIGHTED
-from qdqtool.text import ending
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 
 _WIDTH = {

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.text import as_line, as_text, ending
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.engine.costs import EngineReport, LayerCost, describe, title_of
 from qdqtool.errors import QdqtoolError
-from qdqtool.text import as_line, as_text, ending
 from qdqtool.types import Precision
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"

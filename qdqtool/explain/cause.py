@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from qdqtool.base.records import record
 from qdqtool.explain.report import Report
-from qdqtool.finding_codes import FindingCode
-from qdqtool.records import record
 from qdqtool.trt.provenance import Size
 from qdqtool.trt.refusals import AddOutputNotQuantized
-from qdqtool.types import Cause, ConvOutcome, Evidence, Prediction, Refusal
+from qdqtool.types import Cause, ConvOutcome, Evidence, FindingCode, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)
 See = tuple[FindingCode, str]

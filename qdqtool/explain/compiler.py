@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from qdqtool.explain.report import Report
-from qdqtool.finding_codes import FindingCode
 from qdqtool.rtx.records import CompilerFault, Fault, IntegersLost, Why, ends_build
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
-from qdqtool.types import Prediction, Refusal
+from qdqtool.types import FindingCode, Prediction, Refusal
 
 _LOST: dict[Why, FindingCode] = {
     Why.POOL: "POOL-MIXED", Why.JOIN_SCALE: "CONCAT-SCALE",

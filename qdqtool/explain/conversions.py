@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqtool.explain import outputs, scales
 from qdqtool.explain.cause import Diagnosis, Known, See
 from qdqtool.explain.readers import floats_of, quantizers_of
-from qdqtool.operators import SUMS
+from qdqtool.model.operators import SUMS
 from qdqtool.trt.refusals import (
     AddOutputNotQuantized,
     ConcatReadElsewhere,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 from qdqtool.types import Refusal
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.explain.cause import Diagnosis, Known
-from qdqtool.finding_codes import FindingCode
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
     Deconvolution3D,
@@ -22,7 +21,7 @@ from qdqtool.trt.refusals import (
     WeightsNotDequantized,
     WeightsShared,
 )
-from qdqtool.types import Cause, Precision, Refusal
+from qdqtool.types import Cause, FindingCode, Precision, Refusal
 
 INPUT: dict[type[Refusal], FindingCode] = {
     OutsideRules: "FP8-OUTSIDE",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from qdqtool.evidence import Case
 from qdqtool.knowledge import paragraph, table
+from qdqtool.knowledge.evidence import Case
 from qdqtool.trt import trace
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.rules import cases, passes
@@ -151,8 +151,8 @@ def _named(name: str) -> LineAnswer:
         own = {i: c for i, c in rule.cases.items() if i == name}
         return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
     rule = Rule(
-        owner, f"What TensorRT does with {owner}.", "", {name: cases()[name]}, "qdqtool/operators.py",
-        "tests/test_operators.py",
+        owner, f"What TensorRT does with {owner}.", "", {name: cases()[name]}, "qdqtool/model/operators.py",
+        "tests/model/test_operators.py",
     )
     return LineAnswer(name, None, (rule,))
 

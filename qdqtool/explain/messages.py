@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from qdqtool.records import replaced
+from qdqtool.base.records import replaced
 from qdqtool.types import Cause, Finding, Refusal, Severity
 
 Words = tuple[str, str]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqtool.base.text import layers_counted
 from qdqtool.explain.messages import Words, words
 from qdqtool.explain.words import names, number, scale_words
-from qdqtool.text import layers_counted
 from qdqtool.trt import faults as lint
 from qdqtool.types import Cause, Finding
 

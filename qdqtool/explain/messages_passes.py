@@ -20,8 +20,8 @@ from qdqtool.explain.words import (
     step_words,
     unified,
 )
-from qdqtool.operators import JOINS
-from qdqtool.qdq import PerChannel
+from qdqtool.model.operators import JOINS
+from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.provenance import Reader, ReaderKind, Scale
 from qdqtool.types import Cause, Finding, Precision, Refusal

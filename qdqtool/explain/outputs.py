@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqtool.base.records import replaced
 from qdqtool.explain import scales
 from qdqtool.explain.cause import Diagnosis, Known
 from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
-from qdqtool.finding_codes import FindingCode
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import AVERAGES, OPERATORS
-from qdqtool.records import replaced
+from qdqtool.model.operators import AVERAGES, OPERATORS, LayerKind
 from qdqtool.trt.provenance import Reader, ReaderKind, Step
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
@@ -26,7 +24,7 @@ from qdqtool.trt.refusals import (
     ReduceNotPooling,
     ResidualFloat,
 )
-from qdqtool.types import Cause, Refusal
+from qdqtool.types import Cause, FindingCode, Refusal
 
 OUTPUT: dict[type[Refusal], FindingCode] = {
     BatchNormNotConstant: "BN-UNFOLDED",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from qdqtool.finding_codes import FindingCode
-from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from qdqtool.types import Cause, Evidence, Finding, FindingCode, Refusal, Severity
 
 
 def title_of(code: FindingCode) -> str:

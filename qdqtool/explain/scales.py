@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from qdqtool.explain.cause import Diagnosis, Known
 from qdqtool.explain.readers import quantizers_of
-from qdqtool.finding_codes import FindingCode
-from qdqtool.operators import CUTS, JOINS
+from qdqtool.model.operators import CUTS, JOINS
 from qdqtool.trt.provenance import Reader, ReaderKind, Size, Step
 from qdqtool.trt.refusals import ConcatScales, Stays
-from qdqtool.types import Cause, Refusal
+from qdqtool.types import Cause, FindingCode, Refusal
 
 
 def crossing(steps: Sequence[Step]) -> tuple[FindingCode, Step | None]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from qdqtool.explain.readers import floats_of
-from qdqtool.operators import SUMS
-from qdqtool.qdq import PerChannel
+from qdqtool.model.operators import SUMS
+from qdqtool.model.qdq import PerChannel
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import Job
 from qdqtool.extraction.result import Extraction
-from qdqtool.files import watch
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.parameters import typed
+from qdqtool.io.files import watch
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 
 TRIES = 2000  # predictions

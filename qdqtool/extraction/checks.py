@@ -14,13 +14,13 @@ from typing import Protocol
 
 import onnx
 
-from qdqtool import budgets
-from qdqtool.agreement import MismatchKind
+from qdqtool.base import budgets
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, exit_code, log_names, read_log
+from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.modelfile import write_model
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification.build_model import BuiltModel, build_model, mapped

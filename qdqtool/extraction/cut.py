@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from qdqtool import qdq
 from qdqtool.errors import ModelError
-from qdqtool.functions import called
-from qdqtool.graph import Model, Node, tensor_bytes, without_data
-from qdqtool.modelfile import quiet_graphsurgeon
-from qdqtool.subgraphs import captured, inner_graphs
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
+from qdqtool.model.modelfile import quiet_graphsurgeon
+from qdqtool.model.subgraphs import called, captured, inner_graphs
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import onnx
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.process import INTERRUPTED, Stopped
+from qdqtool.base.progress import track
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import shown
 from qdqtool.extraction.cut import Cutter, Part
@@ -17,11 +19,9 @@ from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.select import Effort, grow, trim
 from qdqtool.extraction.shown import Shown, listed
-from qdqtool.graph import Model, Node
-from qdqtool.modelfile import load_full
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.modelfile import load_full
 from qdqtool.prediction import predict
-from qdqtool.process import INTERRUPTED, Stopped
-from qdqtool.progress import track
 from qdqtool.types import ConvOutcome, Prediction
 
 if TYPE_CHECKING:

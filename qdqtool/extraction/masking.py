@@ -15,11 +15,11 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from qdqtool import qdq
-from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.graph import Model
-from qdqtool.subgraphs import inner_graphs
+from qdqtool.model import qdq
+from qdqtool.model.external import array_of
+from qdqtool.model.graph import Model
+from qdqtool.model.subgraphs import inner_graphs
 
 Array = npt.NDArray[Any]
 

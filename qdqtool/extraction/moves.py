@@ -10,10 +10,10 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqtool import qdq
-from qdqtool.external import array_of
 from qdqtool.extraction.cut import FLOATS
-from qdqtool.subgraphs import captured
+from qdqtool.model import qdq
+from qdqtool.model.external import array_of
+from qdqtool.model.subgraphs import captured
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 

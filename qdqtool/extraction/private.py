@@ -17,15 +17,14 @@ import onnx
 from google.protobuf.message import Message
 
 from qdqtool.errors import ModelError
-from qdqtool.external import all_tensors, location_of
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.shown import Shown
 from qdqtool.extraction.vocabulary import PUBLIC_DOMAINS, is_public, is_word, public_attributes
-from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Model
+from qdqtool.model.external import all_tensors, location_of
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Precision, Prediction
+from qdqtool.types import FindingCode, Precision, Prediction
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
 _PREFIXES = {

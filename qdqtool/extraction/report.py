@@ -7,13 +7,13 @@ import os
 import platform
 from typing import Any
 
-from qdqtool import budgets
-from qdqtool.agreement import MismatchKind
+from qdqtool.base import budgets
+from qdqtool.base.text import as_line, as_text
+from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.result import Extraction
-from qdqtool.files import read_input
-from qdqtool.jsontext import parse_json
-from qdqtool.text import as_line, as_text
+from qdqtool.io.files import read_input
+from qdqtool.io.outputs import parse_json
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Precision
 
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.graph import Node
+from qdqtool.model.graph import Node
 
 Holds = Callable[[Part], bool]
 _FINDING = 8  # times as long as finding what is left of a part does predicting it take

@@ -9,7 +9,7 @@ import onnx
 
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.extraction.moves import ALL, Move, prune
-from qdqtool.inference import grows
+from qdqtool.model.inference import grows
 
 Holds = Callable[[onnx.ModelProto], bool]
 

@@ -7,7 +7,7 @@ import re
 
 import onnx
 
-from qdqtool import operators
+from qdqtool.model import operators
 
 PUBLIC_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training", "trt"})
 # Attributes of known operators whose text is one of a few words of the standard, and these words.

@@ -9,18 +9,18 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.fixing import batchnorm, compare, floats, gains, pairs, quantizers, unify, weights
 from qdqtool.fixing.site import Site, Step
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load_full
-from qdqtool.onnxgraph.editor import Editor, float_model
-from qdqtool.onnxgraph.view import View
-from qdqtool.parameters import typed
+from qdqtool.model.editor import Editor, float_model
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.model.qdq import is_quantized
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
-from qdqtool.qdq import is_quantized
 from qdqtool.rtx import records as rtx
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt

@@ -11,9 +11,9 @@ import onnx
 
 from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import evaluate
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Node
+from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
 from qdqtool.types import Refusal
 

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
-from qdqtool import budgets, qdq, runtime
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.live import load_of
-from qdqtool.onnxgraph.view import View
+from qdqtool.model import qdq, sessions
+from qdqtool.model.graph import Model
+from qdqtool.model.live import load_of
+from qdqtool.model.view import View
 
 __all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
@@ -190,8 +191,8 @@ class Runs:
             source = proto.SerializeToString()
         except (ValueError, EncodeError):
             raise RunError("the model is over 2 GB") from None
-        if proto.ir_version > runtime.IR_VERSION:  # of a field that is there twice, the last one counts
-            source += onnx.ModelProto(ir_version=runtime.IR_VERSION).SerializeToString()
+        if proto.ir_version > sessions.IR_VERSION:  # of a field that is there twice, the last one counts
+            source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
         load = load_of(proto, {n: array.shape for n, array in inputs.items()})
         need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
         if need > memory:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from onnx import helper
 
-from qdqtool.graph import Model
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.prepare import prepare, raise_opset
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.half import HALF_OPSET
-from qdqtool.onnxgraph.layernorm import NORM_OPSET, as_one, layer_norms
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
+from qdqtool.model.half import HALF_OPSET
+from qdqtool.model.layernorm import NORM_OPSET, as_one, layer_norms
 from qdqtool.trt.targets import Target
 
 

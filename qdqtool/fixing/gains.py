@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from qdqtool.buildlog.names import base_name
-from qdqtool.graph import Model, Node
+from qdqtool.model.graph import Model, Node
 from qdqtool.types import Prediction, Severity
 
 UNQUANTIZED = frozenset({"HEAD-QUANT", "HEAD-CONCAT"})  # asked for: speed is given up for accuracy

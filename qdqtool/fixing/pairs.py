@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from qdqtool import qdq
 from qdqtool.fixing.site import Site, nodes_of
 from qdqtool.fixing.weights import dequantized
-from qdqtool.graph import Node
 from qdqtool.lint.structure import quantized_gate, shared_residuals
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.flow import adds_computed
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import is_activation, of, passage
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import LayerKind, is_activation, of, passage
+from qdqtool.model.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target

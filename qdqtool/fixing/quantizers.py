@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import qdq
 from qdqtool.explain.words import number
 from qdqtool.fixing.channels import along
 from qdqtool.fixing.site import Site, named
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
-from qdqtool.qdq import QuantParams
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Node
+from qdqtool.model.qdq import QuantParams
+from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Node
+from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Prediction, Refusal
+from qdqtool.types import FindingCode, Prediction, Refusal
 
 
 @dataclass(frozen=True)

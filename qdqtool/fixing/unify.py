@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqtool import qdq
 from qdqtool.explain.words import number
-from qdqtool.finding_codes import FindingCode
 from qdqtool.fixing.site import Site, named
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import inputs_behind_q, of
-from qdqtool.qdq import QuantParams
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import inputs_behind_q, of
+from qdqtool.model.qdq import QuantParams
+from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import FindingCode, Precision, Refusal
 
 CODES: tuple[FindingCode, ...] = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
 

@@ -11,18 +11,17 @@ import numpy.typing as npt
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from qdqtool import qdq
 from qdqtool.errors import ModelError
 from qdqtool.fixing.channels import along
 from qdqtool.fixing.site import Site, named, nodes_of
-from qdqtool.graph import Model, Node
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.insertion.structure import weight_scale_axis
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View, Weights
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.view import View, Weights
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import STEPS
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
 from qdqtool.trt.targets import Target

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
+from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.report import Report
-from qdqtool.files import watched
-from qdqtool.graph import Model
 from qdqtool.insertion import fidelity, halfprecision
 from qdqtool.insertion.batchnorm import fold_leading
 from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import candidates, measure, with_predictions
+from qdqtool.insertion.options import Images, Kept, Output, Placing, Ranges, Workers, takes
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.residuals import rules_for
@@ -25,12 +25,12 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
 from qdqtool.insertion.smoothing import Smoothed, smooth
+from qdqtool.io.files import watched
 from qdqtool.lint.activation_scales import outliers, spread
-from qdqtool.modelfile import ModelSource, load_full
-from qdqtool.onnxgraph.half import HALF_OPSET, WIDE
-from qdqtool.options import Images, Kept, Output, Placing, Ranges, Workers, takes
-from qdqtool.parameters import typed
-from qdqtool.qdq import is_quantized
+from qdqtool.model.graph import Model
+from qdqtool.model.half import HALF_OPSET, WIDE
+from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.model.qdq import is_quantized
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Json, QuantizedTensor
 

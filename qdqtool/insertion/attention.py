@@ -8,10 +8,10 @@ and in networks that are no detectors, nothing is found.
 
 from __future__ import annotations
 
-from qdqtool import operators
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.heads import convolutions_above, find_head
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model import operators
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import convolutions_above, find_head
+from qdqtool.model.operators import LayerKind
 
 _CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.graph import Model, Node
 from qdqtool.insertion.structure import is_convolution
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of, output_axis
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import LayerKind, of, output_axis
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import DataError
-from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.insertion.options import Images, Kept, Workers
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, known_scale, positive
-from qdqtool.options import Images, Kept, Workers
+from qdqtool.model.graph import Model
 from qdqtool.types import Json
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.losses import Compared, compared_tensors
-from qdqtool.onnxgraph.half import half_nodes
-from qdqtool.runtime import cores
+from qdqtool.model.graph import EDITED, Model, without_large_weights
+from qdqtool.model.half import half_nodes
+from qdqtool.model.sessions import cores
 from qdqtool.types import Json
 
 if TYPE_CHECKING:

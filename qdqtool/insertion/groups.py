@@ -1,9 +1,9 @@
 """Tensors that have to share one scale.
 
-TensorRT moves a Q up past the operators of :mod:`qdqtool.operators` that have a passage (Concat, Split, MaxPool, Pad,
-Resize, Reshape ...), and eliminates Concat and Split by letting the tensors share memory. With different scales on
-their two sides a conversion stays in the engine ("Guidance of QAT performance optimization", NVIDIA yolo_deepstream),
-or a convolution writes float because two Qs with different scales reach it.
+TensorRT moves a Q up past the operators of :mod:`qdqtool.model.operators` that have a passage (Concat, Split,
+MaxPool, Pad, Resize, Reshape ...), and eliminates Concat and Split by letting the tensors share memory. With
+different scales on their two sides a conversion stays in the engine ("Guidance of QAT performance optimization",
+NVIDIA yolo_deepstream), or a convolution writes float because two Qs with different scales reach it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.attention import holds_shares
-from qdqtool.operators import inputs_behind_q
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import holds_shares
+from qdqtool.model.operators import inputs_behind_q
 
 
 @dataclass(frozen=True)

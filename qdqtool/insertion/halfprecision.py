@@ -15,14 +15,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from qdqtool import qdq
-from qdqtool.external import array_of
-from qdqtool.graph import Model, Node
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.half import half_nodes, stays_float
-from qdqtool.subgraphs import inner_graphs
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.external import array_of
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.half import half_nodes, stays_float
+from qdqtool.model.subgraphs import inner_graphs
 from qdqtool.types import QuantizedTensor
 
 _RAISED = 1.01  # times, from which on a scale that FP16 holds is another one

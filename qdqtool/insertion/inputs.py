@@ -19,10 +19,10 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model, Node
+from qdqtool.insertion.options import Output, choices_of
 from qdqtool.insertion.structure import FLOATS
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.options import Output, choices_of
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
 from qdqtool.trt.targets import Target
 
 INPUT_TYPES = choices_of(Output, "input_type")

@@ -20,16 +20,15 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
-from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.attention import class_outputs
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.heads import find_head
-from qdqtool.onnxgraph.live import peak_bytes
-from qdqtool.qdq import is_dq
-from qdqtool.runtime import cores
-from qdqtool.sessions import open_proto
-from qdqtool.threads import Crew
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import EDITED, Model, without_large_weights
+from qdqtool.model.heads import find_head
+from qdqtool.model.live import peak_bytes
+from qdqtool.model.qdq import is_dq
+from qdqtool.model.sessions import cores, open_proto
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets
+from qdqtool.insertion.options import Placing, choices_of
 from qdqtool.insertion.structure import (
     FLOATS,
     all_dequantized,
@@ -29,13 +30,11 @@ from qdqtool.insertion.structure import (
     weight_scale_axis,
 )
 from qdqtool.lint.operators import LARGE_KERNEL
-from qdqtool.onnxgraph.attention import attentions
-from qdqtool.onnxgraph.pointwise import activation_outputs
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import DOMAINS, WEIGHTED, inputs_behind_q, is_sum, of, pooling_of
-from qdqtool.options import Placing, choices_of
-from qdqtool.patterns import compile_pattern
-from qdqtool.subgraphs import inner_graphs
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import attentions
+from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.model.pointwise import activation_outputs
+from qdqtool.model.subgraphs import inner_graphs
 from qdqtool.types import SkippedNode
 
 RESIDUALS = choices_of(Placing, "residual")

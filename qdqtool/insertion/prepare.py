@@ -22,12 +22,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.external import array_of
-from qdqtool.graph import Model, Node, without_large_weights
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import DOMAINS, of
+from qdqtool.model.editor import Editor
+from qdqtool.model.external import array_of
+from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.operators import DOMAINS, LayerKind, of
 
 MIN_OPSET = 13
 _MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory

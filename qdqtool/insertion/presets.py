@@ -1,4 +1,4 @@
-"""What of a detection head to leave float so that boxes survive INT8 (the head: :mod:`qdqtool.onnxgraph.heads`).
+"""What of a detection head to leave float so that boxes survive INT8 (the head: :mod:`qdqtool.model.heads`).
 
 Measured on two trained models, quantizing the DFL and the box outputs costs 0.06 to 0.10 mAP50-95, quantizing the
 class outputs as well costs 0.005; hence the default ``box``.
@@ -8,18 +8,16 @@ CenterNet, SSD). Boxes and scores cannot be distinguished there: ``box`` leaves 
 NVIDIA's cuDLA-samples and Ultralytics do.
 
 In a DETR, what makes boxes, reference points and sampling offsets stays float, with the MLPs in front and the Linears
-that read such points (:mod:`qdqtool.onnxgraph.coordinates`): a step of INT8 is a 127th of the picture there. ``float``
+that read such points (:mod:`qdqtool.model.heads`): a step of INT8 is a 127th of the picture there. ``float``
 leaves the scores float as well, those that queries are selected by included.
 """
 
 from __future__ import annotations
 
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.coordinates import find_coordinates
-from qdqtool.onnxgraph.heads import find_head
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import of
-from qdqtool.options import Placing, choices_of
+from qdqtool.insertion.options import Placing, choices_of
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_coordinates, find_head
+from qdqtool.model.operators import LayerKind, of
 
 HEADS = choices_of(Placing, "head")
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector

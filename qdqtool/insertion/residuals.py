@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.graph import EDITED, Model, without_large_weights
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.options import Placing
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.options import Placing
+from qdqtool.model.graph import EDITED, Model, without_large_weights
 from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import Target
 

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from qdqtool import qdq
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, Node
+from qdqtool.insertion.options import Placing, choices_of
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.operators import needs_own_dq
-from qdqtool.options import Placing, choices_of
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import needs_own_dq
 from qdqtool.types import QuantizedTensor
 
 WEIGHT_FORMS = choices_of(Placing, "weights")
@@ -41,8 +41,8 @@ def rewrite(
     """Inserts Q/DQ pairs into a model, in place.
 
     Every quantized tensor gets one Q, in front of its first reader, and one DQ that all its quantized readers share but
-    matrix products, each of which has its own (:func:`qdqtool.operators.needs_own_dq`); float readers and graph outputs
-    keep the tensor itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape
+    matrix products, each of which has its own (:func:`qdqtool.model.operators.needs_own_dq`); float readers and graph
+    outputs keep the tensor itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape
     [1] for a per-channel one and runs the convolution in FP32); zero points are int8 zeros.
 
     Args:

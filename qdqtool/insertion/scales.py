@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
-from qdqtool.options import Ranges, choices_of
-from qdqtool.patterns import compile_pattern
+from qdqtool.insertion.options import Ranges, choices_of
 
 if TYPE_CHECKING:
     from calibration.methods import Range

@@ -22,13 +22,12 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model, Node
 from qdqtool.insertion.fidelity import channel_maxima
 from qdqtool.insertion.placement import Placement
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.layernorm import constant_behind
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import DOMAINS, of, rearranges, reduced_axes
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.layernorm import constant_behind
+from qdqtool.model.operators import DOMAINS, LayerKind, of, rearranges, reduced_axes
 from qdqtool.types import Json
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Patterns in a float graph that placement has to know; see :mod:`qdqtool.operators` for the operators."""
+"""Patterns in a float graph that placement has to know; see :mod:`qdqtool.model.operators` for the operators."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.pointwise import activation_input, activation_outputs, is_bias, region
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import inputs_behind_q, of, output_axis
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import LayerKind, inputs_behind_q, of, output_axis
+from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
@@ -32,7 +31,7 @@ class ConvBehind:
 def convolution_behind(model: Model, tensor: str, reader: Node) -> ConvBehind | None:
     """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none.
 
-    An activation is any pointwise function of one tensor (:mod:`qdqtool.onnxgraph.pointwise`); a bias is none.
+    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`); a bias is none.
     """
     activation = False
     allowed = {reader.index}

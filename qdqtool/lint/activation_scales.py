@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.attention import holds_shares
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.graph import Node
+from qdqtool.model.heads import holds_shares
+from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qdqtool.explain.report import Report
-from qdqtool.graph import Model
 from qdqtool.lint import half, head, operators, quantizers, structure, weight_scales, weights
 from qdqtool.lint.structure import Fused
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.trt.simulation import settled
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Prediction

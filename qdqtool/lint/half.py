@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.layernorm import as_one, layer_norms
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import DOMAINS, of
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.layernorm import as_one, layer_norms
+from qdqtool.model.operators import DOMAINS, LayerKind, of
+from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ConstantsInHalf, NormInPieces
 from qdqtool.trt.targets import target_named
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import onnx
 
-from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
 from qdqtool.lint.heads import coordinates_of, head_of, last_convolutions
 from qdqtool.lint.structure import is_quantized
-from qdqtool.onnxgraph.half import half_nodes
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import CONVOLUTIONS, of
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.half import half_nodes
+from qdqtool.model.operators import CONVOLUTIONS, LayerKind, of
+from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     CHECK,
     Channels,

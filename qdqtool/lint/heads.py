@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from qdqtool.graph import Model, Node, without_large_weights
-from qdqtool.onnxgraph.attention import attentions
-from qdqtool.onnxgraph.coordinates import find_coordinates
-from qdqtool.onnxgraph.heads import Head, find_head
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
+from qdqtool.model.view import View
 
 
 def last_convolutions(view: View) -> list[Node]:

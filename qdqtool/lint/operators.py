@@ -6,12 +6,12 @@ from collections import defaultdict
 
 import onnx
 
-from qdqtool import operators, qdq
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
 from qdqtool.lint.structure import is_quantized
-from qdqtool.onnxgraph.view import View
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model import operators, qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import LayerKind
+from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     CHECK,
     Convolution3D,

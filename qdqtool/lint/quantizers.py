@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.view import View
-from qdqtool.qdq import QuantParams
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.qdq import QuantParams
+from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     CHECK,
     AxisOpset,
@@ -30,7 +29,7 @@ from qdqtool.trt.faults import (
 from qdqtool.trt.provenance import Scale
 from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, ScaleComputed
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import FindingCode, Precision, Refusal
 
 Found = tuple[FindingCode, Refusal]
 

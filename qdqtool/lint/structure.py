@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.flow import adds_computed, uses
-from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import ACTIVATIONS, GATES, is_activation, of, rearranges
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.operators import ACTIVATIONS, GATES, is_activation, of, rearranges
+from qdqtool.model.view import View, adds_computed, uses
 from qdqtool.trt.faults import CHECK, BehindPad, InsideActivation, QuantizedStream
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.types import Finding

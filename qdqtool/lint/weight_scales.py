@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.records import record
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import output_axis
-from qdqtool.records import record
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import output_axis
+from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, WeightScales, WeightScalesCause
 from qdqtool.types import Precision
 

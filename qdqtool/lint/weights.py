@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from qdqtool import qdq
 from qdqtool.explain.report import Report
-from qdqtool.graph import Node
-from qdqtool.onnxgraph.view import View, Weights
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import CONVOLUTIONS, is_sum, of, output_axis
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import CONVOLUTIONS, LayerKind, is_sum, of, output_axis
+from qdqtool.model.view import View, Weights
 from qdqtool.trt.faults import (
     CHECK,
     BiasQuantized,

@@ -24,9 +24,9 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model, Node
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
 from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.operators import needs_own_dq
+from qdqtool.model import qdq
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import needs_own_dq
 
 _FOLDED = ("Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 
@@ -84,7 +84,8 @@ def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
 def merge_pairs(model: Model) -> Model:
     """Readers of one tensor that quantize it with the same scale share one Q, as TensorRT would merge them.
 
-    They share the DQ as well, but for operators that need one of their own, see :func:`qdqtool.operators.needs_own_dq`.
+    They share the DQ as well, but for operators that need one of their own, see
+    :func:`qdqtool.model.operators.needs_own_dq`.
     """
     editor = Editor(model)
     kept: dict[tuple[str, float, bytes], Node] = {}

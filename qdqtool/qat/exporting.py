@@ -15,11 +15,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qdqtool import qdq
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.modelfile import save
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
@@ -153,7 +153,7 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
         ModelError: They do not compute the same, saying where.
     """
-    from qdqtool.modelfile import load
+    from qdqtool.model.modelfile import load
 
     call = as_call(sample_for(model, sample)).on_device("cpu")
     file = load(path).proto

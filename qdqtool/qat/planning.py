@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model, Node
 from qdqtool.insertion import presets, residuals
 from qdqtool.insertion.groups import scale_groups
+from qdqtool.insertion.options import Placing
 from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import WEIGHTED, of, output_axis
-from qdqtool.options import Placing
-from qdqtool.patterns import compile_pattern
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
 from qdqtool.qat.cleanup import fold_constants
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, LINEAR, Site

@@ -18,10 +18,10 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.methods import DEFAULT_PERCENTILE
 from calibration.statistics import OCTAVES, merge_all, top_of
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
-from qdqtool.progress import track
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan, as_arguments

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qdqtool.base.progress import track
+from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.patterns import compile_pattern
-from qdqtool.progress import track
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import unwrapped

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.model.subgraphs import held
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
-from qdqtool.subgraphs import held
 
 TRACE_OPSET = 17
 _DOMAIN = "qdqtool.qat"

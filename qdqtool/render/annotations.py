@@ -11,9 +11,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from qdqtool.base.text import one_line
 from qdqtool.explain import codes
 from qdqtool.render.predict_text import decision, remarks, summary, verdict
-from qdqtool.text import one_line
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
 
 if TYPE_CHECKING:

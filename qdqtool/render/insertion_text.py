@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from qdqtool.base.text import counted, ending
 from qdqtool.render.output import Page, as_options
 from qdqtool.render.predict_text import verdict
-from qdqtool.text import counted, ending
 from qdqtool.types import Prediction, SkippedNode
 
 if TYPE_CHECKING:

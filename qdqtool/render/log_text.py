@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from qdqtool.base.text import as_text, counted, middle
 from qdqtool.buildlog.implicit import IMPLICIT
 from qdqtool.render.output import Page
-from qdqtool.text import as_text, counted, middle
 from qdqtool.types import Json
 
 _MANY = 12

@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from qdqtool.base.text import counted, ending, layers_counted
 from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page, as_options
-from qdqtool.text import counted, ending, layers_counted
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
 
 if TYPE_CHECKING:
-    from qdqtool.assumption import Assumption
     from qdqtool.explain.ways import Way
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
+    from qdqtool.types import Assumption
 
 _SHOWN = 3  # findings of one code shown in full, unless everything is asked for
 _LISTED = 12  # lines of a list, unless everything is asked for

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.files import Guard, not_over, watched
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource
-from qdqtool.operators import WEIGHTED
-from qdqtool.outputs import write_text
-from qdqtool.parameters import typed
+from qdqtool.io.files import Guard, not_over, watched
+from qdqtool.io.outputs import write_text
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import draw
 from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at

@@ -11,10 +11,11 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from qdqtool import budgets, qdq
+from qdqtool.base import budgets
 from qdqtool.engine import drawing
-from qdqtool.graph import Node as OnnxNode
-from qdqtool.operators import WEIGHTED
+from qdqtool.model import qdq
+from qdqtool.model.graph import Node as OnnxNode
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import Collector, paint_of
 from qdqtool.reporting.page import plain, short, shown

@@ -13,13 +13,13 @@ import numpy as np
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build
 from qdqtool.explain.report import title_of
-from qdqtool.graph import Model
-from qdqtool.graph import Node as OnnxNode
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model
+from qdqtool.model.graph import Node as OnnxNode
+from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.qdq import is_dq, is_q, is_qdq
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
-from qdqtool.qdq import is_dq, is_q, is_qdq
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.reporting import data
 from qdqtool.reporting.page import Spoken, message, plain, shown
@@ -34,7 +34,7 @@ from qdqtool.trt.rules import cases
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
 from qdqtool.verification.mapping import trt_name
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 
 MOST_LINES = 60  # of the optimizer's log, for one node
 MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any
 
+from qdqtool.base.text import as_line, counted, visible
 from qdqtool.buildlog.names import parts
 from qdqtool.engine import drawing
 from qdqtool.errors import QdqtoolError
-from qdqtool.jsontext import json_text
+from qdqtool.io.outputs import json_text
 from qdqtool.render.predict_text import ms as _ms
 from qdqtool.reporting import data
-from qdqtool.text import as_line, counted, visible
 
 SCRIPTS = ("dom.js", "tables.js", "scene.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js",
            "main.js")

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import budgets
-from qdqtool.agreement import TraceCounts
+from qdqtool.base import budgets
+from qdqtool.base.progress import track
+from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.files import note_read, read_input
-from qdqtool.graph import Model, Node
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.scales import LEVELS
-from qdqtool.jsontext import parse_json
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import WEIGHTED, output_axis
-from qdqtool.progress import track
-from qdqtool.qdq import is_qdq
+from qdqtool.io.files import note_read, read_input
+from qdqtool.io.outputs import parse_json
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import WEIGHTED, output_axis
+from qdqtool.model.qdq import is_qdq
+from qdqtool.model.view import View
 from qdqtool.render.build_text import verdict
 from qdqtool.render.output import as_options
 from qdqtool.render.predict_text import decision

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial",
                      "Bernoulli"})

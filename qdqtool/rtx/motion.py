@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
 from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.records import Why
 from qdqtool.rtx.sharing import Sharing

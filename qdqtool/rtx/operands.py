@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.graph import Model, Node
+from qdqtool.model.graph import Model, Node
 from qdqtool.rtx.records import COMPILER, IntegersLost, Why
 from qdqtool.rtx.state import Dequantized, Float, State
 from qdqtool.trt.faults import DeconvolutionFloat

@@ -7,21 +7,20 @@ from typing import Literal
 
 import onnx
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.attention import attentions
-from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import WEIGHTED
-from qdqtool.qdq import precision_of
-from qdqtool.regions import MyelinRegion
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import attentions
+from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.qdq import precision_of
+from qdqtool.model.view import View
 from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.motion import Motion
 from qdqtool.rtx.operands import Verdict, judge
 from qdqtool.rtx.records import COMPILER, CompilerFault, Fault, IntegersLost, Why, ends_build
 from qdqtool.rtx.refusals import half_shape1, refusals
 from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
-from qdqtool.types import ConvOutcome, Evidence, ModelInfo, Precision, Prediction, Refusal
+from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 DEFAULT_SM = (86,)
 

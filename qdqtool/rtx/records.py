@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import InputNotDequantized, WeightsNotDequantized

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
-from qdqtool.qdq import QuantParams
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.qdq import QuantParams
 from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.operands import judge
 from qdqtool.rtx.records import COMPILER, CompilerFault, Fault

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 
-from qdqtool import qdq
-from qdqtool.graph import Model, Node
+from qdqtool.model import qdq
+from qdqtool.model.graph import Model, Node
 from qdqtool.rtx.constants import Constants
 
 # A Q behind these is pulled up in front of them, whatever else reads them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from qdqtool.graph import Node
+from qdqtool.model.graph import Node
 from qdqtool.rtx.records import Why
 from qdqtool.types import Precision
 

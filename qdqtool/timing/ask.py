@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.jsontext import json_text
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.outputs import write_text
+from qdqtool.io.outputs import json_text, write_text
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import read_input
-from qdqtool.jsontext import parse_json
+from qdqtool.io.files import read_input
+from qdqtool.io.outputs import parse_json
 from qdqtool.types import Json
 
 SCHEMA = "qdqtool/time-calibration/1"

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.timing import calibration as calibrations
 from qdqtool.timing import savings, twin, work
 from qdqtool.timing.calibration import Calibration

@@ -5,12 +5,11 @@ from __future__ import annotations
 from qdqtool.explain import codes
 from qdqtool.explain.gpu import GpuFact, GpuLacks
 from qdqtool.explain.report import worded
-from qdqtool.finding_codes import FindingCode
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.timing.gpus import Gpu
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Cause, Evidence, Finding, Prediction, Refusal
+from qdqtool.types import Cause, Evidence, Finding, FindingCode, Prediction, Refusal
 
 _SINCE = ((10.0, (10, 0)), (8.9, (8, 5)), (8.6, (8, 0)))  # compute capability, first target that knows it
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on

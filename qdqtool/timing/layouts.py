@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.attention import is_computed_product
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import is_computed_product
 from qdqtool.timing import work
 from qdqtool.timing.work import Work, width
 from qdqtool.types import EngineLayer, Precision

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
-from qdqtool.graph import Model, Node
-from qdqtool.operators import WEIGHTED
-from qdqtool.qdq import is_qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.qdq import is_qdq
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.layouts import Reformat, reformats_of, region_nodes, work_in_region

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.external import has_data
-from qdqtool.graph import Model, Node
-from qdqtool.inference import stays_small
+from qdqtool.model.external import has_data
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.inference import stays_small
 
 Array = npt.NDArray[Any]
 Known = tuple[int, ...]

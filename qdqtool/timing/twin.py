@@ -10,9 +10,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.external import has_data
-from qdqtool.graph import Model, tensor_bytes
-from qdqtool.qdq import is_dq, is_qdq
+from qdqtool.model.external import has_data
+from qdqtool.model.graph import Model, tensor_bytes
+from qdqtool.model.qdq import is_dq, is_qdq
 from qdqtool.trt.targets import Target
 
 _MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
@@ -103,9 +103,9 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.groups import scale_groups
     from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.options import Placing
     from qdqtool.insertion.placement import place
     from qdqtool.insertion.residuals import rules_for, sketch
-    from qdqtool.options import Placing
 
     work, half, _, _ = prepared(model, model, target, Placing().weights, None)
     placement = place(work, rules_for(work, Placing(), target))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from qdqtool.graph import Node
-from qdqtool.operators import CONVOLUTIONS
+from qdqtool.model.graph import Node
+from qdqtool.model.operators import CONVOLUTIONS
 from qdqtool.types import Precision
 
 CONV, DEPTHWISE, DECONV = "conv", "depthwise", "deconv"

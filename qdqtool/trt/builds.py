@@ -6,7 +6,7 @@ derived from them are in ``tests/data/evidence``.
 
 from __future__ import annotations
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 
 
 @record

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 from qdqtool.trt.provenance import Scale, Step
 from qdqtool.types import Precision, Refusal
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqtool import operators
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model, Node
-from qdqtool.operator_facts import LayerKind
-from qdqtool.qdq import is_dq, is_q, read_params
+from qdqtool.model import operators
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import LayerKind
+from qdqtool.model.qdq import is_dq, is_q, read_params
 from qdqtool.trt.layers import Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network
 

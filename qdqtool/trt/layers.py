@@ -7,12 +7,11 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qdqtool.evidence import Case
-from qdqtool.operator_facts import LayerKind, QPassage
-from qdqtool.qdq import QuantParams, precision_of
-from qdqtool.regions import MyelinRegion
+from qdqtool.knowledge.evidence import Case
+from qdqtool.model.operators import LayerKind, QPassage
+from qdqtool.model.qdq import QuantParams, precision_of
 from qdqtool.trt.provenance import NOWHERE, Scale, Step, Way
-from qdqtool.types import Evidence, Precision, Refusal
+from qdqtool.types import Evidence, MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable
 
-from qdqtool.evidence import Case
+from qdqtool.knowledge.evidence import Case
 from qdqtool.trt.builds import BUILDS
 from qdqtool.trt.targets import Target
 from qdqtool.types import Evidence

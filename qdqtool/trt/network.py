@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from qdqtool.operator_facts import LayerKind
-from qdqtool.regions import MyelinRegion
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Rank, Tensor
+from qdqtool.types import MyelinRegion
 
 
 class Network:

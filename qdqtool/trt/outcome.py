@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqtool import operators
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.layernorm import NORMALIZES, layer_norms
-from qdqtool.operator_facts import LayerKind
-from qdqtool.qdq import is_dq, is_qdq
-from qdqtool.regions import MyelinRegion
+from qdqtool.model import operators
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.operators import LayerKind
+from qdqtool.model.qdq import is_dq, is_qdq
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision
 from qdqtool.trt.marks import weakest
 from qdqtool.trt.network import Network
 from qdqtool.trt.rules import id_of
 from qdqtool.trt.targets import Target
-from qdqtool.types import ConvOutcome, EngineLayer, Evidence, Precision, TensorPrecision
+from qdqtool.types import ConvOutcome, EngineLayer, Evidence, MyelinRegion, Precision, TensorPrecision
 
 _PASS_THROUGH = (
     LayerKind.PADDING, LayerKind.SHUFFLE, LayerKind.SLICE, LayerKind.CONCATENATION, LayerKind.RESIZE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from qdqtool.qdq import PerChannel
-from qdqtool.records import record
+from qdqtool.base.records import record
+from qdqtool.model.qdq import PerChannel
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import OPERATORS
-from qdqtool.qdq import precision_of
+from qdqtool.model.operators import OPERATORS, LayerKind
+from qdqtool.model.qdq import precision_of
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.provenance import Step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 from qdqtool.trt.provenance import Origin, Reader, Scale, Size, Step
 from qdqtool.types import Precision, Refusal
 

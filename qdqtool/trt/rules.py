@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from qdqtool import operators
-from qdqtool.evidence import Case
+from qdqtool.knowledge.evidence import Case
+from qdqtool.model import operators
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PIPELINE, Loop
 

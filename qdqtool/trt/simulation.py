@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqtool.assumption import CHOICES, SILU_ADD, Assumption, Counts, SiluAdd
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.marks import sentence
 from qdqtool.trt.outcome import Outcome
 from qdqtool.trt.targets import Target
-from qdqtool.types import ModelInfo, Prediction
+from qdqtool.types import CHOICES, SILU_ADD, Assumption, Counts, ModelInfo, Prediction, SiluAdd
 
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import node_name
 from qdqtool.trt.provenance import Origin, Reader, ReaderKind, Scale, Size, Step

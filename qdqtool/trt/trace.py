@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qdqtool.records import record
+from qdqtool.base.records import record
 from qdqtool.types import Event
 
 RUNNING = "Running"

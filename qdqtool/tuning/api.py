@@ -14,19 +14,20 @@ from typing import Any
 from google.protobuf.message import EncodeError
 
 from calibration.dataset import Dataset
-from qdqtool import budgets, prediction
+from qdqtool import prediction
+from qdqtool.base import budgets
+from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.files import watched
-from qdqtool.graph import Model
 from qdqtool.insertion import fidelity
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.calibrate import collect_for
+from qdqtool.insertion.options import Images, Placing, Ranges, Remainder, Workers, takes
 from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.modelfile import ModelSource, load_full
-from qdqtool.options import Images, Placing, Ranges, Remainder, Workers, takes
-from qdqtool.parameters import typed
+from qdqtool.io.files import watched
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named

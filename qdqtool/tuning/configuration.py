@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool import prediction
-from qdqtool.graph import EDITED, Model
 from qdqtool.insertion import halfprecision, presets
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
 from qdqtool.insertion.structure import FLOATS
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import EDITED, Model
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import placeholder

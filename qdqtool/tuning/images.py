@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from calibration.dataset import Dataset, Part, Source, spread
 from calibration.images import Preprocess, open_data
 from calibration.session import input_specs, metadata_size
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from qdqtool.files import same_file
+from qdqtool.io.files import same_file
 
 if TYPE_CHECKING:
-    from qdqtool.graph import Model
+    from qdqtool.model.graph import Model
 
 CHOSEN_ON = 32
 JUDGED_ON = 64

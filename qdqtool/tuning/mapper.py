@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from calibration.clustered import shared
+from qdqtool.base.process import Crew
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.cluster.mapping import Job as Handed
-from qdqtool.runtime import cores
-from qdqtool.threads import Crew
+from qdqtool.model.sessions import cores
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, iterate, run_task

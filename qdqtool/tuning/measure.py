@@ -21,10 +21,10 @@ from onnx import helper
 from calibration import Focus
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool import budgets
-from qdqtool.graph import Model
+from qdqtool.base import budgets
 from qdqtool.insertion.losses import Compared
-from qdqtool.onnxgraph.live import bytes_of
+from qdqtool.model.graph import Model
+from qdqtool.model.live import bytes_of
 from qdqtool.tuning.configuration import Recipe, first_change
 from qdqtool.tuning.metrics import Evidence, Metric
 

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError
-from qdqtool.files import check_output, open_input
-from qdqtool.jsontext import parse_json
-from qdqtool.outputs import atomic_write
-from qdqtool.packed import BLOCK, HEAD, kind_of, unpack
-from qdqtool.progress import track
+from qdqtool.io.files import check_output, open_input
+from qdqtool.io.outputs import atomic_write, parse_json
+from qdqtool.io.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.images import Sets
 from qdqtool.tuning.measure import Job, Mapper, Result, Row, Task

@@ -25,13 +25,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
-from qdqtool.files import read_input
-from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.losses import Compared, compared_tensors
-from qdqtool.onnxgraph.heads import find_head
+from qdqtool.io.files import read_input
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_head
 from qdqtool.tuning import detection
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.files import Guard, not_over
+from qdqtool.base.parameters import typed
 from qdqtool.insertion.result import largest_json
-from qdqtool.jsontext import json_text
-from qdqtool.modelfile import save
-from qdqtool.outputs import write_visible
-from qdqtool.parameters import typed
+from qdqtool.io.files import Guard, not_over
+from qdqtool.io.outputs import json_text, write_visible
+from qdqtool.model.modelfile import save
 from qdqtool.tuning.configuration import Configuration, Cost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
 

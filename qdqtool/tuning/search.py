@@ -12,9 +12,9 @@ import numpy as np
 
 from calibration.dataset import spread
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion import losses
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.timing.shapes import Shapes
 from qdqtool.timing.work import product_of
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqtool.graph import Model
 from qdqtool.insertion.placement import Placement
-from qdqtool.onnxgraph.attention import attentions
-from qdqtool.onnxgraph.coordinates import find_coordinates
-from qdqtool.onnxgraph.heads import find_head
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import attentions, find_coordinates, find_head
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
 INT8 = "int8"

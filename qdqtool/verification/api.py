@@ -6,18 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qdqtool.agreement import Mismatch, MismatchKind
+from qdqtool.base.parameters import typed
+from qdqtool.buildlog.agreement import Mismatch, MismatchKind
 from qdqtool.buildlog.complete import AS_TODAY, listing_hole
 from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
-from qdqtool.graph import Model
-from qdqtool.modelfile import ModelSource, load
-from qdqtool.onnxgraph.view import View
-from qdqtool.parameters import typed
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.qdq import quantizers
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
-from qdqtool.qdq import quantizers
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification.convolutions import compare_convolutions
@@ -30,7 +30,7 @@ from qdqtool.verification.lines import (
     inconsistent_tensors,
 )
 from qdqtool.verification.mapping import Mapper, common_names, contradicted_names, trt_name
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 
 BuildSource = str | os.PathLike[str]
 FEW_WRONG = 0.1  # names that may stand for another node

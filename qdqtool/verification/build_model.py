@@ -80,7 +80,7 @@ def build_model(
 
     result = mapped(builders.build(model, builder, output, sm, timeout, keep_engine, shapes))
     if output is not None and result.build is not None and result.status == "built":
-        from qdqtool.outputs import write_text
+        from qdqtool.io.outputs import write_text
 
         result.layers_path = Path(output) / "layers.json"
         table: dict[str, Any] = {"builder": result.builder, "version": result.version}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from qdqtool.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 
 
 def verify_with_builder(

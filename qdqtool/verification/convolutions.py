@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qdqtool.agreement import ConvolutionCounts, Described, Mismatch, MismatchKind
+from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Mismatch, MismatchKind
 from qdqtool.buildlog.types import Build, BuiltLayer
-from qdqtool.graph import Model, Node
-from qdqtool.operators import WEIGHTED
-from qdqtool.qdq import is_qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.qdq import is_qdq
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.mapping import Mapper, in_myelin, product_rank, said_names
 from qdqtool.verification.products import computes_in, writes

@@ -14,16 +14,16 @@ import onnx
 
 from qdqtool.buildlog.complete import PARSE
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import quantizers
 from qdqtool.prediction import predict
-from qdqtool.qdq import quantizers
-from qdqtool.reconstruct import graph_from_log
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction
 from qdqtool.verification.api import check_explicit, choose_target, compare
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 
 
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:

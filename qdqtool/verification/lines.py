@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from qdqtool.agreement import ConversionCounts, Described, LayerCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import ConversionCounts, Described, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
-from qdqtool.graph import Model
-from qdqtool.qdq import precision_of
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.mapping import Mapper, in_myelin

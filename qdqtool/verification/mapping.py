@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
-from qdqtool.graph import Model, Node
-from qdqtool.onnxgraph.view import View
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.view import View
 
 Place = tuple[BuiltLayer, int]
 """A layer, and which of the layers merged into it with ``||``."""

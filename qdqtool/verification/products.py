@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.buildlog.types import BuiltLayer
-from qdqtool.graph import Model
-from qdqtool.operators import WEIGHTED
+from qdqtool.model.graph import Model
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 from qdqtool.verification.mapping import ATTENTION, PRODUCT, Mapper, product_rank
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qdqtool.agreement import BuildFacts, ConvolutionCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import BuildFacts, ConvolutionCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.types import Prediction
 from qdqtool.verification.pairs import Pair
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:

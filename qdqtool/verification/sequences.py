@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from qdqtool.agreement import TraceCounts
+from qdqtool.buildlog.agreement import TraceCounts
 
 _MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
 

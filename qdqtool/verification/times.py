@@ -6,7 +6,7 @@ import statistics
 
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.timing import calibration
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu

@@ -19,7 +19,7 @@ from qdqtool.builders.child import Child, is_installed, print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.rtx.predict import predict_rtx
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model

@@ -63,7 +63,7 @@ def test_recorded_builds_with_qdq_and_without_int8(case: str, name: str) -> None
 def test_own_names_of_quantizers_are_no_reason_to_refuse() -> None:
     """A listing alone, Qs named by the user: the model at hand knows them."""
     from qdqtool.errors import BuildLogError
-    from qdqtool.graph import Model
+    from qdqtool.model.graph import Model
     from qdqtool.verification.api import check_explicit
     from tests.fuzz.net import Net
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layerjson import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError

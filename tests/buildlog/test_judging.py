@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.agreement import BuildSource
+from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.complete import judge, listing_hole
 from qdqtool.buildlog.merge import merge
 from qdqtool.buildlog.records import Memory, Milestone, ParsedNode, ParsedTensor, ParseSection, ProfileRow

@@ -15,9 +15,9 @@ from calibration.arrays import SampleFilesSource, StackedArray, StackedSource
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
-from qdqtool import budgets
-from qdqtool.arrayfiles import Archive
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
+from qdqtool.io.packed import Archive
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]

@@ -19,7 +19,7 @@ import pytest
 from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_all, printable, spread
 from calibration.images import DEFAULT_MAX_IMAGES, open_data
 from calibration.listing import UNREADABLE, file_digest, read_ahead
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import write_pictures
 

@@ -31,7 +31,7 @@ from calibration.statistics import (
     top_of,
 )
 from qdqtool.errors import ClusterError
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

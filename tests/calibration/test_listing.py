@@ -10,8 +10,8 @@ import pytest
 
 from calibration import listing
 from calibration.listing import Inodes, files_under
-from qdqtool import files
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.io import files
 
 
 def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:

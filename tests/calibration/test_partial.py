@@ -19,8 +19,8 @@ from calibration.images import open_data
 from calibration.session import check_tensors, external_folder, input_specs, metadata_size, partial_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError, ModelError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, write_pictures
 
 value = helper.make_tensor_value_info

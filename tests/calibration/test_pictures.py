@@ -18,8 +18,9 @@ from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.listing import file_digest
 from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, describe, prepare
-from qdqtool import budgets, files
+from qdqtool.base import budgets
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.io import files
 from tests.calibration.nets import write_pictures
 
 RAW = Preprocess(scale=1.0)

@@ -23,8 +23,8 @@ from calibration.runner import _identity, _model_key, collect
 from calibration.session import input_specs
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, run_all, write_pictures
 
 NAMES = ["images", "c1", "r2"]

@@ -25,10 +25,11 @@ from calibration.session import (
     partial_model,
     worker_count,
 )
-from qdqtool import budgets, runtime, sessions
+from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model import sessions
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, run_all
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
@@ -74,7 +75,7 @@ def test_the_message_that_was_opened_is_not_held() -> None:
     message = bytearray(conv_net().SerializeToString())
     source = bytes(message)
     alone = sys.getrefcount(source)
-    opened = runtime.open_session(source, 1)
+    opened = sessions.open_session(source, 1)
     assert sys.getrefcount(source) == alone
     assert opened.run(None, FEED)[0].shape == (1, 4, 16, 16)
 
@@ -84,7 +85,7 @@ def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
 ) -> None:
     onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     inside = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"].copy()
-    monkeypatch.setattr(runtime, "FOLDER_KEY", "session.unknown_to_this_version")
+    monkeypatch.setattr(sessions, "FOLDER_KEY", "session.unknown_to_this_version")
     outside = Fetcher(open_session(load(tmp_path / "m.onnx"), ["r2"], 1)).run(FEED)["r2"]
     assert (inside == outside).all()
 
@@ -92,7 +93,7 @@ def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
 def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
 
-    from qdqtool.modelfile import write_model as real
+    from qdqtool.model.modelfile import write_model as real
 
     def watched(proto: onnx.ModelProto, path: Path) -> None:
         opened.append(path)

@@ -18,7 +18,7 @@ from calibration.dataset import InputSpec
 from calibration.images import open_data
 from calibration.listing import UNREADABLE
 from calibration.pictures import UrlSource, _mark, _reason, is_url, local_path
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, write_pictures
 

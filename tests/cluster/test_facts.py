@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qdqtool import runtime
 from qdqtool.cluster import worker as facts
+from qdqtool.model import sessions
 
 
 def test_the_probe_is_the_same_in_another_process_and_for_any_number_of_threads() -> None:
     here = facts.facts()
-    program = ("import json; from qdqtool import deferred; deferred.defer();"
+    program = ("import json; from qdqtool.base import process; process.defer();"
                "from qdqtool.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     import json
@@ -29,7 +29,7 @@ def test_the_probe_network_computes_what_onnx_says() -> None:
     model = facts.probe_network()
     x = facts._numbers((1, 3, 48, 48), 1)
     assert -0.5 <= x.min() < -0.49 and 0.49 < x.max() <= 0.5 and abs(x.mean()) < 0.02
-    ours = runtime.open_session(model.SerializeToString(), 1).run(None, {"x": x})
+    ours = sessions.open_session(model.SerializeToString(), 1).run(None, {"x": x})
     for name, found, wanted in zip(
         [o.name for o in model.graph.output], ours, ReferenceEvaluator(model).run(None, {"x": x}), strict=True
     ):

@@ -118,8 +118,8 @@ def test_a_part_above_2_gb_is_told_as_such(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("onnx.ModelProto.SerializeToString", _too_large)
-    monkeypatch.setattr("qdqtool.modelfile.byte_size", lambda proto: 2**31)
-    monkeypatch.setattr("qdqtool.modelfile._save_external", lambda proto, path, at_once: None)
+    monkeypatch.setattr("qdqtool.model.modelfile.byte_size", lambda proto: 2**31)
+    monkeypatch.setattr("qdqtool.model.modelfile._save_external", lambda proto, path, at_once: None)
     assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx")]) == 0
     assert "(over 2 GB)" in capsys.readouterr().out
 

@@ -174,7 +174,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqtool.files.os.replace", interrupted)
+    monkeypatch.setattr("qdqtool.io.files.os.replace", interrupted)
     args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max"]) == 130
     assert "interrupted" in line(capsys)

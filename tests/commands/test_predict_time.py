@@ -130,7 +130,7 @@ def test_gpus(capsys, monkeypatch):
 
 def profile_of(case, tmp_path, factor=1.0):
     """A profile with the layers of a prediction, as if it had been measured."""
-    from qdqtool.modelfile import load
+    from qdqtool.model.modelfile import load
     from qdqtool.prediction import predict
     from qdqtool.timing.estimate import estimate
     from qdqtool.timing.gpus import find

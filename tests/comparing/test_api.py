@@ -19,8 +19,8 @@ from qdqtool.comparing.matching import match
 from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange
 from qdqtool.comparing.words import answer
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.view import View
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.render.predict_text import verdict
 from tests.comparing.networks import float_network, network
 from tests.trt.builder import Graph

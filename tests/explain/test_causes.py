@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqtool.explain.report import Report
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import OutputScale
 from qdqtool.types import Severity

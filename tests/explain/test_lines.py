@@ -85,7 +85,7 @@ def test_every_pass_has_a_meaning_and_a_test() -> None:
     [
         ("HorizontalMergeQNodes", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
         ("HorizontalMergeQNodes/clone", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
-        ("MaxPool/q-past-maxpool", "qdqtool/operators.py"),
+        ("MaxPool/q-past-maxpool", "qdqtool/model/operators.py"),
     ],
 )
 def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:

@@ -13,14 +13,15 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 import qdqtool.errors
-from qdqtool import budgets, extract
+from qdqtool import extract
+from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.extraction.cut import Cutter
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.moves import ALL, channels, spatial
 from qdqtool.extraction.shrink import Shrinker
-from qdqtool.graph import Model
-from qdqtool.qdq import DQ, Q, quantizers, read_params
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.slow import slow_after
 from tests.trt.builder import Graph

@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
-from qdqtool.process import INTERRUPTED, Stopped
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph
 

@@ -8,8 +8,8 @@ import pytest
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from tests.explain.test_causes import concat, residual, split
 from tests.fixing.steps import sites

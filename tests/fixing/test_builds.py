@@ -7,8 +7,8 @@ import pytest
 from qdqtool.builders.child import is_installed
 from qdqtool.explain import codes
 from qdqtool.fixing.api import fix
-from qdqtool.graph import Model
 from qdqtool.lint.api import check
+from qdqtool.model.graph import Model
 from qdqtool.verification.build_model import build_model
 from tests.trt.builder import Graph
 

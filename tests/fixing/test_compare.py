@@ -7,12 +7,12 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.fixing import compare, sandbox
 from qdqtool.fixing.api import fix
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import float_model
-from qdqtool.onnxgraph.live import load_of
+from qdqtool.model.editor import float_model
+from qdqtool.model.graph import Model
+from qdqtool.model.live import load_of
 from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
 

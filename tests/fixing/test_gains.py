@@ -6,8 +6,8 @@ from onnx import numpy_helper
 
 from qdqtool.fixing import api
 from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from tests.growth import Net, convolutions
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from qdqtool.fixing import weights
-from qdqtool.graph import Model
-from qdqtool.onnxgraph.editor import Editor
-from qdqtool.onnxgraph.view import View
-from qdqtool.qdq import read_params
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import read_params
+from qdqtool.model.view import View
 from qdqtool.trt.targets import target_named
 from tests.fixing.steps import sites
 from tests.insertion.nets import run

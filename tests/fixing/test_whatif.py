@@ -6,7 +6,7 @@ import pytest
 
 from qdqtool.fixing.api import fix
 from qdqtool.fixing.whatif import add_fixes
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find

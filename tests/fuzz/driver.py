@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx
 
-from qdqtool import modelfile
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, log_names, read_log
+from qdqtool.model import modelfile
 from qdqtool.rtx.predict import predict_rtx, status_of
 from qdqtool.verification.build_model import BuiltModel, mapped
 from qdqtool.verification.pairs import compare, status_agrees

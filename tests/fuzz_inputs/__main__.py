@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qdqtool.process import OBJECTS_BETWEEN_COLLECTIONS
+from qdqtool.base.process import OBJECTS_BETWEEN_COLLECTIONS
 from tests.fuzz_inputs.check import MEMORY_MB, Bench
 
 

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from qdqtool.base.process import INTERRUPTED
 from qdqtool.cli import run
-from qdqtool.process import INTERRUPTED
 from tests.fuzz_inputs.mutate import mutated
 from tests.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
 

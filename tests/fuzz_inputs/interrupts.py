@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qdqtool.process import INTERRUPTED
+from qdqtool.base.process import INTERRUPTED
 from tests.growth import FAMILIES
 
 _START = "import sys; from qdqtool import cli; print('begun', file=sys.__stdout__, flush=True); cli.main()"

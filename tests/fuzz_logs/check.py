@@ -9,13 +9,13 @@ import time
 
 from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
 from qdqtool.engine import drawing
 from qdqtool.engine.compare import compare
 from qdqtool.engine.costs import analyze
 from qdqtool.errors import QdqtoolError
-from qdqtool.reconstruct import graph_from_log
 from qdqtool.render import build_text, log_text
 from qdqtool.render.output import Page
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 
 Array = npt.NDArray[Any]
 

@@ -14,8 +14,8 @@ import qdqtool
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.fixing.api import fix
-from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
+from qdqtool.model.graph import Model
 from qdqtool.types import Severity
 from tests.insertion.nets import Net, images, nodes_of
 from tests.insertion.test_properties import _living, graphs

@@ -14,15 +14,15 @@ import qdqtool
 from calibration.cache import read_tensorrt_cache
 from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.calibrate import write_table
 from qdqtool.insertion.groups import ScaleGroup
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.presets import float_nodes
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, Member
-from qdqtool.onnxgraph.heads import find_head
-from qdqtool.qdq import is_q, read_params
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_head
+from qdqtool.model.qdq import is_q, read_params
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor, SkippedNode
 from tests.insertion.nets import Array, Net, check, images, nodes_of, run
 from tests.slow import slow_after

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qdqtool.demo.model import yolov8n
-from qdqtool.graph import Model
 from qdqtool.insertion.attention import class_outputs
+from qdqtool.model.graph import Model
 from tests.insertion.nets import Net
 
 

@@ -7,10 +7,10 @@ from onnx import TensorProto
 
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
-from qdqtool.onnxgraph.half import form_of
+from qdqtool.model.graph import Model
+from qdqtool.model.half import form_of
 from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of
 
 

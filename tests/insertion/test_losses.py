@@ -14,7 +14,6 @@ import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (
     Compared,
@@ -29,6 +28,7 @@ from qdqtool.insertion.losses import (
     with_predictions,
     without_pair,
 )
+from qdqtool.model.graph import Model
 from qdqtool.render.insertion_text import render
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
 from tests.insertion.nets import Net, check, images, run

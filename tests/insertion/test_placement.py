@@ -6,8 +6,8 @@ import pytest
 from onnx import helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
+from qdqtool.model.graph import Model
 from tests.insertion.nets import Net
 
 

@@ -5,9 +5,9 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.graph import Model
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
-from qdqtool.onnxgraph.half import HALF_OPSET
+from qdqtool.model.graph import Model
+from qdqtool.model.half import HALF_OPSET
 from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
 
 

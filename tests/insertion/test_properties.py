@@ -8,11 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import METHODS
-from qdqtool.qdq import is_q, read_params
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import is_q, read_params
 from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named

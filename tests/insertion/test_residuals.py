@@ -9,11 +9,11 @@ import pytest
 
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion import residuals
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import Placement, Rules, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.model.graph import Model
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from tests.insertion.nets import Net, nodes_of, value_of

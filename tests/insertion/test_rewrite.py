@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import Net, check, images, nodes_of, run, value_of

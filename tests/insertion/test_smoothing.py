@@ -14,9 +14,9 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.cli import run as command
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
+from qdqtool.model.graph import Model
 from tests.insertion.nets import run
 from tests.insertion.test_transformers import needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.graph import Model
 from qdqtool.insertion.structure import convolution_behind, longest_path, weight_scale_axis
+from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, with_constant_nodes
-from tests.onnxgraph.test_pointwise import gelu, hard_swish
+from tests.model.test_pointwise import gelu, hard_swish
 
 
 def residual(activation: str) -> Model:

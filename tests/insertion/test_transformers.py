@@ -12,7 +12,7 @@ import pytest
 import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
@@ -184,9 +184,9 @@ def test_tensorrt_rtx_makes_one_kernel_of_each_attention(attention: str) -> None
 @pytest.mark.parametrize("attention", ["float", "int8"])
 def test_tune_can_take_attention_back(attention: str) -> None:
     """Each product alone and both of an attention are choices."""
-    from qdqtool.graph import Model
     from qdqtool.insertion.placement import Rules
     from qdqtool.insertion.scales import MethodChoice
+    from qdqtool.model.graph import Model
     from qdqtool.trt.targets import target_named
     from qdqtool.tuning.configuration import Planner
     from qdqtool.tuning.sites import ATTENTION, find_sites

@@ -20,7 +20,7 @@ EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
 BEHIND = {
     "qdqtool/trt/targets.py": "    for t in (\n",
-    "qdqtool/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
+    "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "from qdqtool.trt.passes._infra import",
 }
 
@@ -92,7 +92,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert mark, name
             if name.endswith("removal.py"):  # behind the whole line of the import
                 line, _, after = after.partition("\n")
-                new = f"{before}{mark}{line}\nfrom qdqtool.evidence import seen\n{text}{after}"
+                new = f"{before}{mark}{line}\nfrom qdqtool.knowledge.evidence import seen\n{text}{after}"
             else:
                 new = f"{before}{mark}{text.rstrip()},\n{after}"
         elif name.endswith("meanings.toml"):

@@ -15,11 +15,10 @@ from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
 from qdqtool.explain.knowledge import Holds
 from qdqtool.explain.lines import HEADINGS, MEANINGS
 from qdqtool.explain.ways import WAYS
-from qdqtool.finding_codes import FindingCode
 from qdqtool.knowledge import entry, table
 from qdqtool.trt.rules import passes
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Evidence
+from qdqtool.types import Evidence, FindingCode
 
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.graph import Model
 from qdqtool.lint.api import check
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Severity
 from tests.trt.builder import Graph
@@ -360,7 +360,7 @@ def test_external_data_may_be_missing(tmp_path):
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=True,
               location="w.bin", size_threshold=0, convert_attribute=False)
     (tmp_path / "w.bin").unlink()
-    from qdqtool.modelfile import load
+    from qdqtool.model.modelfile import load
 
     model = load(tmp_path / "m.onnx")
     assert {f.code for f in check(model, "trt8.5")} == {"FLAG-FP16"}

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.fixing.api import fix
-from qdqtool.onnxgraph.layernorm import as_one, layer_norms
+from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
 from tests.insertion.nets import Net, check, images, run

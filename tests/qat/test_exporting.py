@@ -17,7 +17,7 @@ from examples import resnet
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.modules import folded_later
 from qdqtool.qat.trace import Call, drop_marks, export_proto

@@ -9,8 +9,8 @@ import onnx
 from onnx import numpy_helper
 
 from qdqtool.demo import model as demo
-from qdqtool.graph import Model
-from qdqtool.qdq import is_dq, is_q
+from qdqtool.model.graph import Model
+from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.timing.twin import best_placement, placeholder
 from qdqtool.trt.targets import TARGETS
 

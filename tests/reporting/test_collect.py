@@ -21,9 +21,9 @@ from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
 from qdqtool.cli import run
 from qdqtool.errors import DataError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
-from qdqtool.qdq import is_qdq, read_params
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
+from qdqtool.model.qdq import is_qdq, read_params
 from qdqtool.reporting import data
 from qdqtool.reporting.api import Report, collect
 from qdqtool.reporting.page import embedded

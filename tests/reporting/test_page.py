@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.reporting import page
 from tests.fuzz.grammar import network

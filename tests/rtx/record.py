@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from qdqtool.outputs import write_text
+from qdqtool.io.outputs import write_text
 from qdqtool.types import Precision
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.rtx.predict import predict_rtx, status_of
 
 SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[3] / "shared"))

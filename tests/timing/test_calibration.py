@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import calibration
 from qdqtool.timing.gpus import find

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model, without_large_weights
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model, without_large_weights
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import whether_it_pays
 from qdqtool.timing import twin, work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing import work
 from qdqtool.timing.layouts import region_nodes, work_in_region

@@ -14,7 +14,7 @@ from pathlib import Path
 from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.demo.run import RECORDING, structure
 from qdqtool.insertion.api import insert
-from qdqtool.modelfile import load, save
+from qdqtool.model.modelfile import load, save
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Event, Prediction
 from tests.slow import slow_after

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.graph import Model, Node
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.importer import build
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from qdqtool.trt import importer, pipeline, rules
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED, Layer, LayerKind, Weighted
 from qdqtool.trt.network import Network

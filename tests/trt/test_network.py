@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.modelfile import load
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.modelfile import load
+from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.layers import Layer, Tensor

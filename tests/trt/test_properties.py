@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from qdqtool import operators
-from qdqtool.modelfile import load
+from qdqtool.model import operators
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.passes._infra import Pass, swap
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
@@ -137,7 +137,7 @@ def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
 
 @given(models())
 def test_motions_change_no_number(model: onnx.ModelProto) -> None:
-    """What a Q passes by an exact rule (qdqtool.operators) commutes with Q and DQ exactly; a linear Resize does not."""
+    """What a Q passes by an exact rule commutes with Q and DQ exactly; a linear Resize does not."""
     index = load(model)
     passages = [p for p in (operators.passage(index, n) for n in index.nodes) if p is not None]
     nearest = all(n.attributes.get("mode", "nearest") == "nearest" for n in index.nodes if n.op == "Resize")

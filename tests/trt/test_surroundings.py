@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.modelfile import load
-from qdqtool.qdq import PerChannel
+from qdqtool.model.modelfile import load
+from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

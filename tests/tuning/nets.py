@@ -11,11 +11,11 @@ import onnx
 from calibration.dataset import Dataset
 from calibration.images import open_data
 from calibration.session import input_specs
-from qdqtool.graph import Model
 from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import Rules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import MethodChoice
+from qdqtool.model.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.configuration import Configuration, Planner
 from qdqtool.tuning.measure import Job

@@ -15,7 +15,7 @@ import pytest
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.timing import gpus
 from qdqtool.timing.ask import Request, predict_on
 from qdqtool.timing.estimate import estimate

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.measure import Cuts
 from qdqtool.tuning.search import sentence

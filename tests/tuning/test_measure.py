@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from calibration.dataset import Dataset
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.images import Sets, open_sets
 from qdqtool.tuning.mapper import local
@@ -103,7 +103,7 @@ def test_an_error_of_one_worker_ends_all(job: Job, recipes: list[Recipe]) -> Non
 
 
 def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
-    from qdqtool import budgets
+    from qdqtool.base import budgets
 
     # The largest cut: a residual's two tensors, or two branches' worth, of 16 KB each.
     monkeypatch.setattr(budgets, "TUNING_CUTS", 2 * 3 * (2 * 16384))
@@ -138,7 +138,7 @@ def test_the_float_network_runs_once_for_each_sample(
     found = []
     for room, runs in ((None, 4), (0, 2 * len(tasks))):
         if room is not None:
-            from qdqtool import budgets
+            from qdqtool.base import budgets
 
             monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
         metric = Counting(job.metric.tensors)

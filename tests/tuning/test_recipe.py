@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool import budgets
+from qdqtool.base import budgets
+from qdqtool.base.process import Crew
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.threads import Crew
 from qdqtool.tuning import metrics as limited
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
 from qdqtool.tuning.measure import Row

@@ -12,7 +12,7 @@ import pytest
 from qdqtool.buildlog.read import read_build
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.verification import api

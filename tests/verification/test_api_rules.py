@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.agreement import BuildFacts, BuildSource, ConvolutionCounts, Mismatch, MismatchKind
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource, ConvolutionCounts, Mismatch, MismatchKind
 from qdqtool.buildlog.records import ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import build_of, check_same_model, choose_target, exit_code, flag_notes
-from qdqtool.verified import Verification
+from qdqtool.verification.result import Verification
 from tests.trt.builder import Graph
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32

@@ -10,8 +10,8 @@ import pytest
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, Listing
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Event
 from qdqtool.verification.api import compare, exit_code, verify

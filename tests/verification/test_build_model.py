@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.read import read_build
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import BuiltModel, build_model
 from qdqtool.verification.products import BuiltNode

@@ -8,8 +8,8 @@ import pytest
 
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction

@@ -11,11 +11,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.agreement import Mismatch
+from qdqtool.buildlog.agreement import Mismatch
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuildLogError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.verification.api import check_explicit, compare, exit_code, verify
 from qdqtool.verification.convolutions import BuiltConv

@@ -14,10 +14,10 @@ import pytest
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
-from qdqtool.graph import Model
-from qdqtool.modelfile import load
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
+from qdqtool.model.qdq import quantizers, read_params
 from qdqtool.prediction import predict
-from qdqtool.qdq import quantizers, read_params
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.built_here import verify_with_builder

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from qdqtool.agreement import ConversionCounts, LayerCounts, TraceCounts
+from qdqtool.buildlog.agreement import ConversionCounts, LayerCounts, TraceCounts
 from qdqtool.buildlog.records import Milestone
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.agreement import TraceCounts
+from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import ParsedNode, ParsedTensor, ParseSection
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision

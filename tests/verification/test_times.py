@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from qdqtool.agreement import BuildFacts, LayerCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import BuildFacts, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import ProfileRow
 from qdqtool.buildlog.types import Build, BuildSource
 from qdqtool.errors import QdqtoolError
-from qdqtool.graph import Model
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.render.build_text import render_verification, verdict
 from qdqtool.timing.estimate import estimate
@@ -22,8 +22,8 @@ from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
+from qdqtool.verification.result import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
-from qdqtool.verified import Verification
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from qdqtool.evidence import Case
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import Case
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.targets import Target

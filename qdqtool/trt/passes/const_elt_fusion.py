@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from qdqtool.evidence import assumed, seen
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, seen
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import Case, seen
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weights_position

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import activation_of
+from qdqtool.knowledge.evidence import seen
+from qdqtool.model.operators import LayerKind, activation_of
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
 from qdqtool.trt.trace import FUSING

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, documented
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import OPERATORS
+from qdqtool.knowledge.evidence import Case, assumed, documented
+from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from qdqtool.evidence import Case, documented
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import INSERTED_SHUFFLE, weights_of
+from qdqtool.knowledge.evidence import Case, documented
+from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind, weights_of
 from qdqtool.trt.layers import Dims, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of

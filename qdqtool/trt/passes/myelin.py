@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qdqtool import operators
-from qdqtool.evidence import assumed
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import assumed
+from qdqtool.model import operators
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qdqtool import operators
-from qdqtool.evidence import assumed, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.regions import MyelinRegion
+from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.model import operators
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(
     "product", "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers and "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import documented
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import ZERO_PAD
+from qdqtool.knowledge.evidence import documented
+from qdqtool.model.operators import ZERO_PAD, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from qdqtool.evidence import Case, documented, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import GATES
+from qdqtool.knowledge.evidence import Case, documented, seen
+from qdqtool.model.operators import GATES, LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu, node_name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import documented, seen
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import documented, seen
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weights_position
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm

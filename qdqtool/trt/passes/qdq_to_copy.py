@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from qdqtool.evidence import assumed, seen
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, documented, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import weights_of
+from qdqtool.knowledge.evidence import Case, assumed, documented, seen
+from qdqtool.model.operators import LayerKind, weights_of
 from qdqtool.trt.layers import WEIGHTED, Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import (

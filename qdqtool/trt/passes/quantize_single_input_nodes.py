@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import documented, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import AVERAGES
+from qdqtool.knowledge.evidence import documented, seen
+from qdqtool.model.operators import AVERAGES, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
 from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling

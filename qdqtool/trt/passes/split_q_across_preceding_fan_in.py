@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from qdqtool import budgets
+from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.evidence import Case, documented
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import passage_of
+from qdqtool.knowledge.evidence import Case, documented
+from qdqtool.model.operators import LayerKind, passage_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.evidence import Case, assumed, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.operators import INSERTED_SHUFFLE
+from qdqtool.knowledge.evidence import Case, assumed, seen
+from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, constant_of, only_q, swap

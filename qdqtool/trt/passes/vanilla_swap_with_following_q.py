@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from qdqtool.evidence import seen
-from qdqtool.operator_facts import LayerKind
+from qdqtool.knowledge.evidence import seen
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name, swap
@@ -19,8 +19,9 @@ SINGLE = seen(
     "yolo-resnet18-orin-trt8502:5229", "resnet18-qat-rtx2000-trt8510:2539", "yolov8-orin-trt8412-excerpts:173",
     "bevfusion-camera-orin-trt8502:259", "bevfusion-camera-rtx3080ti-trt8600:5195",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="which operators: qdqtool.operators. Once equal Qs were merged: MaxPool_12 of resnet18-qat-rtx2000-trt8510 "
-    "is swapped only then, /backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
+    source="which operators: qdqtool.model.operators. Once equal Qs were merged: MaxPool_12 of "
+    "resnet18-qat-rtx2000-trt8510 is swapped only then, "
+    "/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from qdqtool.evidence import assumed, documented, seen
-from qdqtool.operator_facts import LayerKind
-from qdqtool.qdq import QuantParams
+from qdqtool.knowledge.evidence import assumed, documented, seen
+from qdqtool.model.operators import LayerKind
+from qdqtool.model.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, exchange, node_name

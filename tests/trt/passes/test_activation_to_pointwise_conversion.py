@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

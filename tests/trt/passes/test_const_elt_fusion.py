@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
 from qdqtool.types import Precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named

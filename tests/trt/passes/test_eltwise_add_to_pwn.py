@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.modelfile import load
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.modelfile import load
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt import importer
 from qdqtool.trt.passes._infra import MAX_JOINED
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion

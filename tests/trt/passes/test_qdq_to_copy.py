@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
 from tests.trt.builder import Graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.operator_facts import LayerKind
+from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtool.modelfile import load
+from qdqtool.model.modelfile import load
 from qdqtool.trt import pipeline
 from qdqtool.trt.importer import build
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn

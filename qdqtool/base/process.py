@@ -1,0 +1,333 @@
+"""Manners of a Unix process: closed descriptors, signals, and what is left in a stream at the end."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType, ModuleType
+from typing import Any, Generic, TypeVar
+
+from qdqtool.errors import QdqtoolError
+
+_NAME = "onnx"
+
+
+class _Deferred(ModuleType):
+    """Stands for the package until something is asked for that is no message class and no module of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
+        if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
+            value = importlib.import_module(f"onnx.{name}")
+        if value is None:
+            self._load()
+            return getattr(self, name)
+        setattr(self, name, value)
+        return value
+
+    def _load(self) -> None:
+        self.__class__ = ModuleType  # type: ignore[assignment]  # an ordinary module from here on, also for what its own files import
+        try:
+            assert self.__spec__ is not None and self.__spec__.loader is not None
+            self.__spec__.loader.exec_module(self)
+        except BaseException:
+            sys.modules.pop(_NAME, None)  # as a failed import does
+            raise
+
+
+def defer() -> None:
+    """Puts a stand-in in the place of onnx, unless it is loaded, or not installed."""
+    spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
+    if spec is not None:
+        module = importlib.util.module_from_spec(spec)
+        module.__class__ = _Deferred
+        sys.modules[_NAME] = module
+
+
+INTERRUPTED = 130
+_CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
+_AGAIN = 0.01  # seconds
+_asked: list[int] = []
+_WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
+
+
+class Stopped(BaseException):
+    """A signal asked the process to end; raised in the main thread, so that everything is cleaned up on the way.
+
+    Attributes:
+        code: The exit code, 128 and the signal's number.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        return f"{_WORDS.get(self.code, 'stopped')}; nothing half-written was left"
+
+
+class ClosedOutput(io.StringIO):
+    """Stands for a stream that was closed before the program began (``>&-``)."""
+
+    def write(self, text: str) -> int:
+        if text:
+            raise QdqtoolError("standard output is closed: the answer cannot be printed")
+        return 0
+
+    def isatty(self) -> bool:
+        return False
+
+
+def prepare() -> None:
+    """Called once, before anything else: sets signals, and fills descriptors 0 to 2 where they are closed.
+
+    A file opened later would get their numbers otherwise, and a library's message would be written into it.
+    """
+    _asked.clear()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    defer()
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
+    for name, code in _CODES.items():
+        number = getattr(signal, name, None)
+        if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
+            signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
+    sys.unraisablehook = _lost
+    _hold_while_loading()
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def columns() -> int:
+    """Columns of the terminal (or ``COLUMNS``), 80 where there is none; :mod:`shutil` loads all it compresses with."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
+
+
+def require_room() -> None:
+    """Looks whether a limited address space (``ulimit -v``) holds the libraries; OpenBLAS would end with 1, a "no".
+
+    Raises:
+        MemoryError: There is too little left.
+    """
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):  # no Linux
+        return
+    if limit == resource.RLIM_INFINITY:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes some
+    if limit - taken < _LIBRARIES:
+        raise MemoryError
+
+
+def load_numpy() -> None:
+    """Imports numpy without threads for its linear algebra: starting them is work that only large products pay for."""
+    threads = "OPENBLAS_NUM_THREADS"
+    if "numpy" in sys.modules or threads in os.environ:
+        return
+    os.environ[threads] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ[threads]  # what is started from here may need them
+
+
+def stopped() -> Stopped | None:
+    """What a signal asked for: libraries that are just being loaded turn the exception into one of theirs."""
+    return Stopped(_asked[-1]) if _asked else None
+
+
+def _handler(code: int) -> signal._HANDLER:
+    def stop(number: int, frame: FrameType | None) -> None:
+        _asked.append(code)
+        if code != INTERRUPTED:
+            signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
+        raise Stopped(code)
+
+    return stop
+
+
+@functools.cache
+def _hold_while_loading() -> None:
+    """Lets signals wait while a compiled module is loaded: an exception in its C++ code would abort the process."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return
+    numbers = {getattr(signal, name) for name in _CODES}
+
+    def held(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(*args: Any) -> Any:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            try:
+                return original(*args)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        return load
+
+    for name in ("create_module", "exec_module"):
+        setattr(ExtensionFileLoader, name, held(getattr(ExtensionFileLoader, name)))
+
+
+def _lost(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raises a stop again, soon, that came where Python drops exceptions: while an object was being deleted."""
+    if not isinstance(unraisable.exc_value, Stopped):
+        sys.__unraisablehook__(unraisable)
+    elif hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, _handler(unraisable.exc_value.code))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+
+def silence_stdout() -> None:
+    """Points descriptor 1 at nothing, so that what is left in the buffer can be dropped."""
+    try:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, sys.stdout.fileno())
+        os.close(descriptor)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def finish(code: int) -> int:
+    """Flushes stdout and stderr; a device that takes no more must not end in a traceback.
+
+    Returns:
+        The exit code: 2 in place of 0 or 1 where the answer could not be written.
+    """
+    gc.freeze()  # all memory is given back at once now: nothing is to be searched for garbage before
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+    except (OSError, ValueError):
+        silence_stdout()
+        code = code if code > 1 else 2
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = None
+    for name in (*_CODES, "SIGALRM"):  # all is done; Python would give them back their defaults while it ends
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Crew(Generic[T, R]):
+    """What threads share: the tasks, and the results for the thread that asked for them.
+
+    Args:
+        tasks: The tasks.
+        ending: Called with the threads when they are to stop, to end what they wait for.
+
+    Attributes:
+        stopped: Set when the tasks left are not wanted any more; work at a long task may look at it.
+    """
+
+    def __init__(
+        self, tasks: Iterable[T], ending: Callable[[Sequence[threading.Thread]], None] = lambda threads: None
+    ) -> None:
+        self.stopped = False
+        self._ending = ending
+        self._tasks = iter(tasks)
+        self._lock = threading.Lock()
+        self._finished: queue.SimpleQueue[R | _Ended] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def tasks(self) -> Iterator[T]:
+        """For the work of a thread: tasks that no other thread has, until there are no more or the crew stops."""
+        while True:
+            with self._lock:
+                if self.stopped:
+                    return
+                try:
+                    task = next(self._tasks)
+                except StopIteration:
+                    return
+            yield task
+
+    def put(self, result: R) -> None:
+        """For the work of a thread: gives a result back."""
+        self._finished.put(result)
+
+    def results(self, work: Sequence[Callable[[], None]]) -> Generator[R, None, None]:
+        """Results as they are put; all threads have ended when this has.
+
+        Args:
+            work: What each thread does, from its start to its end.
+
+        Raises:
+            BaseException: What a thread raised.
+        """
+        self._threads = [threading.Thread(target=self._run, args=(does,), daemon=True) for does in work]
+        try:
+            for thread in self._threads:
+                thread.start()
+            at_work = len(self._threads)
+            while at_work:
+                item = self._finished.get()
+                if not isinstance(item, _Ended):
+                    yield item
+                elif item.error is not None:
+                    raise item.error
+                else:
+                    at_work -= 1
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the threads after the tasks that they are at."""
+        self.stopped = True
+        self._ending(self._threads)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.stopped = True
+            self._finished.put(_Ended(error))
+        else:
+            self._finished.put(_Ended())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A thread is done, or has failed."""
+
+    error: BaseException | None = None

@@ -1,0 +1,114 @@
+"""What may reach a terminal, a log or a JSON: no control character of any origin.
+
+Names in models, logs, JSON and archives are other people's bytes. An escape sequence among them would run in the
+user's terminal, and a JSON reader may choke on C1 codes. The one filter is here; the command line puts it over stdout
+and stderr, and whatever writes an answer to a file uses it as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from qdqtool.errors import QdqtoolError
+
+# C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
+# direction of text around or take no room; halves of surrogate pairs, which is how Python holds file names that are not
+# UTF-8; what XML does not allow; letters of the private alphabet of tags, which nothing shows.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    r"""The text with every hidden character written as ``\u001b``, which means the same inside a JSON string."""
+    return _HIDDEN.sub(_written, text) if _HIDDEN.search(text) else text
+
+
+def as_line(text: str) -> str:
+    """The text as one line of an answer: tabs and line breaks, which only a name can bring here, are escapes too."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def as_text(lines: Iterable[str]) -> str:
+    """Lines as one text: whatever names are in them, each is one line."""
+    return "".join(f"{as_line(line)}\n" for line in lines)
+
+
+def _written(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
+
+
+def one_line(text: str) -> str:
+    """The text on one line: every run of white space, newlines included, is one space."""
+    return visible(" ".join(text.split()))
+
+
+def counted(number: int | str | None, word: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def ending(name: str, width: int) -> str:
+    """The end of a name, which is what distinguishes nodes, in at most ``width`` characters."""
+    return name if len(name) <= width else f"...{name[-(width - 3):]}"
+
+
+def middle(name: str, width: int) -> str:
+    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
+    width = max(20, width)
+    if len(name) <= width:
+        return name
+    tail = (width - 3) * 2 // 3
+    return f"{name[: width - 3 - tail]}...{name[-tail:]}"
+
+
+def layers_counted(convolutions: int, products: int) -> str:
+    """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
+    kinds = [counted(n, what) for n, what in ((convolutions, "convolution"), (products, "matrix product")) if n]
+    if len(kinds) == 2:
+        return f"{convolutions + products} ({', '.join(kinds)})"
+    return kinds[0] if kinds else "0 convolutions"
+
+
+class Filtered:
+    """A text stream that writes to another one through the filter; everything else is the other stream's.
+
+    Attributes:
+        unfiltered: The other stream, for what draws on a terminal on purpose (progress bars).
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        encoding = getattr(self.unfiltered, "encoding", None) or "utf-8"
+        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        self.unfiltered.write(shown)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
+    """Compiles a user's regular expression.
+
+    Args:
+        pattern: The expression.
+        given: The option and the expression as the user wrote them, for the message.
+
+    Raises:
+        QdqtoolError: It is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise QdqtoolError(f"{given}: not a regular expression ({error})") from None

@@ -1,0 +1,174 @@
+"""What the parts of a verification hold: a build's facts, and how much of each part of a prediction it confirms.
+
+``as_json()`` gives the published fields. Nothing here imports anything of qdqtool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+Described: TypeAlias = dict[str, JsonValue]
+"""What one side says of a mismatch: published fields with small values."""
+
+
+class MismatchKind(StrEnum):
+    """What a mismatch is about."""
+
+    CONVOLUTION = "convolution"
+    LAYER = "layer"
+    TRACE = "trace"
+    COPY = "copy"
+    CONVERSION = "conversion"
+    BUILD = "build"
+
+
+class BuildSource(StrEnum):
+    """Where the facts of a build come from."""
+
+    NONE = ""
+    TRTEXEC_LOG = "trtexec-log"
+    LOG = "log"
+    LAYER_INFO = "layer-info"
+    LAYER_JSON = "layer-json"
+    PROFILE_JSON = "profile-json"
+    TENSORRT_RTX = "tensorrt-rtx"
+    TRTEXEC = "trtexec"
+    TENSORRT = "tensorrt"
+    RECORDING = "a recording of an earlier build"
+
+    @property
+    def is_log(self) -> bool:
+        """Whether it is the text that a builder printed."""
+        return self in (BuildSource.TRTEXEC_LOG, BuildSource.LOG)
+
+
+class _Record:
+    """Fields by name as well: 0.1 handed out dictionaries, and scripts subscript them."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFacts(_Record):
+    """Which build a verification refers to.
+
+    Attributes:
+        source: Where the facts come from.
+        files: Names of the files read.
+        tensorrt: Version, None where not stated.
+        device: GPU, None where not stated.
+        complete: Whether the engine listing is there and whole.
+        missing: What is absent or cut off.
+        status: What a builder that was run here made of the model (``built``, ``refused``, ``crashed``); None for a
+            build that was read.
+        message: Its own words, with ``status``.
+    """
+
+    source: BuildSource
+    files: tuple[str, ...] = ()
+    tensorrt: str | None = None
+    device: str | None = None
+    complete: bool = False
+    missing: tuple[str, ...] = ()
+    status: str | None = None
+    message: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        ran = {} if self.status is None else {"status": self.status, "message": self.message}
+        return {
+            "source": str(self.source), "files": list(self.files), "tensorrt": self.tensorrt, "device": self.device,
+            "complete": self.complete, "missing": list(self.missing), **ran,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCounts(_Record):
+    """Convolutions predicted, those that the build confirms, and those of which it does not say enough."""
+
+    total: int = 0
+    agree: int = 0
+    unknown: int = 0
+    unknown_names: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"total": self.total, "agree": self.agree, "unknown": self.unknown,
+                "unknown_names": list(self.unknown_names)}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCounts(_Record):
+    """Engine layers built, and those predicted with the same name and types; None where nothing is listed."""
+
+    total: int | None = None
+    agree: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"total": self.total, "agree": self.agree}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCounts(_Record):
+    """Lines predicted, lines logged, and lines in common.
+
+    Attributes:
+        predicted: Lines predicted.
+        built: Lines logged; None where the build has none.
+        agree: Lines in common as a multiset, wherever they stand.
+        in_order: Lines in common that are in the same order (longest common subsequence).
+    """
+
+    predicted: int | None = None
+    built: int | None = None
+    agree: int | None = None
+    in_order: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"predicted": self.predicted, "built": self.built, "agree": self.agree, "in_order": self.in_order}
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionCounts(_Record):
+    """Q and DQ that stay in the engine; ``predicted`` is None where that depends on scales that are not known."""
+
+    predicted: int | None = None
+    built: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"predicted": self.predicted, "built": self.built}
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """One place where prediction and build part.
+
+    Attributes:
+        kind: What it is about.
+        name: The convolution, layer, line or tensor.
+        predicted: What the prediction says; empty where it says nothing.
+        built: What the build says.
+        why: The difference in words.
+        line: The log's line number, None where there is none.
+    """
+
+    kind: MismatchKind
+    name: str
+    predicted: Described
+    built: Described
+    why: str
+    line: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": str(self.kind), "name": self.name, "predicted": self.predicted, "built": self.built,
+            "why": self.why, "line": self.line,
+        }

@@ -1,0 +1,1 @@
+"""Reading and writing of files that may be damaged, packed, huge or hostile."""

@@ -1,0 +1,238 @@
+"""Weights in files beside the model: which files they are, that they are the model's own, and how much they take."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from qdqtool.base import budgets
+from qdqtool.errors import ModelError
+from qdqtool.io.files import note_read
+from qdqtool.model.subgraphs import held
+
+_LARGE = 1 << 14  # elements
+_WHOLE_BYTES = {
+    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL,
+    onnx.TensorProto.BFLOAT16,
+}  # fmt: skip
+_PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
+    onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
+    onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
+    onnx.TensorProto.INT64: "<i8", onnx.TensorProto.BOOL: "?",
+}  # fmt: skip
+
+
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in held(attribute):
+                yield from all_tensors(inner)
+
+
+def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
+    """The values of a tensor whose data is in its message.
+
+    Args:
+        tensor: It.
+        model: The model's path, for messages.
+        name: What it is called there, where it has no name of its own.
+
+    Raises:
+        ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
+    """
+    try:
+        dtype = _PLAIN.get(tensor.data_type)
+        if dtype is not None and tensor.HasField("raw_data") and not (is_outside(tensor) or tensor.HasField("segment")):
+            return np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims)
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
+        raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
+
+
+def is_outside(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are in a file beside the model."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def has_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are there or in a file; not so in copies without large weights."""
+    return is_outside(tensor) or any(
+        f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
+    )
+
+
+def is_bytes(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are bytes that may as well lie in a file: no texts, no packed half bytes in numbers."""
+    return tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
+
+
+def is_separable(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor is large, and its values may lie in a file."""
+    return is_bytes(tensor) and math.prod(tensor.dims) > _LARGE and has_data(tensor) and not tensor.external_data
+
+
+def location_of(tensor: onnx.TensorProto) -> str:
+    """The file, relative to the model's folder, that holds an external tensor."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
+    """The file that holds an external tensor; None where there is no such regular file.
+
+    Raises:
+        ModelError: It lies outside the model's folder.
+    """
+    if not base_dir:
+        return None
+    location = location_of(tensor)
+    if "\0" in location:
+        raise ModelError(f"{model}: weight file {location!r} of tensor '{tensor.name}': no file name can hold a NUL")
+    base = Path(os.path.realpath(base_dir))
+    path = Path(os.path.realpath(base / location))
+    if os.path.isabs(location) or not path.is_relative_to(base):
+        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
+                         "folder; refused")
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name longer than the file system takes
+        return None
+
+
+def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
+    """Looks at all external weights, without reading any, and notes their files as read.
+
+    Raises:
+        ModelError: A file lies outside the model's folder, an entry is damaged, or together they are too much.
+    """
+    found: dict[str, tuple[Path | None, int]] = {}
+    total = 0
+    for tensor in all_tensors(proto.graph):
+        if not is_outside(tensor):
+            continue
+        location = location_of(tensor)
+        if location not in found:
+            path = path_of(tensor, base_dir, model)
+            found[location] = path, path.stat().st_size if path is not None else 0
+            if path is not None:
+                note_read(path)
+        total += _length(tensor, found[location][1], model)
+    if not found:
+        return
+    what = f"{model}: the external weights of all tensors together take"
+    budgets.require(total, budgets.EXTERNAL_DATA, what, ModelError)
+    there = sum(size for _, size in found.values())
+    if total > there + budgets.EXTERNAL_SHARED:
+        raise ModelError(f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
+                         "the model is damaged, export it again")
+
+
+def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
+    """Bytes of the file that a tensor takes."""
+    numbers = {"offset": 0, "length": size}
+    for entry in tensor.external_data:
+        if entry.key in numbers:
+            if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
+                raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
+                                 f"'{location_of(tensor)}' is '{entry.value[:40]}'")
+            numbers[entry.key] = int(entry.value)
+    return max(0, min(numbers["length"], size - numbers["offset"]))
+
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_RAW = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
+_BYTES_FOLLOW = 2  # the wire type of messages and strings
+
+
+class Parts:
+    """The parts of a model's message, one for each initializer; joined they are what protobuf makes of the whole.
+
+    Attributes:
+        size: Bytes of the whole.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """Measures the parts.
+
+        Raises:
+            ValueError: One is over 2 GB; also EncodeError, by version of protobuf.
+        """
+        self._tensors = proto.graph.initializer
+        around_graph = _around(proto, _GRAPH)
+        around_weights = _around(proto.graph, _INITIALIZER)
+        if around_graph is None or around_weights is None or not proto.HasField("graph"):
+            self._front, self._back, self._sizes = _whole(proto), b"", None
+            self.size = len(self._front)
+            return
+        self._sizes = [sum(map(len, _tensor(t))) for t in self._tensors]
+        graph = sum(map(len, around_weights)) + sum(len(_head(_INITIALIZER, n)) + n for n in self._sizes)
+        self._front = around_graph[0] + _head(_GRAPH, graph) + around_weights[0]
+        self._back = around_weights[1] + around_graph[1]
+        self.size = len(around_graph[0]) + len(_head(_GRAPH, graph)) + graph + len(around_graph[1])
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._front
+        for tensor, size in zip(self._tensors, self._sizes or (), strict=self._sizes is not None):
+            yield _head(_INITIALIZER, size)
+            yield from _tensor(tensor)
+        yield self._back
+
+
+def _tensor(tensor: onnx.TensorProto) -> list[bytes]:
+    around = _around(tensor, _RAW) if tensor.HasField("raw_data") else None
+    if around is None:
+        return [_whole(tensor)]
+    raw = tensor.raw_data
+    return [around[0], _head(_RAW, len(raw)), raw, around[1]]
+
+
+def _whole(message: Message) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _around(message: Any, number: int) -> tuple[bytes, bytes] | None:
+    """The bytes of the fields in front of one and behind it; None where onnx does not know a field, or a text is not
+    UTF-8: that of documentation, which protobuf reads as bytes and does not take back."""
+    if len(UnknownFieldSet(message)):
+        return None
+    front, back = type(message)(), type(message)()
+    for field, value in message.ListFields():
+        if field.number == number:
+            continue
+        if field.type == field.TYPE_STRING and isinstance(value, bytes):
+            return None
+        copy = front if field.number < number else back
+        if isinstance(value, Message):
+            getattr(copy, field.name).CopyFrom(value)
+        elif hasattr(value, "extend"):
+            getattr(copy, field.name).extend(value)
+        else:
+            setattr(copy, field.name, value)
+    return _whole(front), _whole(back)
+
+
+def _head(number: int, length: int) -> bytes:
+    """What is in front of a field of so many bytes: its number and wire type, and the length."""
+    made = bytearray([number << 3 | _BYTES_FOLLOW])
+    while length > 0x7F:
+        made.append(length & 0x7F | 0x80)
+        length >>= 7
+    made.append(length)
+    return bytes(made)

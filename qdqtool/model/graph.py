@@ -1,0 +1,579 @@
+"""The ONNX model as the rest of qdqtool needs it: producers, consumers, constants, names, shapes.
+
+A model is indexed once, when it is loaded. What changes it afterwards is an :class:`qdqtool.model.editor.Editor`,
+which keeps the index true through :meth:`Model.replace_nodes`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import EncodeError
+
+from qdqtool.base import budgets
+from qdqtool.errors import ModelError
+from qdqtool.model import external
+from qdqtool.model.external import Parts
+from qdqtool.model.inference import infer
+from qdqtool.model.subgraphs import captured
+
+Shape = tuple[int | None, ...]
+TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
+EDITED = "edited"  # in the place of a hash, for a model that is no file's
+_Any = TypeVar("_Any")
+# The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
+_BY_SHAPE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Gemm", "MatMul",
+                       "QuantizeLinear"})
+_VALUES = {  # the field of an attribute that holds its value, by its type; read here once for each attribute of a model
+    onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i", onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints", onnx.AttributeProto.STRINGS: "strings",
+}  # fmt: skip
+_KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
+_KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
+
+
+class Node:
+    """A node of the main graph.
+
+    Attributes:
+        index: Place in the graph's node list.
+        name: The node's name, or its first output's name where the name is missing or not unique.
+        op: Operator type.
+        inputs: Input tensor names; an empty string is an optional input that is not set.
+        outputs: Output tensor names.
+        captured: Tensors of the main graph that the node's subgraphs (If, Loop, Scan) read.
+        proto: The NodeProto.
+    """
+
+    __slots__ = ("__dict__", "captured", "domain", "index", "inputs", "name", "op", "outputs", "proto")
+
+    def __init__(self, index: int, name: str, proto: onnx.NodeProto) -> None:
+        self.index = index
+        self.name = name
+        self.read(proto)
+
+    def read(self, proto: onnx.NodeProto) -> None:
+        """Takes all but place and name from a message."""
+        self.proto = proto
+        self.op = proto.op_type
+        self.domain = proto.domain
+        self.inputs = tuple(proto.input)
+        self.outputs = tuple(proto.output)
+        self.captured = tuple(captured(proto))
+        self.__dict__.clear()
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name}>"
+
+    @functools.cached_property
+    def attributes(self) -> dict[str, Any]:
+        """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
+        result: dict[str, Any] = {}
+        for attribute in self.proto.attribute:
+            field = "" if attribute.ref_attr_name else _VALUES.get(attribute.type, "")
+            value = getattr(attribute, field) if field else onnx.helper.get_attribute_value(attribute)
+            if field == "s":
+                value = value.decode("utf-8", "replace")
+            elif field == "strings":
+                value = [v.decode("utf-8", "replace") for v in value]
+            elif field in ("ints", "floats"):
+                value = list(value)
+            result[attribute.name] = value
+        return result
+
+    def integer(self, name: str, default: int) -> int:
+        """An integer attribute.
+
+        Raises:
+            ModelError: It is there and is no integer.
+        """
+        value = self.attributes.get(name, default)
+        if isinstance(value, int):
+            return value
+        raise ModelError(f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer")
+
+    def input(self, position: int) -> str:
+        """The input tensor at a position; an empty string where there is none."""
+        return self.inputs[position] if position < len(self.inputs) else ""
+
+    @property
+    def output(self) -> str:
+        """The first output tensor."""
+        return self.outputs[0] if self.outputs else ""
+
+
+class Model:
+    """An ONNX model with its index.
+
+    Args:
+        sha256: Hash of the bytes that were read, or :data:`EDITED`; without one the message's own, when asked for.
+        types: A model of which this one is a part or a variant: its tensors of the same names have the same types and
+            dimensions, so that they need not be inferred again.
+        constants: A model that holds the data of this one's initializers, which are placeholders without any.
+
+    Attributes:
+        proto: The model; external weights are loaded lazily, see :meth:`constant`.
+        path: Where it came from; an empty string for a model in memory.
+        sha256: Hash of the bytes that were read.
+        nodes: The main graph's nodes, in file order.
+        ordered: The same in a topological order (file order where that already is one).
+        producers: Tensor name to the node that makes it.
+        consumers: Tensor name to the nodes that read it, in order, once for each input that reads it.
+        initializers: Name to TensorProto.
+        inputs: Names of the graph inputs that are not initializers.
+        outputs: Names of the graph outputs.
+        opset: Version of the default domain.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "", types: Model | None = None,
+        constants: Model | None = None,
+    ) -> None:
+        self.proto = proto
+        self._variant_of = types
+        self._types: dict[str, TensorType] | None = None  # not inferred yet
+        self._constants = constants
+        self.path = path
+        self._sha256: str | None = sha256 or None
+        self.base_dir = base_dir
+        self._read()
+
+    def _read(self) -> None:
+        graph = self.proto.graph
+        names = Counter(n.name for n in graph.node)
+        self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
+        self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}
+        if self._constants is not None:
+            elsewhere = self._constants.initializers
+            self.initializers = {t: elsewhere.get(t, own) for t, own in self.initializers.items()}
+        self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
+        self.outputs = [v.name for v in graph.output]
+        self._output_names = frozenset(self.outputs)
+        self.opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+        self.producers: dict[str, Node] = {}
+        self.consumers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            self._enter(node)
+        self.ordered = self._order()
+        self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+        #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
+        self.memory: dict[str, dict[Any, Any]] = {}
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the bytes that were read; of the message, for a model in memory."""
+        if self._sha256 is None:
+            self._sha256 = _hash_of(self.proto)
+        return self._sha256
+
+    @sha256.setter
+    def sha256(self, value: str | None) -> None:
+        self._sha256 = value
+
+    def copy(self) -> Model:
+        """The same model with a message of its own, to be edited."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        found = Model(proto, self.path, EDITED, self.base_dir, self._variant_of, self._constants)
+        found._types = None if self._types is None else dict(self._types)
+        return found
+
+    def read_again(self) -> None:
+        """Indexes the message anew, after all of it was written anew: inlined, or in another opset or type."""
+        self._sha256, self._types, self._variant_of = EDITED, None, None
+        self.__dict__.pop("_by_name", None)
+        self._read()
+
+    def _enter(self, node: Node) -> None:
+        for name in node.outputs:
+            if name:
+                if name in self.producers:
+                    raise ModelError(
+                        f"{self.path or 'model'}: tensor '{name}' is made by two nodes "
+                        f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
+                    )
+                self.producers[name] = node
+        for name in (*node.inputs, *node.captured):
+            if name:
+                self.consumers.setdefault(name, []).append(node)
+
+    def _leave(self, nodes: list[Node]) -> None:
+        for name in (t for n in nodes for t in n.outputs):
+            self.producers.pop(name, None)
+        gone = set(map(id, nodes))
+        for name in {t for n in nodes for t in (*n.inputs, *n.captured) if t}:  # once each: all may read one scale
+            left = [n for n in self.consumers[name] if id(n) not in gone]
+            if left:
+                self.consumers[name] = left
+            else:
+                del self.consumers[name]
+
+    def _order(self) -> list[Node]:
+        order = in_order(self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs)
+        if len(order) != len(self.nodes):
+            made = {n.index for n in order}
+            stuck = next(n for n in self.nodes if n.index not in made)
+            raise ModelError(f"{self.path or 'model'}: the graph has a cycle through node '{stuck.name}'")
+        return order
+
+    def replace_nodes(self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]) -> None:
+        """Gives the graph another list of nodes, and brings the index up to date where something changed.
+
+        Args:
+            nodes: The nodes from now on, in file order: old ones, and the messages of new ones.
+            touched: Indices of old ones whose messages were changed.
+
+        Raises:
+            ModelError: A tensor would be made by two nodes, or there would be a cycle.
+        """
+        graph, old = self.proto.graph, self.nodes
+        stay = {id(n): n.index for n in nodes if isinstance(n, Node)}
+        reordered = any(a > b for a, b in itertools.pairwise(stay.values()))
+        leaving = [n for n in old if n.index in touched or id(n) not in stay]
+        before = {id(n): (n.inputs, n.outputs) for n in leaving}
+        self._leave(leaving)
+        if len(nodes) != len(old) or any(a is not b for a, b in zip(nodes, old, strict=True)):
+            protos = [n.proto if isinstance(n, Node) else n for n in nodes]
+            del graph.node[:]
+            graph.node.extend(protos)
+        names = Counter(n.name for n in graph.node)
+        entering = []
+        self.nodes = []
+        for index, (entry, proto) in enumerate(zip(nodes, graph.node, strict=True)):
+            node = entry if isinstance(entry, Node) else Node(index, "", proto)
+            node.index, node.proto, node.name = index, proto, _label(proto, names)
+            if id(entry) in before:
+                node.read(proto)
+            if id(entry) in before or node is not entry:
+                entering.append(node)
+            self.nodes.append(node)
+        for node in entering:
+            self._enter(node)
+        for name in list(self.consumers) if reordered else {t for n in entering for t in (*n.inputs, *n.captured) if t}:
+            self.consumers[name].sort(key=lambda n: n.index)
+        self.ordered = self._order()
+        self._update_types(entering, before)
+        self._sha256 = EDITED
+        self.memory.clear()
+        self.__dict__.pop("_by_name", None)
+
+    def replace_constants(self, gone: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool) -> None:
+        """Brings the index up to date with the graph's initializers and inputs.
+
+        Args:
+            gone: Names that are no initializers any more, or Constants that have become some.
+            new: Initializers that were added or given another value.
+            retyped: Whether a type or dimension of what was there may be another now.
+        """
+        for name in (*gone, *new):
+            self.initializers.pop(name, None)
+            self._arrays.pop(name, None)
+        self.initializers.update(new)
+        self.inputs = [v.name for v in self.proto.graph.input if v.name not in self.initializers]
+        if retyped:
+            self._types = self._variant_of = None
+
+    def _update_types(self, entering: list[Node], before: Mapping[int, tuple[Sequence[str], Sequence[str]]]) -> None:
+        """Types of what new and changed nodes make; all are inferred again, when asked for, where one is not known."""
+        if self._types is None and self._variant_of is None:
+            return
+        known = self._known_types()
+        types = self._types = dict(known)
+        self._variant_of = None
+        for tensor in {t for _, outputs in before.values() for t in outputs} - self.producers.keys():
+            types.pop(tensor, None)
+        new = {id(n) for n in entering}
+        if not all(self._is_typed(n) for n in self.nodes if id(n) not in new):
+            self._types = None
+            return
+        for node in self.ordered:
+            if id(node) not in new:
+                continue
+            found = self._made(node) if id(node) not in before else self._kept(node, *before[id(node)], known)
+            if found is None or any(types.setdefault(t, found[i]) != found[i] for i, t in enumerate(node.outputs) if t):
+                self._types = None
+                return
+
+    def _kept(
+        self, node: Node, inputs: Sequence[str], outputs: Sequence[str], known: Mapping[str, TensorType]
+    ) -> list[TensorType] | None:
+        """Types of a changed node's results, where it reads what has the types of what it read before."""
+        for old, new in itertools.zip_longest(inputs, node.inputs, fillvalue=""):
+            if old == new:
+                continue
+            values = self.is_constant(new) or self.is_constant(old)
+            was = self._type(old) if self.is_constant(old) else known.get(old, (0, None))
+            if was != self._type(new) or (values and node.op not in _BY_SHAPE):
+                return self._made(node)
+        if len(outputs) != len(node.outputs) or node.op in ("QuantizeLinear", "DequantizeLinear", "Cast"):
+            return self._made(node)
+        return [known.get(t, (0, None)) for t in outputs]
+
+    def _made(self, node: Node) -> list[TensorType] | None:
+        """Types of what a Q, DQ or Cast makes; None for other operators and where something is not known."""
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1 or "output_dtype" in node.attributes:
+            return None
+        kind = 0
+        if node.op == "QuantizeLinear":
+            kind = self._type(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
+        elif node.op == "DequantizeLinear":
+            kind = self._type(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+        elif node.op == "Cast":
+            kind = node.integer("to", 0)
+        shape = self._type(node.input(0))[1]
+        return [(kind, shape)] if kind and shape is not None else None
+
+    def _type(self, tensor: str) -> TensorType:
+        return self.elem_type(tensor), self.shape(tensor)
+
+    def node(self, name: str) -> Node:
+        """The node of that name (see :attr:`Node.name`).
+
+        Raises:
+            KeyError: There is none.
+        """
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    def producer(self, tensor: str) -> Node | None:
+        return self.producers.get(tensor)
+
+    def readers(self, tensor: str) -> list[Node]:
+        """The nodes that read a tensor, once for each input that reads it."""
+        return self.consumers.get(tensor, [])
+
+    def is_output(self, tensor: str) -> bool:
+        return tensor in self._output_names
+
+    def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
+        """The TensorProto behind an initializer or a Constant node with a tensor value, else None."""
+        found = self.initializers.get(tensor)
+        if found is not None:
+            return found
+        node = self.producers.get(tensor)
+        if node is not None and node.op == "Constant":
+            value = node.attributes.get("value")
+            if isinstance(value, onnx.TensorProto):
+                return value
+        return None
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor is an initializer or the output of a Constant node."""
+        if tensor in self.initializers:
+            return True
+        node = self.producers.get(tensor)
+        return node is not None and node.op == "Constant"
+
+    def constant(self, tensor: str) -> npt.NDArray[Any] | None:
+        """The value of an initializer or Constant; None when it is neither or its data is not available."""
+        if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
+            return self._constants.constant(tensor)
+        if tensor in self._arrays:
+            return self._arrays[tensor]
+        value = self._read_constant(tensor)
+        if value is None or value.nbytes <= _KEPT:
+            self._arrays[tensor] = value
+        return value
+
+    def _read_constant(self, tensor: str) -> npt.NDArray[Any] | None:
+        proto = self.constant_proto(tensor)
+        if proto is None:
+            node = self.producers.get(tensor)
+            if node is None or node.op != "Constant":
+                return None
+            attributes = node.attributes
+            for key, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                               ("value_ints", np.int64)):
+                if key in attributes:
+                    return np.asarray(attributes[key], dtype=dtype)
+            return None
+        if external.is_outside(proto):
+            loaded = self.external_tensor(proto)
+            if loaded is None:
+                return None
+            proto = loaded
+        return external.array_of(proto, self.path, tensor)
+
+    def forget_constants(self) -> None:
+        """Drops the cached values of constants, after their protos were filled in."""
+        self._arrays.clear()
+        self.memory.clear()
+
+    def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
+        """A copy of an external tensor with its data, None when the file is not there."""
+        if not self.base_dir:
+            return None
+        location = external.location_of(proto)
+        if external.path_of(proto, self.base_dir, self.path) is None:
+            return None
+        from onnx import checker, external_data_helper
+
+        loaded = onnx.TensorProto()
+        loaded.CopyFrom(proto)
+        try:
+            # onnx refuses absolute paths, '..' and links that leave the folder.
+            external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
+        except (OSError, ValueError, checker.ValidationError) as error:
+            raise ModelError(
+                f"{self.path}: external data of tensor '{proto.name}' ({location!r}) is refused: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        loaded.ClearField("external_data")
+        loaded.data_location = onnx.TensorProto.DEFAULT
+        return loaded
+
+    def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Dimensions of a constant, known even when its data is not available."""
+        proto = self.constant_proto(tensor)
+        if proto is not None:
+            return tuple(proto.dims)
+        value = self.constant(tensor)
+        return None if value is None else value.shape
+
+    def _known_types(self) -> dict[str, TensorType]:
+        """What the file states, and where it does not, what is inferred from it."""
+        if self._types is not None:
+            return self._types
+        if self._variant_of is not None:
+            return self._variant_of._known_types()
+        graph = self.proto.graph
+        stated = (*graph.value_info, *graph.input, *graph.output)
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        open_nodes = [n for n in self.ordered if not self._is_typed(n)]
+        for node in open_nodes:  # exporters state the float tensors, and quantizers leave out their own
+            found = self._made(node)
+            if found is None:
+                break
+            types[node.output] = found[0]
+        else:
+            return types
+        types = self._types = {v.name: _type_of(v.type) for v in stated}
+        for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
+            if types.get(name, (0, None))[1] is None:
+                types[name] = _type_of(kind)
+        return types
+
+    def _is_typed(self, node: Node) -> bool:
+        assert self._types is not None
+        return all(self._types.get(t, (0, None))[1] is not None for t in node.outputs if t)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
+        constant = self.constant_shape(tensor)
+        return constant if constant is not None else self._known_types().get(tensor, (0, None))[1]
+
+    def elem_type(self, tensor: str) -> int:
+        """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
+        proto = self.constant_proto(tensor)
+        return int(proto.data_type) if proto is not None else self._known_types().get(tensor, (0, None))[0]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model's ``metadata_props`` (Ultralytics keeps ``names``, ``stride`` and ``imgsz`` there)."""
+        return {p.key: p.value for p in self.proto.metadata_props}
+
+
+def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
+    if node.name and names[node.name] == 1:
+        return node.name
+    return next((o for o in node.output if o), node.name)
+
+
+def in_order(
+    nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
+) -> list[_Any]:
+    """Nodes in a topological order: as they are where that is one already, and without those of cycles.
+
+    Args:
+        nodes: The nodes.
+        reads: What a node reads, subgraphs included.
+        makes: What it makes.
+    """
+    made = {t for n in nodes for t in makes(n) if t}
+    ready: set[str] = set()
+    for node in nodes:
+        if any(t in made and t not in ready for t in reads(node)):
+            break
+        ready.update(makes(node))
+    else:
+        return nodes
+    readers: dict[str, list[int]] = {t: [] for t in made}
+    waiting = []
+    for position, node in enumerate(nodes):
+        found = [t for t in dict.fromkeys(reads(node)) if t in made]
+        waiting.append(len(found))
+        for tensor in found:
+            readers[tensor].append(position)
+    queue = [position for position, count in enumerate(waiting) if not count]
+    for position in queue:
+        for reader in (r for t in makes(nodes[position]) if t for r in readers[t]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                queue.append(reader)
+    return [nodes[position] for position in queue]
+
+
+def _type_of(value: onnx.TypeProto) -> TensorType:
+    tensor = value.tensor_type
+    if not tensor.HasField("shape"):
+        return int(tensor.elem_type), None
+    return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Size of a tensor's message; 2 GB for one that protobuf cannot measure because it is larger."""
+    try:
+        return int(tensor.ByteSize())
+    except (ValueError, EncodeError):
+        return 2**31
+
+
+def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) -> onnx.ModelProto:
+    """A copy whose initializers of more than ``keep`` bytes have dimensions and type but no data."""
+    slim = onnx.ModelProto()
+    slim.ir_version = proto.ir_version
+    slim.opset_import.extend(proto.opset_import)
+    slim.functions.extend(proto.functions)
+    graph = slim.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    for tensor in proto.graph.initializer:
+        if tensor_bytes(tensor) <= keep:
+            graph.initializer.add().CopyFrom(tensor)
+        else:
+            graph.initializer.add().CopyFrom(without_data(tensor))
+    return slim
+
+
+def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """Name, type and dimensions of a tensor, without its data."""
+    return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+
+def _hash_of(proto: onnx.ModelProto) -> str:
+    try:
+        parts = Parts(proto)
+        if parts.size > budgets.MODEL_MESSAGE:
+            return ""  # no file that it could identify
+        found = hashlib.sha256()
+        for part in parts:
+            found.update(part)
+    except (ValueError, EncodeError):
+        return ""
+    return found.hexdigest()

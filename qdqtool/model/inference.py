@@ -1,0 +1,420 @@
+"""Shape inference of models that we did not write, in bounded memory.
+
+onnx's inference follows values that may be shapes ("data propagation"): it makes a dimension for each entry of a
+vector, whatever its declared length, so that a Concat of an input of 2^40 entries, in a file of 62 bytes, takes all
+memory. An Expand does so even without it, and ranks double where a Gather reads a tensor at the places that it holds
+itself. Here ranks and lengths are bounded first, node by node, by plain arithmetic; nodes that are not shown to stay
+small are hidden from onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx
+
+from qdqtool.base import budgets
+from qdqtool.model.subgraphs import held, inner_graphs
+
+_MANY = 1 << 62  # a bound that is none
+
+
+class Extent(NamedTuple):
+    """Bounds of a tensor.
+
+    Attributes:
+        low: Least rank.
+        high: Greatest rank.
+        least: Least number of entries, of a vector; 0 of another.
+        most: Greatest number of entries of a vector, or of the value that is followed; 0 where there is neither.
+    """
+
+    low: int
+    high: int
+    least: int
+    most: int
+
+    @property
+    def valueless(self) -> bool:
+        """Whether it is no vector, and no value is followed."""
+        return self.low > 1 and not self.most
+
+
+UNTYPED = Extent(2, 2, 0, 0)  # onnx knows nothing of it, and so follows nothing
+ANY = Extent(0, _MANY, 0, _MANY)
+_SCALAR = Extent(0, 0, 1, 1)
+_COUNT = Extent(1, 1, 0, _MANY)
+
+
+def ranked(kind: onnx.TypeProto | None) -> bool:
+    return kind is not None and kind.tensor_type.HasField("shape")
+
+
+def of_type(kind: onnx.TypeProto) -> Extent:
+    if not kind.tensor_type.HasField("shape"):
+        return ANY
+    dims = kind.tensor_type.shape.dim
+    if len(dims) == 1 and not dims[0].HasField("dim_value"):
+        return _COUNT
+    return of_dims([d.dim_value for d in dims])
+
+
+def of_dims(dims: Sequence[int]) -> Extent:
+    if len(dims) == 1:
+        return Extent(1, 1, max(dims[0], 0), max(dims[0], 0))
+    return Extent(len(dims), len(dims), 0, 0) if dims else _SCALAR
+
+
+def as_known(output: Extent, kind: onnx.TypeProto | None, followed: bool) -> Extent:
+    """An output's extent by its node and by its type, where one is known."""
+    if kind is None or not ranked(kind):
+        return output
+    known = of_type(kind)
+    if known.most == _MANY:
+        return known._replace(most=output.most)
+    return known._replace(most=max(known.most, output.most)) if followed else known
+
+
+# What a node of a kind makes of the extents of its inputs, as far as shapes of networks depend on it. -----------------
+
+
+def _same(inputs: list[Extent]) -> Extent:
+    return inputs[0] if inputs else ANY
+
+
+def _ranks(inputs: list[Extent]) -> Extent:
+    """The rank of the first input, with other dimensions."""
+    found = _same(inputs)
+    return found._replace(least=0, most=0 if found.low > 1 else _MANY)
+
+
+def _broadcast(inputs: list[Extent]) -> Extent:
+    if not inputs:
+        return ANY
+    low = max(e.low for e in inputs)
+    high = max(e.high for e in inputs)
+    most = 0 if any(e.valueless for e in inputs) else max(e.most for e in inputs)
+    return Extent(low, high, max(e.least for e in inputs) if high == 1 else 0, most)
+
+
+def _concat(inputs: list[Extent]) -> Extent:
+    if not inputs:
+        return ANY
+    low, high = max(e.low for e in inputs), min(e.high for e in inputs)
+    most = 0 if any(e.valueless for e in inputs) else min(sum(e.most for e in inputs), _MANY)
+    return Extent(low, max(low, high), sum(e.least for e in inputs) if high == 1 else 0, most)
+
+
+def _of_shape(shape: Extent) -> Extent:
+    """A tensor whose dimensions another one states."""
+    if shape.high > 1:
+        return ANY
+    return Extent(shape.least, shape.most, 0, 0 if shape.least > 1 else _MANY)
+
+
+def _product(inputs: list[Extent]) -> Extent:
+    if len(inputs) < 2 or min(e.low for e in inputs[:2]) < 2:
+        return ANY._replace(high=max((e.high for e in inputs), default=_MANY))
+    return Extent(max(e.low for e in inputs[:2]), max(e.high for e in inputs[:2]), 0, 0)
+
+
+def _gather(inputs: list[Extent]) -> Extent:
+    if len(inputs) < 2:
+        return ANY
+    data, places = inputs[:2]
+    low, high = max(data.low - 1 + places.low, 0), min(max(data.high - 1, 0) + places.high, _MANY)
+    # A value that is followed is read at places, of which there are as many as it gets.
+    most = 0 if data.valueless and low > 1 else max(places.most, 1) if data.high <= 1 else _MANY if low < 2 else 0
+    if data.low > 1 and data.most:
+        most = max(most, data.most, places.most)
+    return Extent(low, high, places.least if data.high == places.high == places.low == 1 else 0, most)
+
+
+def _unsqueeze(inputs: list[Extent]) -> Extent:
+    found = _same(inputs)
+    added = inputs[1].most if len(inputs) > 1 else budgets.RANK
+    least = inputs[1].least if len(inputs) > 1 else 1
+    low = found.low + least
+    most = max(found.most, 1 if low < 2 else 0)  # of a scalar one entry, and the value of a vector is followed
+    return Extent(low, min(found.high + added, _MANY), 1 if found.high == 0 else 0, most)
+
+
+def _squeeze(inputs: list[Extent]) -> Extent:
+    found = _same(inputs)
+    removed = inputs[1].most if len(inputs) > 1 else _MANY
+    low = max(found.low - removed, 0)
+    return Extent(low, found.high, 0, found.most if found.high <= 1 else max(found.most, _MANY if low < 2 else 0))
+
+
+def _reduce(inputs: list[Extent]) -> Extent:
+    found = _same(inputs)
+    return found._replace(low=0, least=0, most=found.most if found.high <= 1 else _MANY)
+
+
+_SAME = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Bernoulli", "BitwiseNot",
+    "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "DequantizeLinear", "Dropout", "Elu",
+    "Erf", "Exp", "Floor", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
+    "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax",
+    "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "QuantizeLinear", "RMSNormalization",
+    "Reciprocal", "Relu", "ReverseSequence", "Round", "ScatterElements", "ScatterND", "Selu", "Shrink", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh",
+    "ThresholdedRelu", "Transpose", "Trilu",
+)
+_OF_RANK = (
+    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace", "GlobalAveragePool",
+    "GlobalLpPool", "GlobalMaxPool", "GridSample", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "Pad",
+    "QLinearConv", "Resize", "SpaceToDepth", "Split", "Tile", "TopK", "Upsample",
+)
+_BROADCASTS = (
+    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
+)
+_EXTENTS: dict[str, Callable[[list[Extent]], Extent]] = {
+    **dict.fromkeys(_SAME, _same), **dict.fromkeys(_OF_RANK, _ranks), **dict.fromkeys(_BROADCASTS, _broadcast),
+    "Concat": _concat, "MatMul": _product, "Gather": _gather, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
+    "Reshape": lambda inputs: _of_shape(inputs[1]) if len(inputs) > 1 else ANY,
+    "Expand": lambda inputs: _broadcast([inputs[0], _of_shape(inputs[1])]) if len(inputs) > 1 else ANY,
+    "ConstantOfShape": lambda inputs: _of_shape(inputs[0]) if inputs else ANY,
+    "Shape": lambda inputs: Extent(1, 1, _same(inputs).low, _same(inputs).high),
+    "Size": lambda _: _SCALAR,
+    "Range": lambda _: _COUNT,
+    "Flatten": lambda _: Extent(2, 2, 0, 0),
+    "Gemm": lambda _: Extent(2, 2, 0, 0),
+    "NonZero": lambda _: Extent(2, 2, 0, 0),
+    "NonMaxSuppression": lambda _: Extent(2, 2, 0, 0),
+}
+# Operators of which onnx follows values, by trial of all: tests/model/test_inference.py
+FOLLOWED = frozenset(("Add", "Cast", "Concat", "Gather", "MeanVarianceNormalization", "Mul", "Size", "Slice",
+                       "Squeeze", "Sub", "Unsqueeze"))
+
+
+def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
+    work = _EXTENTS.get(node.op_type)
+    if work is not None:
+        if node.op_type in ("Squeeze", "Unsqueeze") and len(inputs) == 1:
+            axes = next((len(a.ints) for a in node.attribute if a.name == "axes"), 0)
+            inputs = [*inputs, Extent(1, 1, axes, axes if axes or node.op_type == "Unsqueeze" else _MANY)]
+        return work(inputs)
+    if node.op_type == "Constant":
+        return _constant(node)
+    if node.op_type.startswith("Reduce"):
+        kept = all(a.i for a in node.attribute if a.name == "keepdims")
+        return _same(inputs) if kept else _reduce(inputs)
+    # Of the others no rank is more than one above those of the inputs together, but where dimensions are attributes.
+    high = sum(e.high for e in inputs) + 1 + sum(len(a.ints) for a in node.attribute)
+    return ANY._replace(high=min(high, _MANY))
+
+
+def _constant(node: onnx.NodeProto) -> Extent:
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            return of_dims(attribute.t.dims)
+        if attribute.name in ("value_ints", "value_floats", "value_strings"):
+            return of_dims([len(attribute.ints) + len(attribute.floats) + len(attribute.strings)])
+        if attribute.name == "sparse_value":
+            return of_dims(attribute.sparse_tensor.dims)
+    return _SCALAR
+
+
+_HIDDEN = "qdqtool.hidden"
+_STANDARD = ("", "ai.onnx")
+_ROUNDS = 4
+
+Types = dict[str, onnx.TypeProto]
+
+
+def infer(proto: onnx.ModelProto) -> Types | None:
+    """The types of the tensors of a model's main graph, as onnx infers them.
+
+    Args:
+        proto: The model, best without large weights; it is as before at the end.
+
+    Returns:
+        Types by tensor; None where inference fails. Dimensions stay unknown behind a rank above
+        :data:`qdqtool.base.budgets.RANK`, and where a vector of more than
+        :data:`qdqtool.base.budgets.SHAPE_ENTRIES` entries, or of unknown length, takes part in the
+        computation of a shape.
+    """
+    return _Inference(proto).types(follow=True)
+
+
+def grows(proto: onnx.ModelProto) -> bool:
+    """Whether onnx's inference, without data propagation, could need much more memory than the file is large.
+
+    Args:
+        proto: The model; it is as before at the end.
+    """
+    inference = _Inference(proto)
+    inference.types(follow=False)
+    return bool(inference.hidden)
+
+
+def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int) -> bool:
+    """Whether onnx's inference of one node needs little memory.
+
+    Args:
+        node: The node.
+        types: Of its inputs.
+        version: Of the operator set.
+    """
+    proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
+    proto.graph.node.append(node)
+    proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())
+    return not _Inference(proto).hidden
+
+
+class _Inference:
+    """Inference of a model, with the nodes hidden that are not shown to stay small.
+
+    Attributes:
+        hidden: Nodes that are always hidden, by identity.
+        unfollowed: Nodes that are hidden where values are followed.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        graph = proto.graph
+        self._proto = proto
+        self._nodes = list(_every_node(proto))  # protobuf's objects keep their identity as long as they are held
+        self._functions = {(f.domain, f.name): f for f in proto.functions}
+        self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+        self._stated = frozenset(self._known)
+        self._amounts: dict[str, int] = {}  # how much is known of each
+        self._limit()
+
+    def types(self, follow: bool) -> Types | None:
+        """What onnx infers; ``follow``: with data propagation."""
+        if not self.hidden and not (follow and self.unfollowed):
+            return self._run(follow)
+        for _ in range(_ROUNDS):  # what was learned of types shows more nodes to stay small
+            before = len(self.hidden) + len(self.unfollowed)
+            for kind in (False, True) if follow else (False,):
+                self._learn(self._run(kind))
+            self._limit()
+            if len(self.hidden) + len(self.unfollowed) in (0, before):
+                break
+        if follow and not self.hidden and not self.unfollowed:
+            return self._run(True)
+        self._learn(self._run(False))
+        return self._known
+
+    def _learn(self, found: Types | None) -> None:
+        for name, kind in (found or {}).items():
+            known = self._amounts.get(name)
+            if known is None:
+                known = self._amounts[name] = _knowledge(self._known.get(name))
+            amount = _knowledge(kind)
+            if amount > known:
+                self._known[name], self._amounts[name] = kind, amount
+
+    def _run(self, follow: bool) -> Types | None:
+        graph = self._proto.graph
+        places = [n for n in self._nodes if id(n) in self.hidden or (follow and id(n) in self.unfollowed)]
+        domains = [n.domain if n.HasField("domain") else None for n in places]
+        count = len(graph.value_info)
+        graph.value_info.extend(
+            onnx.ValueInfoProto(name=name, type=kind) for name, kind in self._known.items() if name not in self._stated
+        )
+        for node in places:
+            node.domain = _HIDDEN
+        opsets = [o.opset_import for o in (self._proto, *self._proto.functions)] if places else []
+        for imported in opsets:
+            imported.add(domain=_HIDDEN, version=1)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=follow).graph
+        except Exception:
+            # Shapes are a convenience: a model that onnx cannot infer (custom operators, odd types) is still used.
+            return None
+        finally:
+            for node, domain in zip(places, domains, strict=True):
+                if domain is None:
+                    node.ClearField("domain")
+                else:
+                    node.domain = domain
+            del graph.value_info[count:]
+            for imported in opsets:
+                del imported[-1]
+        return {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
+
+    # Bounds ---------------------------------------------------------------------------------------------------
+
+    def _limit(self) -> None:
+        """Decides which nodes are hidden, by what is known of types."""
+        self.hidden: set[int] = set()
+        self.unfollowed: set[int] = set()
+        self._entries = 0
+        self._graph(self._proto.graph, None, self._known)
+
+    def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types) -> None:
+        extents: dict[str, Extent] = {}
+        for value in (*graph.value_info, *graph.input):
+            extents[value.name] = of_type(known.get(value.name, value.type))
+        for tensor in graph.initializer:
+            extents[tensor.name] = of_dims(tuple(tensor.dims))
+        for sparse in graph.sparse_initializer:
+            extents[sparse.values.name] = of_dims(tuple(sparse.dims))
+        self._walk(graph.node, _Scope(extents, outer), known)
+
+    def _walk(self, nodes: Iterable[onnx.NodeProto], extents: _Scope, known: Types) -> None:
+        for node in nodes:
+            inputs = [extents[t] if t else UNTYPED for t in node.input]
+            function = self._functions.get((node.domain, node.op_type))
+            if function is not None:
+                # Types inside a function are nowhere stated, and what they are found to be is not kept.
+                inside = dict(zip(function.input, inputs, strict=False))
+                self._walk(function.node, _Scope(inside, None), {})
+            for attribute in node.attribute:
+                for graph in held(attribute):
+                    stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+                    self._graph(graph, extents, stated)
+            if function is not None or node.domain in _STANDARD:
+                output = output_of(node, inputs) if function is None else ANY
+            else:
+                output = ANY if onnx.defs.has(node.op_type, node.domain) else UNTYPED
+            if function is None and node.domain in _STANDARD:
+                self._judge(node, inputs, output)
+            for tensor in node.output:
+                extents.own[tensor] = as_known(output, known.get(tensor), node.op_type in FOLLOWED)
+
+    def _judge(self, node: onnx.NodeProto, inputs: list[Extent], output: Extent) -> None:
+        work = sum(e.most for e in inputs) + output.most
+        ranks = max(e.high for e in (*inputs, output))
+        if ranks > budgets.RANK or (node.op_type == "Expand" and work > budgets.SHAPE_ENTRIES):
+            self.hidden.add(id(node))
+        elif node.op_type in FOLLOWED:
+            if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL:
+                self.unfollowed.add(id(node))
+            else:
+                self._entries += work
+
+
+class _Scope:
+    """Extents of a graph's tensors, and of those around it."""
+
+    def __init__(self, own: dict[str, Extent], outer: _Scope | None) -> None:
+        self.own = own
+        self._outer = outer
+
+    def __getitem__(self, tensor: str) -> Extent:
+        scope: _Scope | None = self
+        while scope is not None:
+            if tensor in scope.own:
+                return scope.own[tensor]
+            scope = scope._outer
+        return UNTYPED
+
+
+def _every_node(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        yield from nodes
+        for graph in inner_graphs(nodes):
+            yield from graph.node
+
+
+def _knowledge(kind: onnx.TypeProto | None) -> int:
+    """How much a type says: more with each dimension that it gives."""
+    if kind is None or not ranked(kind):
+        return 0 if kind is None else 1
+    known: int = sum(2 * d.HasField("dim_value") + d.HasField("dim_param") for d in kind.tensor_type.shape.dim)
+    return 2 + known

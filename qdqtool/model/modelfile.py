@@ -1,0 +1,374 @@
+"""Reading and writing ONNX files: compressed, with external weights, atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+
+from qdqtool.base import budgets
+from qdqtool.errors import ModelError
+from qdqtool.io import files, packed
+from qdqtool.io.files import open_input, read_all, same_file
+from qdqtool.io.outputs import atomic_write, together
+from qdqtool.model import external
+from qdqtool.model.external import Parts
+from qdqtool.model.graph import Model, tensor_bytes, without_large_weights
+from qdqtool.model.subgraphs import check_functions, inner_graphs
+
+_VERSIONS = range(1000)  # of operator sets, far above any
+
+
+def check_form(proto: onnx.ModelProto, what: str) -> None:
+    """Looks at inputs, operator sets and references to a function's attributes.
+
+    Args:
+        proto: The model.
+        what: What to call it in the message.
+
+    Raises:
+        ModelError: An input or output has no name, an input is declared twice, an operator set has a version that none
+            can have, or a node outside a function takes its attribute from one.
+    """
+    for number in (o.version for o in proto.opset_import):
+        if number not in _VERSIONS:
+            raise ModelError(f"{what}: no operator set has the version {number}; the file is damaged")
+    declared: set[str] = set()
+    for value in proto.graph.input:
+        if not value.name:
+            raise ModelError(f"{what}: an input has no name; the file is damaged")
+        if value.name in declared:
+            raise ModelError(f"{what}: input '{value.name}' is declared twice; the file is damaged, export it again")
+        declared.add(value.name)
+    if not all(value.name for value in proto.graph.output):
+        raise ModelError(f"{what}: an output has no name; the file is damaged")
+    for nodes in (proto.graph.node, *(g.node for g in inner_graphs(proto.graph.node))):
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.ref_attr_name:
+                    raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
+                                     "from a function, and is in none; the file is damaged")
+
+
+_TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def check_names(proto: onnx.ModelProto, what: str) -> None:
+    """Looks at every text of a model but the documentation.
+
+    Args:
+        proto: The model.
+        what: What to call it in the message.
+
+    Raises:
+        ModelError: One is not UTF-8.
+    """
+    texts: list[Any] = [proto.producer_name, proto.producer_version, proto.domain]
+    texts += (o.domain for o in proto.opset_import)
+    _metadata(proto.metadata_props, texts)
+    _graph(proto.graph, texts)
+    for function in proto.functions:
+        texts += (function.name, function.domain, *function.input, *function.output, *function.attribute)
+        texts += (o.domain for o in function.opset_import)
+        _nodes(function.node, texts)
+    if set(map(type, texts)) - {str}:
+        damaged = next(bytes(text) for text in texts if type(text) is not str)
+        shown = damaged[:80].decode("utf-8", "backslashreplace")
+        raise ModelError(f"{what}: a name is not UTF-8: '{shown}'; export the model again")
+
+
+def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
+    for entry in entries:
+        texts += (entry.key, entry.value)
+
+
+def _graph(graph: onnx.GraphProto, texts: list[Any]) -> None:
+    texts.append(graph.name)
+    if hasattr(graph, "metadata_props"):  # from onnx 1.17 on
+        _metadata(graph.metadata_props, texts)
+    _nodes(graph.node, texts)
+    for tensor in graph.initializer:
+        _tensor(tensor, texts)
+    for sparse in graph.sparse_initializer:
+        _tensor(sparse.values, texts)
+        _tensor(sparse.indices, texts)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        texts.append(value.name)
+        if value.type.HasField("tensor_type"):
+            texts += (d.dim_param for d in value.type.tensor_type.shape.dim)
+    for annotation in graph.quantization_annotation:
+        texts.append(annotation.tensor_name)
+        _metadata(annotation.quant_parameter_tensor_names, texts)
+
+
+def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
+    texts.append(tensor.name)
+    if tensor.external_data:
+        _metadata(tensor.external_data, texts)
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any]) -> None:
+    add = texts.append
+    for node in nodes:
+        add(node.name)
+        add(node.op_type)
+        add(node.domain)
+        texts += node.input
+        texts += node.output
+        for attribute in node.attribute:
+            add(attribute.name)
+            kind = attribute.type
+            if kind == _TENSOR:
+                _tensor(attribute.t, texts)
+            elif kind == _TENSORS:
+                for tensor in attribute.tensors:
+                    _tensor(tensor, texts)
+            elif kind in _GRAPHS:
+                _graph(attribute.g, texts)
+                for inner in attribute.graphs:
+                    _graph(inner, texts)
+        if node.metadata_props:
+            _metadata(node.metadata_props, texts)
+
+
+ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+MAX_PROTO_BYTES = budgets.MODEL_MESSAGE  # larger models keep their weights in external files
+
+
+def load(source: ModelSource | Model) -> Model:
+    """Reads an ONNX model; weights in external files are read when asked for, and may be missing.
+
+    Args:
+        source: A path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, a ModelProto, an
+            onnx-graphsurgeon Graph, or a Model.
+
+    Raises:
+        ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        check_names(source, "model in memory")
+        check_form(source, "model in memory")
+        check_functions(source, "model in memory")
+        return Model(source)
+    if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
+        import onnx_graphsurgeon
+
+        with quiet_graphsurgeon():
+            try:
+                made = onnx_graphsurgeon.export_onnx(source)
+            except Exception as error:  # it raises whatever its parts raise
+                text = " ".join(str(error).split()) or type(error).__name__
+                raise ModelError(f"onnx-graphsurgeon cannot export the graph: {text[:200]}") from error
+        return load(made)
+    if isinstance(source, bytes):
+        return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
+    path = Path(source)
+    data = _read(path)
+    base_dir = str(path.resolve().parent)
+    sha256 = hashlib.sha256(data).hexdigest()
+    proto = _parse(data, str(path))
+    del data
+    external.check(proto, base_dir, str(path))
+    return Model(proto, str(path), sha256, base_dir)
+
+
+def _read(path: Path) -> bytes:
+    with open_input(path, error=ModelError) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_PROTO_BYTES:
+            raise _too_large(path, file.read(files.HEAD))
+        try:
+            head = file.read(packed.HEAD)
+            if packed.kind_of(head) == packed.GZIP:
+                limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
+                blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
+                                       whole=True, error=ModelError)
+                return b"".join(blocks)
+            if file.seekable():
+                file.seek(0)
+                head = b""  # joining it with the rest would copy the whole model
+            data = read_all(file, MAX_PROTO_BYTES, head)
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if data is None:
+        raise _too_large(path, b"")
+    return data
+
+
+def _too_large(path: Path, head: bytes) -> ModelError:
+    known = files.recognise(str(path), head)
+    if known is not None:
+        return ModelError(f"{path}: {files.explain(str(path), head)}")
+    return ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD])}") from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD], 'no graph or no opset')}")
+    check_names(proto, what)
+    check_form(proto, what)
+    check_functions(proto, what)
+    return proto
+
+
+def load_full(source: ModelSource | Model) -> Model:
+    """Like :func:`load`, with every external weight in memory, so that the model can be saved elsewhere.
+
+    Raises:
+        ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
+    """
+    model = load(source)
+    outside = [t for t in external.all_tensors(model.proto.graph) if external.is_outside(t)]
+    for tensor in outside:
+        loaded = model.external_tensor(tensor)
+        if loaded is None:
+            raise _missing(model, tensor)
+        tensor.CopyFrom(loaded)
+    model.forget_constants()
+    return model
+
+
+def require_weights(model: Model) -> None:
+    """Looks whether every external weight file is there, without reading any.
+
+    Raises:
+        ModelError: One is missing.
+    """
+    there: dict[str, bool] = {}
+    for tensor in external.all_tensors(model.proto.graph):
+        if external.is_outside(tensor):
+            location = external.location_of(tensor)
+            if location not in there:
+                there[location] = external.path_of(tensor, model.base_dir, model.path) is not None
+            if not there[location]:
+                raise _missing(model, tensor)
+
+
+def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
+    location = external.location_of(tensor)
+    return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
+
+
+def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
+    """Writes a model atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+
+    Args:
+        proto: The model. It is not changed.
+        path: Where to write; the folder must exist.
+        source: Path of the model it was made from, which is never overwritten.
+
+    Raises:
+        QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
+    """
+    if source and same_file(source, path):
+        raise ModelError(f"{path}: is the input; choose another output name")
+    with together():
+        write_model(proto, path)
+
+
+@contextlib.contextmanager
+def quiet_graphsurgeon() -> Iterator[None]:
+    """Without the lines that onnx-graphsurgeon prints on stdout, its errors included, which it raises as well."""
+    from onnx_graphsurgeon.logger import G_LOGGER
+
+    before = G_LOGGER.severity
+    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
+    try:
+        yield
+    finally:
+        G_LOGGER.severity = before
+
+
+def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False) -> None:
+    """Writes a model as :func:`save` does, without looking at where it came from.
+
+    Args:
+        proto: The model. It is not changed.
+        path: Where to write.
+        at_once: For a file that this command reads again, not one of its outputs.
+    """
+    parts = _parts(proto)
+    if parts is not None and parts.size < MAX_PROTO_BYTES:
+        with atomic_write(path, at_once=at_once) as file:
+            file.writelines(parts)
+        return
+    _save_external(proto, Path(path), at_once)
+
+
+def _parts(proto: onnx.ModelProto) -> Parts | None:
+    try:
+        return Parts(proto)
+    except (ValueError, EncodeError):  # a part is over 2 GB
+        return None
+
+
+def byte_size(proto: onnx.ModelProto) -> int:
+    """Size of a model's message; one byte over :data:`MAX_PROTO_BYTES` for one that protobuf cannot measure."""
+    parts = _parts(proto)
+    return MAX_PROTO_BYTES + 1 if parts is None else parts.size
+
+
+def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
+    slim = without_large_weights(proto, 1024)
+    for field in ("producer_name", "producer_version", "domain", "model_version"):
+        if getattr(proto, field):
+            setattr(slim, field, getattr(proto, field))
+    for copy, original in ((slim, proto), (slim.graph, proto.graph)):
+        if isinstance(original.doc_string, str):  # bytes where it is not UTF-8, which protobuf does not take back
+            copy.doc_string = original.doc_string
+    slim.metadata_props.extend(proto.metadata_props)
+    slim.graph.metadata_props.extend(proto.graph.metadata_props)
+    slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
+    large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
+    write_apart(slim, large, path, at_once=at_once)
+
+
+def write_apart(
+    proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], path: Path, *, at_once: bool = False
+) -> None:
+    """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
+
+    Args:
+        proto: The model, with placeholders for these weights; where their data is will be entered in them, and the
+            data itself where it is texts or half bytes.
+        weights: The tensors with the data, by name.
+        path: Where to write.
+        at_once: As for :func:`write_model`.
+
+    Raises:
+        QdqtoolError: It cannot be written.
+    """
+    data_name = path.name + ".data"
+    # The data first: a model never names data that is not there.
+    with atomic_write(path.with_name(data_name), at_once=at_once) as file:
+        offset = 0
+        for tensor in proto.graph.initializer:
+            source = weights.get(tensor.name)
+            if source is None:
+                continue
+            if not external.is_bytes(source):
+                tensor.CopyFrom(source)
+                continue
+            raw = source.raw_data or external.array_of(source).tobytes()
+            file.write(raw)
+            # Not onnx's set_external_data: it asks for the data to be in the tensor already.
+            for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):
+                tensor.external_data.add(key=key, value=str(value))
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            offset += len(raw)
+    with atomic_write(path, at_once=at_once) as model_file:
+        model_file.write(proto.SerializeToString())

@@ -1,0 +1,121 @@
+"""Activations by law: a pointwise subgraph of one run-time tensor, however many nodes it is written in.
+
+SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are functions of one tensor;
+constant operands are no inputs. TensorRT joins the nodes into one ``PWN`` and takes that into the convolution in front.
+:mod:`qdqtool.model.operators` lists which operators are pointwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import is_pointwise, is_run_time, is_sum
+
+_LONGEST = 24  # nodes of one activation; Mish written out has six
+
+
+def run_time_inputs(model: Model, node: Node) -> list[str]:
+    """The tensors computed at run time that a node reads, each once."""
+    return [t for t in dict.fromkeys(node.inputs) if t and is_run_time(model, t)]
+
+
+def activation_input(model: Model, node: Node | None) -> str | None:
+    """The tensor of which alone a pointwise node's output is a function, the nearest such; None where there is none.
+
+    ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for that of ``x * (1 + Erf(x / 1.41))``; None for a sum
+    of two tensors that are no functions of one another.
+    """
+    return _input(model, node, 0)
+
+
+def _input(model: Model, node: Node | None, depth: int) -> str | None:
+    if node is None or not is_pointwise(node) or depth > _LONGEST or len(node.outputs) != 1:
+        return None
+    sources = run_time_inputs(model, node)
+    if len(sources) <= 1:
+        return sources[0] if sources else None
+    common = _above(model, sources[0], depth)
+    for tensor in sources[1:]:
+        others = set(_above(model, tensor, depth))
+        common = [t for t in common if t in others]
+    return common[0] if common else None
+
+
+def _above(model: Model, tensor: str, depth: int) -> list[str]:
+    """A tensor and those that it is a pointwise function of, the nearest first."""
+    found = [tensor]
+    while len(found) <= _LONGEST:
+        above = _input(model, model.producer(found[-1]), depth + 1)
+        if above is None:
+            break
+        found.append(above)
+    return found
+
+
+def region(model: Model, tensor: str, node: Node) -> list[Node]:
+    """The nodes between a tensor and ``node``, a pointwise function of it (see :func:`activation_input`), in order."""
+    found: dict[int, Node] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.index in found:
+            continue
+        found[current.index] = current
+        for name in run_time_inputs(model, current):
+            above = model.producer(name)
+            if name != tensor and above is not None:
+                stack.append(above)
+    return [found[i] for i in sorted(found)]
+
+
+def activation_behind(model: Model, tensor: str) -> list[Node] | None:
+    """The smallest pointwise subgraph behind a tensor that alone reads it and that one tensor leaves.
+
+    Returns:
+        Its nodes, the one that makes the result last; None where something else reads the tensor, or there is none.
+    """
+    if model.is_output(tensor):
+        return None
+    inside: dict[int, Node] = {}
+    known = {tensor}
+    waiting = {n.index: n for n in model.readers(tensor)}
+    while waiting and len(inside) < _LONGEST:
+        ready = next((n for n in waiting.values() if _is_ready(model, n, known)), None)
+        if ready is None:
+            return None
+        del waiting[ready.index]
+        inside[ready.index] = ready
+        if not waiting:
+            return list(inside.values())
+        if model.is_output(ready.output):
+            return None
+        known.add(ready.output)
+        waiting.update((n.index, n) for n in model.readers(ready.output))
+    return None
+
+
+def _is_ready(model: Model, node: Node, known: Container[str]) -> bool:
+    return is_pointwise(node) and len(node.outputs) == 1 and all(t in known for t in run_time_inputs(model, node))
+
+
+def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
+    """Results of the pointwise functions of a tensor, those apart that only go on into them (a SiLU's Sigmoid)."""
+    known: dict[str, None] = {tensor: None}
+    inside: set[int] = set()
+    queue = [tensor]
+    for current in queue:
+        for node in model.readers(current):
+            if node.index not in inside and len(inside) < _LONGEST and _is_ready(model, node, known):
+                inside.add(node.index)
+                known[node.output] = None
+                queue.append(node.output)
+    for name in list(known)[1:]:
+        readers = model.readers(name)
+        if model.is_output(name) or not readers or any(r.index not in inside for r in readers):
+            yield name
+
+
+def is_bias(model: Model, node: Node) -> bool:
+    """Whether a node adds a constant, which a convolution takes as its bias."""
+    return is_sum(node) and len(run_time_inputs(model, node)) == 1

@@ -1,0 +1,182 @@
+"""onnxruntime sessions on models in memory, of any size, whose weights are not copied for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import onnx
+from google.protobuf.message import EncodeError
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.model import external
+from qdqtool.model.modelfile import write_apart, write_model
+
+IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
+FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def open_session(
+    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
+    fold_qdq: bool = True,
+) -> Any:
+    """A session on the CPU.
+
+    Args:
+        source: The model's bytes, or its path.
+        threads: For one operator.
+        optimize: Graph optimizations: ``all``, ``extended`` (those that keep the layout), ``basic`` or ``none``.
+        folder: Where external weights lie, for a model given as bytes.
+        fold_qdq: Whether Q/DQ pairs may become integer kernels.
+
+    Raises:
+        Exception: onnxruntime does not take the model; its classes have no common base but this.
+    """
+    with silent():
+        import onnxruntime
+
+        onnxruntime.set_default_logger_severity(4)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        # With a pattern, all that the first run took is held beside the one block that is planned for the next ones.
+        options.enable_mem_pattern = False
+        # Between two runs its threads would go on waiting busily, while others count what the first one gave.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = {
+            "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,
+            "none": levels.ORT_DISABLE_ALL,
+        }[optimize]
+        if not fold_qdq:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if folder:
+            options.add_session_config_entry(FOLDER_KEY, folder)
+        # The fallback is to the same CPU, and printed on stdout.
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        # Kept for opening it again with other providers: as much as all weights.
+        if getattr(session, "_model_bytes", None) is not None:
+            session._model_bytes = None
+        return session
+
+
+_descriptors = threading.RLock()  # two threads would each keep what the other one put there
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams. One thread at a time."""
+    with _descriptors:
+        yield from _pointed_away()
+
+
+def _pointed_away() -> Iterator[None]:
+    saved: list[tuple[int, int]] = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    try:
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            try:
+                for number in (1, 2):
+                    saved.append((number, os.dup(number)))
+                    os.dup2(nothing, number)
+            finally:
+                os.close(nothing)
+        yield
+    finally:
+        for number, copy in saved:
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+_NOTHING: Mapping[str, onnx.TensorProto] = MappingProxyType({})
+
+
+def open_proto(
+    proto: onnx.ModelProto, threads: int, *, weights: Mapping[str, onnx.TensorProto] = _NOTHING, **options: Any
+) -> Any:
+    """A session on the CPU; large weights, and a model of over 2 GB, go through a temporary file.
+
+    From a file onnxruntime takes one weight after the other; from a message it holds all of them twice.
+
+    Args:
+        proto: The model. Its placeholders are filled in, and of one that is over 2 GB in memory the weights may be
+            taken away on the way.
+        threads: For one operator.
+        weights: Where the data of its placeholders is, by name.
+        options: Of :func:`qdqtool.model.sessions.open_session`.
+
+    Raises:
+        Exception: onnxruntime does not take the model; its classes have no common base but this.
+    """
+    missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
+    if missing:
+        with _apart(proto, missing) as path:
+            if path is not None:
+                return _opened(path, threads, options)
+        for tensor in proto.graph.initializer:
+            if tensor.name in missing:
+                tensor.CopyFrom(missing[tensor.name])
+    try:
+        source = serialized(proto)
+    except (ValueError, EncodeError):
+        with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
+            path = Path(temporary) / "model.onnx"
+            write_model(proto, path, at_once=True)
+            proto.Clear()
+            return open_session(path, threads, **{k: v for k, v in options.items() if k != "folder"})
+    return open_session(source, threads, **options)
+
+
+def _opened(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
+    try:
+        return open_session(path, threads, **options)
+    except Exception as error:
+        prefix = f"Load model from {path} failed:"  # nobody knows this file
+        if prefix not in str(error):
+            raise
+        raise type(error)(str(error).replace(prefix, "")) from None
+
+
+def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
+    return not external.has_data(tensor) and tensor.name in weights and external.has_data(weights[tensor.name])
+
+
+@contextlib.contextmanager
+def _apart(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> Iterator[Path | None]:
+    """A temporary file with the model, its weights beside it; None where there is no room for one."""
+    with contextlib.ExitStack() as stack:
+        path = None
+        if os.name != "nt":  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
+            with contextlib.suppress(OSError, QdqtoolError):
+                folder = tempfile.TemporaryDirectory(prefix="qdqtool-", ignore_cleanup_errors=True)
+                written = Path(stack.enter_context(folder)) / "model.onnx"
+                write_apart(proto, weights, written, at_once=True)
+                path = written
+        yield path
+
+
+def serialized(proto: onnx.ModelProto) -> bytes:
+    """The bytes of a model.
+
+    Raises:
+        ValueError: It is over 2 GB; also EncodeError, by version of protobuf.
+    """
+    data: bytes = proto.SerializeToString()
+    return data

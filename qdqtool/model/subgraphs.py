@@ -1,0 +1,128 @@
+"""A model's own functions: how many nodes they stand for, before anything expands them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from qdqtool.base import budgets
+from qdqtool.errors import ModelError
+
+
+def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs of one attribute."""
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs inside nodes, and inside the nodes of these."""
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in held(attribute):
+                yield graph
+                yield from inner_graphs(graph.node)
+
+
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """Tensors that the subgraphs of a node read from outside."""
+    for attribute in node.attribute:
+        for graph in held(attribute):
+            inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            seen: set[str] = set()
+            for inner in graph.node:
+                for name in (*inner.input, *captured(inner)):
+                    if name and name not in inside and name not in seen:
+                        seen.add(name)
+                        yield name
+                inside.update(inner.output)
+            for value in graph.output:
+                if value.name not in inside and value.name not in seen:
+                    seen.add(value.name)
+                    yield value.name
+
+
+_Key = tuple[str, str, str]
+
+
+def check_functions(proto: onnx.ModelProto, what: str) -> None:
+    """Counts the nodes of a model with every call of a function replaced by its nodes.
+
+    Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all.
+
+    Args:
+        proto: The model.
+        what: What to call it in the message.
+
+    Raises:
+        ModelError: A function calls itself, or there would be more nodes than
+            :data:`qdqtool.base.budgets.FUNCTION_CALLS`.
+    """
+    if not proto.functions:
+        return
+    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    calls = {key: [c for n in _nodes(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
+    own = {key: sum(1 for _ in _nodes(f.node)) for key, f in functions.items()}
+    sizes: dict[_Key, int] = {}
+    for key in _callees_first(calls, what):
+        sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
+    total = sum(sizes.get(_called(n), 0) for n in _nodes(proto.graph.node))
+    if total > budgets.FUNCTION_CALLS:
+        raise ModelError(f"{what}: its own functions stand for {_about(total)} nodes; the limit is "
+                         f"{budgets.FUNCTION_CALLS}; export the model without functions")
+
+
+def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+    """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
+    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    found: set[_Key] = set()
+    work = [proto.graph.node]
+    while work:
+        for key in {_called(n) for n in _nodes(work.pop())} & set(functions) - found:
+            found.add(key)
+            work.append(functions[key].node)
+    return [f for key, f in functions.items() if key in found]
+
+
+def _about(count: int) -> str:
+    return str(count) if count < 10**9 else "more than a billion"
+
+
+def _callees_first(calls: dict[_Key, list[_Key]], what: str) -> Iterator[_Key]:
+    done: set[_Key] = set()
+    open_: set[_Key] = set()
+    for start in calls:
+        stack = [(start, iter(calls[start]))] if start not in done else []
+        open_.update(key for key, _ in stack)
+        while stack:
+            key, rest = stack[-1]
+            called = next((c for c in rest if c not in done), None)
+            if called is None:
+                stack.pop()
+                open_.discard(key)
+                done.add(key)
+                yield key
+            elif called in open_:
+                raise ModelError(f"{what}: the model's own function '{called[1]}' calls itself; the file is damaged")
+            else:
+                open_.add(called)
+                stack.append((called, iter(calls[called])))
+
+
+def _key(domain: str, name: str, overload: str) -> _Key:
+    return "" if domain == "ai.onnx" else domain, name, overload
+
+
+def _called(node: onnx.NodeProto) -> _Key:
+    return _key(node.domain, node.op_type, getattr(node, "overload", ""))
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in held(attribute):
+                yield from _nodes(graph.node)

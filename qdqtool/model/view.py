@@ -1,0 +1,258 @@
+"""A Q/DQ model as the checks look at it: where weights come from, what is constant, what lies downstream."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdqtool.base.records import record
+from qdqtool.model import operators, qdq
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import feeding_weighted
+from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, of, output_axis, rearranges
+from qdqtool.model.qdq import QuantParams
+
+SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
+
+
+@dataclass(slots=True)
+class Weights:
+    """Where the second input of a Conv, ConvTranspose, Gemm or MatMul comes from.
+
+    Attributes:
+        dq: The DequantizeLinear in front of it, behind ``after``.
+        q: The QuantizeLinear in front of that.
+        source: The tensor that Q (or DQ, or the node itself) reads.
+        constant: Whether ``source`` is an initializer or Constant.
+        folded: Whether ``source`` depends on constants only.
+        before: Nodes between the constant and Q, the nearest to Q first.
+        after: Nodes between DQ and the node.
+    """
+
+    dq: Node | None
+    q: Node | None
+    source: str
+    constant: bool
+    folded: bool
+    before: list[Node] = field(default_factory=list)
+    after: list[Node] = field(default_factory=list)
+
+    @property
+    def first(self) -> Node | None:
+        """The quantizer next to the constant."""
+        return self.q or self.dq
+
+
+class View:
+    """A model with what several checks need, computed once.
+
+    Attributes:
+        model: The model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        #: What functions over a view worked out about tensors, by the function's name.
+        self.known: dict[str, dict[str, Any]] = {}
+
+    def params(self, node: Node) -> QuantParams:
+        """Scale and zero point of a Q or DQ."""
+        return qdq.read_params(self.model, node)
+
+    def axis(self, node: Node) -> int | None:
+        """The channel axis of a per-channel Q or DQ; None for a per-tensor one.
+
+        Below opset 13 ONNX has no axis, and TensorRT's parser takes 0.
+        """
+        params = self.params(node)
+        return 0 if params.per_channel and not params.axis_given and self.model.opset < 13 else params.axis
+
+    @functools.cached_property
+    def quantizers(self) -> list[Node]:
+        return list(qdq.quantizers(self.model))
+
+    @functools.cached_property
+    def weighted(self) -> list[Node]:
+        """Conv, ConvTranspose, Gemm and MatMul nodes."""
+        return [n for n in self.model.ordered if n.op in WEIGHTED]
+
+    @functools.cached_property
+    def constants(self) -> frozenset[str]:
+        """Tensors that depend on constants only, quantized weights included."""
+        found = set(self.model.initializers)
+        for node in self.model.ordered:
+            if node.op == "Constant" or (node.inputs and all(not t or t in found for t in node.inputs)):
+                found.update(o for o in node.outputs if o)
+        return frozenset(found)
+
+    @functools.cached_property
+    def varying(self) -> frozenset[str]:
+        """Tensors that depend on the values of the network's inputs, and not on their shapes alone."""
+        found = set(self.model.inputs)
+        for node in self.model.ordered:
+            if of(node).kind != LayerKind.SHAPE and not found.isdisjoint((*node.inputs, *node.captured)):
+                found.update(o for o in node.outputs if o)
+        return frozenset(found)
+
+    @functools.cached_property
+    def activation_qs(self) -> list[Node]:
+        """QuantizeLinear nodes on tensors that are computed at run time."""
+        return [n for n in self.quantizers if qdq.is_q(n) and n.input(0) not in self.constants]
+
+    def is_weight(self, node: Node) -> bool:
+        """Whether a Q or DQ works on a constant."""
+        return node.input(0) in self.constants
+
+    def weights(self, node: Node) -> Weights:
+        """Where the weights of a convolution come from (its second input)."""
+        known = self.known.setdefault("weights", {})
+        tensor = node.input(1)
+        found = known.get(tensor)
+        if found is None:
+            found = known[tensor] = self._trace(tensor)
+        assert isinstance(found, Weights)
+        return found
+
+    def _trace(self, tensor: str) -> Weights:
+        model = self.model
+        after: list[Node] = []
+        maker = model.producer(tensor)
+        while maker is not None and rearranges(maker) and maker.input(0):
+            after.append(maker)
+            maker = model.producer(maker.input(0))
+        dq = maker if qdq.is_dq(maker) else None
+        if dq is None:
+            return Weights(None, None, tensor, model.is_constant(tensor), tensor in self.constants)
+        maker = model.producer(dq.input(0))
+        q = maker if qdq.is_q(maker) else None
+        source = (q or dq).input(0)
+        before: list[Node] = []
+        if not model.is_constant(source) and source in self.constants:
+            maker = model.producer(source)
+            while maker is not None and maker.op != "Constant":
+                before.append(maker)
+                step = next((t for t in maker.inputs if t and not model.is_constant(t)), "")
+                maker = model.producer(step) if step else None
+        return Weights(dq, q, source, model.is_constant(source), source in self.constants, before, after)
+
+    def weight_shape(self, node: Node) -> tuple[int, ...] | None:
+        """Dimensions of a convolution's weights: [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...]."""
+        weights = self.weights(node)
+        shape = self.model.constant_shape(weights.source)
+        return shape if shape and not weights.before and not weights.after else None
+
+    def channels(self, node: Node) -> tuple[int, int, int] | None:
+        """Input channels, output channels and groups of a Conv or ConvTranspose."""
+        shape = self.weight_shape(node)
+        if shape is None or len(shape) < 3:
+            return None
+        groups = node.integer("group", 1) or 1
+        if output_axis(node, len(shape)) == 1:
+            return shape[0], shape[1] * groups, groups
+        return shape[1] * groups, shape[0], groups
+
+    @functools.cached_property
+    def _with_shapes(self) -> bool:
+        return len(self.model.nodes) <= SHAPE_LIMIT
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Dimensions where they are known or cheap to infer."""
+        return self.model.shape(tensor) if self._with_shapes else None
+
+    def values(self, tensor: str) -> int | None:
+        """Number of elements of a tensor, an unknown batch counted as 1; None when its shape is not known."""
+        shape = self.shape(tensor)
+        if shape is None or any(not d for d in shape[1:]):
+            return None
+        return math.prod(d or 1 for d in shape)
+
+    @functools.cached_property
+    def feeds_weighted(self) -> frozenset[int]:
+        """Indices of the nodes with a Conv, ConvTranspose, Gemm or MatMul downstream, the DFL convolution apart."""
+        feeding = feeding_weighted(self.model, {n.index for n in self.weighted if self.is_dfl(n)})
+        return frozenset(n.index for n in self.model.nodes if not feeding.isdisjoint(n.outputs))
+
+    def is_dfl(self, node: Node) -> bool:
+        """Whether a Conv is YOLO's distribution focal loss: [1, bins, 1, 1] behind a Softmax."""
+        if node.op != "Conv":
+            return False
+        shape = self.weight_shape(node)
+        if shape is None or shape[0] != 1 or any(d != 1 for d in shape[2:]):
+            return False
+        maker = self.model.producer(node.input(0))
+        for _ in range(6):
+            if maker is None or not (rearranges(maker) or qdq.is_qdq(maker)):
+                break
+            maker = self.model.producer(maker.input(0))
+        return maker is not None and maker.op == "Softmax"
+
+    def convolutions_behind(self, node: Node) -> list[str]:
+        """Names of the convolutions that read a Q or DQ directly, as data, weights or bias."""
+        dqs = [n for n in self.model.readers(node.output) if qdq.is_dq(n)] if qdq.is_q(node) else [node]
+        return [n.name for dq in dqs for n in self.model.readers(dq.output) if n.op in WEIGHTED]
+
+    def pairs(self) -> Iterator[tuple[Node, list[Node]]]:
+        """Each activation Q with the DQs that read it."""
+        for q in self.activation_qs:
+            yield q, [n for n in self.model.readers(q.output) if qdq.is_dq(n)]
+
+
+_LIMIT = 400  # readers looked at from one tensor
+
+
+@record
+class Use:
+    """A reader of a tensor, behind the operators on the way to it that a Q passes.
+
+    Attributes:
+        kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
+        node: The reader; None for a network output.
+        path: The nodes between that a Q passes, the nearest to the tensor first.
+    """
+
+    kind: str
+    node: Node | None
+    path: tuple[Node, ...] = ()
+
+
+_KEPT = 4096  # tensors whose readers are remembered
+
+
+def uses(view: View, tensor: str) -> list[Use]:
+    """The readers of a tensor, looked for past operators that a Q passes; kept for the next caller."""
+    known: dict[str, list[Use]] = view.known.setdefault("uses", {})
+    if tensor not in known:
+        if len(known) > _KEPT:
+            known.clear()
+        known[tensor] = _uses(view, tensor)
+    return known[tensor]
+
+
+def _uses(view: View, tensor: str) -> list[Use]:
+    found: list[Use] = []
+    queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
+    visited: set[str] = {tensor}
+    for current, path in queue:
+        if len(visited) > _LIMIT:
+            break
+        if view.model.is_output(current):
+            found.append(Use("output", None, path))
+        for node in dict.fromkeys(view.model.readers(current)):
+            if qdq.is_q(node):
+                found.append(Use("q", node, path))
+            elif current in inputs_behind_q(view.model, node):
+                for output in node.outputs:
+                    if output and output not in visited:
+                        visited.add(output)
+                        queue.append((output, (*path, node)))
+            else:
+                found.append(Use("add" if adds_computed(view, node) else "op", node, path))
+    return found
+
+
+def adds_computed(view: View, node: Node) -> bool:
+    """Whether a node adds two computed tensors (a bias is not one)."""
+    return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2

@@ -1,0 +1,209 @@
+"""Shape inference in bounded memory: what can grow is not asked of onnx, and ordinary networks lose no shape."""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqtool.model.inference import FOLLOWED, grows, infer, stays_small
+
+LONG = 1 << 40
+
+
+def _value(name, dims, kind=TensorProto.INT64):
+    return helper.make_tensor_value_info(name, kind, dims)
+
+
+def _model(nodes, inputs, outputs=("y",), initializers=(), functions=(), version=18, value_info=()):
+    graph = helper.make_graph(
+        nodes, "g", inputs, [_value(t, None) for t in outputs], list(initializers), value_info=list(value_info)
+    )
+    opsets = [helper.make_opsetid("", version), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=list(functions))
+
+
+def _node(op, inputs, outputs, **attributes):
+    return helper.make_node(op, inputs.split(), outputs.split(), **attributes)
+
+
+def _int64(name, *values):
+    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+
+
+def _inner(op):
+    inner = helper.make_graph([_node(op, "x x", "z", axis=0)], "b", [], [_value("z", None)])
+    return helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+
+
+def _doubled(op, count, dims, **attributes):
+    nodes = [_node(op, f"x{i} x{i}", f"x{i + 1}", **attributes) for i in range(count)]
+    nodes.append(_node("Identity", f"x{count}", "y"))
+    return _model(nodes, [_value("x0", dims)])
+
+
+BOMBS = {
+    **{op: lambda op=op: _model([_node(op, "x x", "y")], [_value("x", [LONG])])
+       for op in ("Add", "Mul", "Sub", "Gather")},
+    "Concat": lambda: _model([_node("Concat", "x", "y", axis=0)], [_value("x", [LONG])]),
+    "Cast": lambda: _model([_node("Cast", "x", "y", to=TensorProto.INT64)], [_value("x", [LONG])]),
+    "Size": lambda: _model([_node("Size", "x", "y")], [_value("x", [LONG])]),
+    "Slice": lambda: _model([_node("Slice", "x s e", "y")], [_value("x", [LONG])],
+                            initializers=[_int64("s", 0), _int64("e", LONG)]),
+    "Unsqueeze": lambda: _model([_node("Unsqueeze", "x a", "y")], [_value("x", [LONG])], initializers=[_int64("a", 0)]),
+    "Squeeze": lambda: _model([_node("Squeeze", "x a", "y")], [_value("x", [LONG])], initializers=[_int64("a", 0)]),
+    "Expand": lambda: _model([_node("Expand", "x s", "y")], [_value("x", [1]), _value("s", [LONG])]),
+    "Expand a float": lambda: _model([_node("Expand", "x s", "y")], [_value("x", [1, 2]), _value("s", [1 << 28])]),
+    "behind Reshape": lambda: _model(
+        [_node("Reshape", "x s", "v"), _node("Add", "v v", "y")], [_value("x", [1 << 20, 1 << 20])],
+        initializers=[_int64("s", -1)]),
+    "behind Flatten and Squeeze": lambda: _model(
+        [_node("Flatten", "x", "v", axis=0), _node("Squeeze", "v a", "w"), _node("Mul", "w w", "y")],
+        [_value("x", [1 << 14] * 3)], initializers=[_int64("a", 0)]),
+    "behind ConstantOfShape": lambda: _model(
+        [_node("ConstantOfShape", "s", "v"), _node("Concat", "v v", "y", axis=0)], [],
+        initializers=[_int64("s", LONG)]),
+    "behind Tile": lambda: _model([_node("Tile", "x r", "v"), _node("Add", "v v", "y")], [_value("x", [8])],
+                                  initializers=[_int64("r", 1 << 30)]),
+    "behind Range": lambda: _model(
+        [_node("Range", "a b c", "v"), _node("Add", "v v", "y")], [],
+        initializers=[helper.make_tensor(n, TensorProto.INT64, [], [v])
+                      for n, v in (("a", 0), ("b", 1 << 30), ("c", 1))]),
+    "behind Pad": lambda: _model([_node("Pad", "x p", "v"), _node("Mul", "v v", "y")], [_value("x", [8])],
+                                 initializers=[_int64("p", 0, 1 << 30)]),
+    "behind Identity with a stated length": lambda: _model(
+        [_node("Own", "x", "v", domain="own"), _node("Add", "v v", "y")], [_value("x", [1])],
+        value_info=[_value("v", [LONG])]),
+    "an initializer": lambda: _model([_node("Add", "w w", "y")], [], initializers=[
+        onnx.TensorProto(name="w", data_type=TensorProto.INT64, dims=[1 << 30])]),
+    "Concat of itself": lambda: _doubled("Concat", 40, [4], axis=0),
+    "Gather of itself": lambda: _doubled("Gather", 40, [2, 2, 2, 2]),
+    "GatherND of itself": lambda: _doubled("GatherND", 40, [2, 2, 2, 2]),
+    "in an If": lambda: _model([_inner("Concat")], [_value("c", [], TensorProto.BOOL), _value("x", [LONG])]),
+    "in a function": lambda: _model(
+        [_node("F", "x", "y", domain="own")], [_value("x", [LONG])],
+        functions=[helper.make_function(
+            "own", "F", ["a"], ["b"], [_node("Add", "a a", "b")], [helper.make_opsetid("", 18)])]),
+    "a rank in every node": lambda: _model(
+        [_node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(3000)] + [_node("Relu", "x3000", "y")],
+        [_value("x", [1] * 20_000, TensorProto.FLOAT)]),
+    "a vector in every node": lambda: _model(
+        [_node("Add", f"x{i} x{i}" if i else "x x", f"x{i + 1}") for i in range(3000)] + [_node("Add", "x3000 x", "y")],
+        [_value("x", [60_000])]),
+}
+
+
+def test_bounded():
+    """In a process with little memory, as that of the test might be ended."""
+    code = (
+        "import resource, time; from tests.model.test_inference import BOMBS; from qdqtool.model.graph import Model;"
+        "from qdqtool.timing.shapes import Shapes;"
+        "protos = {name: make() for name, make in BOMBS.items()};"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "for name, proto in protos.items():\n"
+        "    begin = time.process_time(); model = Model(proto); model.shape('y'); Shapes(model).get('y')\n"
+        "    assert time.process_time() - begin < 8, (name, time.process_time() - begin)\n"
+        "    print(name)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert run.stdout.split("\n")[:-1] == list(BOMBS), run.stderr[-800:]
+
+
+def _plain(proto):
+    found = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    return {v.name: v.type for v in (*found.value_info, *found.output)}
+
+
+def _blocks(count, dynamic):
+    """Attention as it is exported with computed shapes: Reshape to dimensions that Shape, Gather and Concat make."""
+    nodes, weights = [], [_int64("zero"), _int64("none", 0), _int64("heads", 4), _int64("width", 16)]
+    weights[0] = helper.make_tensor("zero", TensorProto.INT64, [], [0])
+    weights.append(helper.make_tensor("w", TensorProto.FLOAT, [64, 64], [0.0] * 4096))
+    weights.append(helper.make_tensor("bias", TensorProto.FLOAT, [64], [0.0] * 64))
+    last = "x"
+    for i in range(count):
+        names = {k: f"{k}{i}" for k in "abcdefghijklmnop"}
+        nodes += [
+            _node("Shape", last, names["a"]),
+            _node("Gather", f"{names['a']} zero", names["b"], axis=0),
+            _node("Unsqueeze", f"{names['b']} none", names["c"]),
+            _node("Slice", f"{names['a']} heads_1 heads_2", names["d"]),
+            _node("Concat", f"{names['c']} {names['d']} heads width", names["e"], axis=0),
+            _node("MatMul", f"{last} w", names["f"]),
+            _node("Add", f"{names['f']} bias", names["g"]),
+            _node("Reshape", f"{names['g']} {names['e']}", names["h"]),
+            _node("Transpose", names["h"], names["i"], perm=[0, 2, 1, 3]),
+            _node("Softmax", names["i"], names["j"]),
+            _node("Transpose", names["j"], names["k"], perm=[0, 2, 1, 3]),
+            _node("Reshape", f"{names['k']} {names['a']}", names["l"]),
+            _node("Add", f"{last} {names['l']}", names["m"]),
+        ]
+        last = names["m"]
+    weights += [_int64("heads_1", 1), _int64("heads_2", 2)]
+    nodes.append(_node("Identity", last, "y"))
+    return _model(nodes, [_value("x", ["n" if dynamic else 2, 8, 64], TensorProto.FLOAT)], initializers=weights)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_computed_shapes_are_as_onnx_infers_them(dynamic):
+    proto = _blocks(12, dynamic)
+    assert len(_plain(proto)) > 150
+    assert infer(proto) == _plain(proto)
+    assert not grows(proto)
+
+
+def test_a_long_vector_costs_nothing_but_the_values():
+    """A one-dimensional network keeps its shapes; so does what stands beside it."""
+    nodes = [_node("Add", "x x", "a"), _node("Concat", "a a", "y", axis=0), _node("Shape", "z", "s"),
+             _node("Reshape", "z s", "t")]
+    proto = _model(nodes, [_value("x", [200_000]), _value("z", [2, 3, 4])], outputs=("y", "t"))
+    before = onnx.ModelProto()
+    before.CopyFrom(proto)
+    found = infer(proto)
+    assert [d.dim_value for d in found["y"].tensor_type.shape.dim] == [400_000]
+    assert [d.dim_value for d in found["t"].tensor_type.shape.dim] == [2, 3, 4]
+    assert proto == before
+
+
+def _trial(schema, position, length, follow):
+    """Processor time of one node's inference with a vector at one input, and then at all."""
+    count = max(min(schema.max_input, 4), schema.min_input, position + 1)
+    least = {1: 1.0, 2: 0, 3: b"a", 7: [1]}
+    attributes = {n: least[a.type.value] for n, a in schema.attributes.items() if a.required and a.type.value in least}
+    taken = []
+    for everywhere in (False, True):
+        inputs = [_value(f"x{i}", [length] if everywhere or i == position else [2, 3, 4, 5]) for i in range(count)]
+        node = helper.make_node(schema.name, [v.name for v in inputs], ["y"], domain=schema.domain, **attributes)
+        proto = _model([node], inputs, outputs=(), version=max(schema.since_version, 1))
+        begin = time.process_time()
+        with contextlib.suppress(Exception):  # it takes no vectors, or other attributes
+            onnx.shape_inference.infer_shapes(proto, data_prop=follow)
+        taken.append(time.process_time() - begin)
+    return max(taken)
+
+
+@pytest.mark.slow
+def test_no_other_operator_makes_a_dimension_for_each_entry():
+    """Tries every operator: the lists in the code are those of the onnx that is installed."""
+    follows, always = set(), set()
+    for schema in onnx.defs.get_all_schemas():
+        if schema.domain:
+            continue
+        for position in range(min(schema.max_input, 3)):
+            for follow, found in ((True, follows), (False, always)):
+                # These dimensions take 10 ms and more; the best of several trials, as the machine may be busy.
+                if all(_trial(schema, position, 1 << 18, follow) > 0.004 for _ in range(4)):
+                    found.add(schema.name)
+    assert "Concat" in follows
+    assert follows - always <= FOLLOWED
+    assert always <= {"Expand"}
+
+
+def test_one_node():
+    long, short = (helper.make_tensor_type_proto(TensorProto.INT64, [n]) for n in (LONG, 4))
+    node = _node("Expand", "x s", "y")
+    assert stays_small(node, {"x": short, "s": short}, 18)
+    assert not stays_small(node, {"x": short, "s": long}, 18)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqtool
+from qdqtool.base.parameters import fits
+from qdqtool.demo.model import yolov8n
+from qdqtool.errors import QdqtoolError
+from qdqtool.fixing.api import fix
+from qdqtool.model.external import Parts
+from qdqtool.model.graph import Model
+from tests.calibration.nets import conv_net
+from tests.comparing.networks import float_network, network
+from tests.trt.builder import Graph
+
+
+def typed() -> onnx.ModelProto:
+    """Weights in fields of their types, with documentation and metadata on every level."""
+    model = conv_net()
+    graph = model.graph
+    graph.initializer.append(helper.make_tensor("floats", TensorProto.FLOAT, [300], np.arange(300.0)))
+    graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"\xff"]))
+    graph.initializer.append(TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0], raw_data=b""))
+    graph.initializer[0].doc_string = "behind the data"
+    graph.initializer[0].metadata_props.add(key="k", value="v")
+    graph.doc_string, model.doc_string, model.domain = "graph", "model", ""
+    graph.metadata_props.add(key="k", value="v")
+    model.metadata_props.add(key="names", value="{0: 'person'}")
+    model.producer_name = "somebody"
+    model.model_version = 3
+    return model
+
+
+def with_function() -> onnx.ModelProto:
+    model = typed()
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    model.functions.append(helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import)))
+    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
+    at = numpy_helper.from_array(np.array([0, 3]), "at")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [9]))
+    return model
+
+
+def from_the_future() -> onnx.ModelProto:
+    """Fields that no onnx knows: 3000 of the model, of its graph and of a weight."""
+    field = b"\xc2\xbb\x01\x03new"
+    weight = TensorProto.FromString(conv_net().graph.initializer[0].SerializeToString() + field)
+    graph = onnx.GraphProto.FromString(conv_net().graph.SerializeToString() + field)
+    graph.initializer.append(weight)
+    return onnx.ModelProto.FromString(onnx.ModelProto(ir_version=9, graph=graph).SerializeToString() + field)
+
+
+def weight_from_the_future() -> onnx.ModelProto:
+    model = conv_net()
+    model.graph.initializer.append(from_the_future().graph.initializer[-1])
+    return model
+
+
+DAMAGED = b"\x02\xff\xfe"  # a text of two bytes that is not UTF-8
+
+
+def model_documented_otherwise() -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(typed().SerializeToString() + b"\x32" + DAMAGED)
+
+
+def graph_documented_otherwise() -> onnx.ModelProto:
+    model = typed()
+    model.graph.CopyFrom(onnx.GraphProto.FromString(model.graph.SerializeToString() + b"\x52" + DAMAGED))
+    return model
+
+
+def weight_documented_otherwise() -> onnx.ModelProto:
+    model = typed()
+    weight = model.graph.initializer[0]
+    weight.CopyFrom(TensorProto.FromString(weight.SerializeToString() + b"\x62" + DAMAGED))
+    return model
+
+
+OTHERWISE = [model_documented_otherwise, graph_documented_otherwise, weight_documented_otherwise]
+
+
+def large() -> onnx.ModelProto:
+    """A graph whose length takes four bytes."""
+    return yolov8n(64)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, large, onnx.ModelProto,
+     lambda: onnx.ModelProto(ir_version=8), lambda: onnx.ModelProto(graph=onnx.GraphProto())],
+)  # fmt: skip
+def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto]) -> None:
+    model = made()
+    wanted = model.SerializeToString(deterministic=True)
+    parts = Parts(model)
+    assert b"".join(parts) == wanted == b"".join(parts), "and once more"
+    assert parts.size == len(wanted)
+
+
+def test_no_part_is_much_larger_than_the_largest_weight() -> None:
+    model = yolov8n(64)
+    weights = [len(t.raw_data) for t in model.graph.initializer]
+    assert max(map(len, Parts(model))) < max(weights) + 200_000 < sum(weights) / 8
+
+
+def test_a_model_is_known_by_the_hash_of_its_message() -> None:
+    model = typed()
+    assert Model(model).sha256 == hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model.onnx").write_bytes(network(spoilt=[1]).SerializeToString())
+    return tmp_path / "model.onnx"
+
+
+def test_what_is_public_is_listed() -> None:
+    assert dir(qdqtool) == sorted(qdqtool.__all__)
+    assert all(getattr(qdqtool, name) is not None for name in qdqtool.__all__)
+
+
+def test_reprs_are_short(model: Path) -> None:
+    results = [qdqtool.predict(model), qdqtool.extract(model, finding="W-NO-DQ"), qdqtool.compare(model, model)]
+    assert all(len(repr(r)) < 300 and repr(r).startswith("<") for r in results)
+
+
+def test_ok(model: Path) -> None:
+    assert not qdqtool.predict(model, "trt8.5").ok
+    assert qdqtool.predict(network(weights="tensor"), "trt8.5").ok
+    assert qdqtool.extract(model, finding="W-NO-DQ").ok
+    assert qdqtool.compare(float_network(), network()).ok and not qdqtool.compare(network(), model).ok
+
+
+def test_an_extraction_saves_itself_and_never_over_its_model(model: Path) -> None:
+    result = qdqtool.extract(model, finding="W-NO-DQ")
+    before = model.read_bytes()
+    with pytest.raises(QdqtoolError):
+        result.save(model)
+    assert model.read_bytes() == before
+    result.save(model.with_name("small.onnx"))
+    assert onnx.load(model.with_name("small.onnx")) == result.proto
+
+
+def test_an_extraction_never_writes_over_the_weights_of_its_model(tmp_path: Path) -> None:
+    onnx.save(network(spoilt=[1]), tmp_path / "model.onnx", save_as_external_data=True, location="w.bin",
+              size_threshold=0)
+    result = qdqtool.extract(tmp_path / "model.onnx", finding="W-NO-DQ")
+    before = (tmp_path / "w.bin").read_bytes()
+    with pytest.raises(QdqtoolError):
+        result.save(tmp_path / "w.bin")
+    assert (tmp_path / "w.bin").read_bytes() == before
+
+
+FUNCTIONS = {
+    **{n: getattr(qdqtool, n) for n in ("insert", "predict", "verify", "compare", "extract", "report", "tune")},
+    "fix": fix,
+}
+WRONG: tuple[Any, ...] = (
+    object(), 5, 2.5, True, None, "no such thing", b"\x00\x01", [], [object()], {}, {1: 2}, (1, "a"), {3}, 1j, int,
+    np.zeros((2, 2)), np.float32(1), Path("no such file"), lambda: 0, float("nan"), [[1]], [None], "", -1,
+)
+CASES = [(f, p) for f, function in FUNCTIONS.items() for p in inspect.signature(function).parameters
+         if p not in ("say", "mapper")]
+
+
+def relu_net() -> Any:
+    g = Graph()
+    return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
+
+
+@pytest.mark.parametrize(("name", "parameter"), CASES)
+def test_no_wrong_type_comes_from_inside(
+    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = FUNCTIONS[name]
+    texts = {"data": "no such folder", "builds": "no such log"}
+    needed = {p: texts.get(p, relu_net()) for p in ("model", "source", "a", "b", "data", "builds")
+              if p in inspect.signature(function).parameters}  # fmt: skip
+    for value in WRONG:
+        given = {**needed, parameter: value}
+        builds = [given.pop("builds")] if "builds" in given and (name == "verify" or parameter == "builds") else []
+        given.pop("builds", None)
+        first = [given.pop(p) for p in ("model", "source", "a") if p in given]
+        message = ""
+        try:
+            function(*first, *builds, **given)
+        except QdqtoolError as error:
+            message = str(error)
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), [
+    ("predict", "model", 5), ("predict", "target", 8.5), ("predict", "assume", [1]), ("verify", "builds", None),
+    ("compare", "b", 1), ("extract", "hops", "2"), ("extract", "check", ["ls"]), ("report", "calib_cache", 3),
+    ("tune", "keep", "0.9"), ("tune", "exclude", "conv"), ("insert", "percentile", "high"), ("insert", "size", 320),
+    ("insert", "calib_cache", 4), ("fix", "only", "BIAS-DQ"), ("fix", "source", []),
+])
+def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
+    given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
+    given = {**given, "a": relu_net()} if name == "compare" else given
+    first = [value] if parameter in ("model", "source") else [] if name == "compare" else [relu_net()]
+    if parameter == "builds":
+        first.append(value)
+    elif parameter not in ("model", "source"):
+        given[parameter] = value
+    with pytest.raises(QdqtoolError, match=f"^`{parameter}=.*: is .*; give "):
+        FUNCTIONS[name](*first, **given)
+
+
+def test_what_is_right() -> None:
+    assert fits(np.int64(3), int) and fits(np.float32(3), float) and fits(3, float) and fits(np.int8(3), float)
+    assert fits([320, 320], tuple[int, int]) and fits(np.array([320, 320]), tuple[int, int])
+    assert not fits(True, int) and not fits([1], tuple[int, int]) and not fits("ab", tuple[str, str])
+    assert not fits(iter(["a"]), Sequence[str]) and not fits(np.array(["a"]), Sequence[str])  # once only; no truth
+    assert fits(Path("a"), os.PathLike[str])
+    assert not fits(next(os.scandir(b"/")), os.PathLike[str])  # a path of bytes
+    assert qdqtool.predict(relu_net(), advice=np.bool_(False)).summary()["convolutions"] == 1  # type: ignore[arg-type]

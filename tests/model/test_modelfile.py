@@ -1,0 +1,239 @@
+"""Reading and writing model files."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.message import EncodeError
+from onnx import TensorProto, helper
+
+from qdqtool import cli
+from qdqtool.errors import ModelError
+from qdqtool.model import external, modelfile
+from qdqtool.model.modelfile import load, load_full, save
+from qdqtool.model.sessions import open_proto
+from tests.calibration.nets import conv_net, run_all
+from tests.model.test_message import OTHERWISE
+from tests.trt.evidence import HOME
+
+CASE = HOME / "resnet18-a100-qat" / "model.onnx.gz"
+
+
+def test_every_kind_of_source_is_the_same_model(tmp_path: Path) -> None:
+    data = gzip.decompress(CASE.read_bytes())
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    names = [n.name for n in load(CASE).nodes]
+    assert len(names) == 258
+    for source in (data, str(path), onnx.ModelProto.FromString(data)):
+        assert [n.name for n in load(source).nodes] == names
+    assert load(path).sha256 == load(data).sha256
+
+
+def test_a_graphsurgeon_graph() -> None:
+    gs = pytest.importorskip("onnx_graphsurgeon")
+    graph = gs.import_onnx(onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes())))
+    assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 20
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"location": "m.onnx", "offset": "-5"},
+        {"location": "m.onnx", "offset": "x"},
+        {"location": "m.onnx", "length": "99999999999"},
+        {"location": "/etc/hostname"},
+        {"location": "../m.onnx"},
+        {"location": "none.bin"},
+        {"location": ""},
+        {},
+    ],
+)
+def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entries: dict[str, str]) -> None:
+    (tmp_path / "in").mkdir()
+    proto = conv_net()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    for path in (tmp_path / "m.onnx", tmp_path / "in" / "m.onnx"):
+        path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"'{tensor.name}'"):
+        load_full(tmp_path / "in" / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "not an ONNX model"), (b"not a model", "not an ONNX model"), (b"\x1f\x8b\x08broken", "cannot be read")],
+)
+def test_what_is_no_model(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=says) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx.gz"
+    path.write_bytes(CASE.read_bytes()[:2000])
+    with pytest.raises(ModelError, match="cut off"):
+        load(path)
+
+
+def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(gzip.decompress(CASE.read_bytes()))
+    with pytest.raises(ModelError, match="is the input"):
+        save(load(path).proto, path, source=str(path))
+
+
+def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is a folder"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match="no such file"):
+        load(tmp_path / "none.onnx")
+
+
+def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    big = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(big, "big"))
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+    modelfile.save(model, tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert (tmp_path / "m.onnx.data").stat().st_size == big.nbytes
+    back = onnx.load(tmp_path / "m.onnx")
+    assert (onnx.numpy_helper.to_array(back.graph.initializer[-1]) == big).all()
+    feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
+    assert (run_all(back, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
+
+
+@pytest.mark.parametrize("made", OTHERWISE)
+def test_documentation_that_is_not_utf_8_hinders_no_saving(
+    made: Callable[[], onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made()
+    modelfile.save(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+    modelfile.save(model, tmp_path / "over.onnx")
+    monkeypatch.undo()
+    saved = onnx.load(tmp_path / "over.onnx").graph.initializer
+    for found, wanted in zip(saved, model.graph.initializer, strict=True):
+        if wanted.name != "texts":
+            assert (onnx.numpy_helper.to_array(found) == onnx.numpy_helper.to_array(wanted)).all()
+
+
+def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts"))
+    model.graph.initializer.append(onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000))
+    model.graph.initializer.append(onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000))
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+    modelfile.save(model, tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert (tmp_path / "m.onnx.data").stat().st_size == 3000
+    back = onnx.load(tmp_path / "m.onnx")
+    for name in ("texts", "halves", "flags"):
+        found, wanted = (onnx.numpy_helper.to_array(t) for m in (back, model) for t in m.graph.initializer
+                         if t.name == name)
+        assert (found == wanted).all(), name
+
+
+def test_a_session_on_a_model_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """protobuf refuses to serialize such a model; here every model is one."""
+    model = conv_net()
+    feed = {"images": np.ones((1, 3, 16, 16), np.float32)}
+    wanted = open_proto(model, 1).run(None, feed)
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
+    monkeypatch.setattr("qdqtool.model.sessions.serialized", _refuse)
+    found = open_proto(model, 1, folder="/nowhere").run(None, feed)
+    assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
+
+
+def _refuse(proto: onnx.ModelProto) -> bytes:
+    raise EncodeError("Failed to serialize proto")
+
+
+def model() -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)], "g", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def unnamed(proto: onnx.ModelProto) -> None:
+    proto.graph.input.add().CopyFrom(proto.graph.input[0])
+    proto.graph.input[1].name = ""
+
+
+def unnamed_output(proto: onnx.ModelProto) -> None:
+    proto.graph.output.add()
+
+
+def twice(proto: onnx.ModelProto) -> None:
+    proto.graph.input.add().CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3]))
+
+
+def version(proto: onnx.ModelProto) -> None:
+    proto.opset_import[0].version = 1 << 40
+
+
+def referring(proto: onnx.ModelProto) -> None:
+    attribute = proto.graph.node[0].attribute[0]
+    attribute.ref_attr_name = "alpha"
+    attribute.ClearField("f")
+
+
+def referring_inside(proto: onnx.ModelProto) -> None:
+    referring(proto)
+    inner = helper.make_graph(proto.graph.node, "b", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    del proto.graph.node[:]
+    proto.graph.node.append(helper.make_node("If", ["x"], ["y"], "outer", then_branch=inner, else_branch=inner))
+
+
+DAMAGES = [
+    (unnamed, "an input has no name"), (unnamed_output, "an output has no name"),
+    (twice, "input 'x' is declared twice"),
+    (version, "no operator set has the version 1099511627776"),
+    (referring, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
+    (referring_inside, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = model()
+    load(proto)
+    damage(proto)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    for source in (proto, path, path.read_bytes()):
+        with pytest.raises(ModelError, match=said):
+            load(source)
+    for command in ("predict", "predict --target rtx1.7", "predict --gpu T4", "fix -o o.onnx"):
+        assert cli.run([*command.split(), str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"])
+def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
+    values = np.array([[0, 1, 3], [5, 7, 100]]).astype(kind)
+    tensor = onnx.numpy_helper.from_array(values, "w")
+    if not raw:
+        tensor = onnx.helper.make_tensor("w", tensor.data_type, values.shape, values.reshape(-1).tolist())
+    found = external.array_of(tensor)
+    assert found.dtype == values.dtype and np.array_equal(found, onnx.numpy_helper.to_array(tensor))
+    for damage in ({"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}):
+        broken = onnx.TensorProto(name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage})
+        with pytest.raises(ModelError, match="'w' cannot be read"):
+            external.array_of(broken)
