@@ -32,8 +32,7 @@ import qdqtool.errors
 from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
 from qdqtool.demo.model import yolov8n
-from qdqtool.extraction.private import made_private, texts
-from qdqtool.extraction.shown import choose, key
+from qdqtool.extraction.private import choose, key, made_private, texts
 from qdqtool.insertion.api import insert
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from qdqtool.trt.builds import BUILDS
+from qdqtool.trt.targets import BUILDS
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 from tests.trt.test_evidence import COUNTED_ONLY, said, width
 

@@ -31,16 +31,13 @@ from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
 from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import VersionError
-from qdqtool.explain.codes import CODES
-from qdqtool.explain.errors import KNOWN
-from qdqtool.explain.errors_entry import KnownError
-from qdqtool.explain.knowledge import Code
+from qdqtool.explain.codes import CODES, Code
+from qdqtool.explain.errors import KNOWN, KnownError
 from qdqtool.explain.ways import WAYS
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
-from qdqtool.trt.builds import BUILDS
 from qdqtool.trt.rules import cases
-from qdqtool.trt.targets import TARGETS, Target, target_of_version
+from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.types import Evidence
 
 DOCS = Path(__file__).parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdqtool.knowledge.evidence import Case
-from qdqtool.trt.builds import BUILDS, Build
 from qdqtool.trt.rules import cases
+from qdqtool.trt.targets import BUILDS, Build
 from qdqtool.types import Evidence
 
 _HEAD = """# Builds and the rules that rest on them

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qdqtool.comparing.api import compare
     from qdqtool.comparing.result import Comparison
-    from qdqtool.extraction.api import extract
+    from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "compare": "qdqtool.comparing.api",
     "Comparison": "qdqtool.comparing.result",
-    "extract": "qdqtool.extraction.api",
+    "extract": "qdqtool.extraction.job",
     "Extraction": "qdqtool.extraction.result",
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",

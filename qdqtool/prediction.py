@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from qdqtool.base.parameters import typed
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.trt.simulation import assumed_target, settled, simulate
+from qdqtool.trt.outcome import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 

@@ -26,7 +26,7 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.explain.report import worded
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.provenance import Reader, ReaderKind
+from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Severity
 from qdqtool.verification.result import Verification

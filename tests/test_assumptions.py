@@ -10,7 +10,7 @@ import pytest
 import qdqtool
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
-from qdqtool.trt.simulation import settled
+from qdqtool.trt.outcome import settled
 from qdqtool.types import Precision, Prediction
 from tests.explain.test_causes import residual
 from tests.verification.synthetic import log_of
@@ -57,11 +57,11 @@ def test_nothing_is_assumed_where_nothing_depends_on_it(proto: onnx.ModelProto) 
 
 
 def test_a_model_without_such_places_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qdqtool.trt import simulation
+    from qdqtool.trt import outcome
 
     runs: list[int] = []
-    once = simulation._once
-    monkeypatch.setattr(simulation, "_once", lambda *a: runs.append(1) or once(*a))
+    once = outcome._once
+    monkeypatch.setattr(outcome, "_once", lambda *a: runs.append(1) or once(*a))
     qdqtool.predict(residual("own"))
     assert len(runs) == 1
     qdqtool.predict(OPEN)
@@ -122,7 +122,7 @@ def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
 def test_insert_leaves_nothing_to_assume() -> None:
     """Both inputs of such an Add quantized: the outcome is the same either way."""
     from qdqtool.model.modelfile import load
-    from qdqtool.trt.simulation import assumed_target
+    from qdqtool.trt.outcome import assumed_target
     from qdqtool.trt.targets import target_named
 
     both = load(residual("own", conv_side=True, activation=True))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing
+from qdqtool.trt.targets import Trtexec, trtexec_of_version
 from qdqtool.types import Precision
 
 ENGINE = "engine listing"
@@ -172,3 +173,71 @@ def _version_hint(build: Build) -> str | None:
 
 def _has_split_format(layer: BuiltLayer) -> bool:
     return any(t.format.startswith("(") and t.precision != Precision.UNKNOWN for t in (*layer.inputs, *layer.outputs))
+
+
+IMPLICIT = (
+    "an implicit-INT8 build: a calibration table or dynamic ranges chose what runs in INT8, no Q/DQ node is in it; "
+    "the rules for Q/DQ do not apply"
+)
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+_SAID = ("Missing scale and zero-point for tensor", "Calibrator is not being used. Users must provide dynamic range")
+
+
+def implicit_int8(build: Build) -> bool:
+    """True where the build has INT8 layers or says that it lacks ranges, and nothing of it names a Q or DQ.
+
+    With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q + Conv``), and in the parse
+    section. Where a listing alone is available, Qs with names of the user's own would be taken for none.
+    """
+    if build.is_rtx or any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace):
+        return False
+    if any(node.op in _QUANTIZERS for node in build.parse.nodes) or any(map(_names_quantizer, build.layers)):
+        return False
+    if any(message.text.startswith(_SAID) for message in build.messages):
+        return True
+    return any(
+        layer.is_convolution and layer.input_precision == Precision.INT8 and layer.type[:1].isupper()  # not in Myelin
+        for layer in build.layers
+    )
+
+
+def _names_quantizer(layer: BuiltLayer) -> bool:
+    return layer.origin == "QDQ" or "uantize" in layer.name or any("uantize" in name for name in layer.onnx_names)
+
+
+_WANTED = ("--verbose", "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json",
+           "--dumpProfile", "--exportProfile=profile.json")
+_OURS = ("--verbose", "--profilingVerbosity", "--dumpLayerInfo", "--exportLayerInfo", "--dumpProfile",
+         "--exportProfile", "--separateProfileRun", "--nvtxMode")
+_PRECISION = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
+
+
+def rerun_commands(build: Build) -> dict[str, str]:
+    """Commands that build the same engine again and print what the given file lacks, by TensorRT version.
+
+    Where the version is known there is one command; else one for TensorRT 8.2 to 10 and one for 11. A version whose
+    trtexec lists no layers has the listing in its verbose log.
+    """
+    program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
+    kept = _kept(build, program)
+    if program is None or build.tensorrt is None:
+        typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
+        untyped = [word for word in kept if word not in _PRECISION]
+        return {"8.2 to 10": _line(typed, old=True), "11": _line(untyped, old=False)}
+    if not program.lists_layers:
+        words = [*kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile", "> build.log 2>&1"]
+        return {build.tensorrt: " ".join(words)}
+    return {build.tensorrt: _line(kept, old=program.precision_flags)}
+
+
+def _kept(build: Build, program: Trtexec | None) -> list[str]:
+    words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
+    kept = [word for word in words if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")]
+    if not build.command and program is not None and program.precision_flags:
+        kept += ["--int8", "--fp16"]
+    return kept
+
+
+def _line(words: list[str], *, old: bool) -> str:
+    extra = ("--separateProfileRun",) if old else ()
+    return " ".join([*words, *_WANTED, *extra, "> build.log 2>&1"])

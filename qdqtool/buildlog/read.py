@@ -2,19 +2,218 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import gzip
+import os
+import sys
 from collections.abc import Iterator
+from typing import IO, BinaryIO, cast
 
-from qdqtool.buildlog import source as sources
-from qdqtool.buildlog.complete import judge
+from qdqtool.base import budgets
+from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.complete import DAMAGE, judge
 from qdqtool.buildlog.layerjson import read_json
-from qdqtool.buildlog.log import LogReader
-from qdqtool.buildlog.merge import merge
-from qdqtool.buildlog.prefix import Carrier
-from qdqtool.buildlog.source import LogSource
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.log import Carrier, LogReader
+from qdqtool.buildlog.records import ParseSection
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
+from qdqtool.io import packed
+from qdqtool.io.files import note_read, open_input
 
 __all__ = ["LogSource", "read_build"]
+
+
+LogSource = str | os.PathLike[str] | IO[bytes]
+
+BLOCK = packed.BLOCK
+MAX_LINE = budgets.LOG_LINE
+MAX_JSON = budgets.JSON_FILE
+
+
+def name_of(source: LogSource) -> str:
+    """What to call a source in messages."""
+    if isinstance(source, (str, os.PathLike)):
+        return "standard input" if str(source) == "-" else str(source)
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else "stream"
+
+
+@contextlib.contextmanager
+def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
+    """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
+
+    Args:
+        source: A path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
+
+    Raises:
+        BuildLogError: The source cannot be read, or is a damaged compressed file from its very start.
+    """
+    name = name_of(source)
+    try:
+        with contextlib.ExitStack() as stack:
+            if not isinstance(source, (str, os.PathLike)):
+                stream: BinaryIO = cast(BinaryIO, source)
+            elif str(source) == "-":
+                if sys.stdin is None:
+                    raise BuildLogError("standard input is closed; give a file, or pipe the log in")
+                stream = sys.stdin.buffer
+                with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
+                    note_read(stream.fileno())
+            else:
+                stream = cast(BinaryIO, stack.enter_context(open_input(source, error=BuildLogError)))
+            yield _recoded(_unpacked(stream, name))
+    except OSError as error:
+        raise BuildLogError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    head = _read_file(stream, 6)
+    while 0 < len(head) < 6:
+        more = _read_file(stream, 6 - len(head))
+        if not more:
+            break
+        head += more
+    if packed.kind_of(head):
+        yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
+                                 error=BuildLogError)
+    else:
+        if head:
+            yield head
+        while block := _read_file(stream, BLOCK):
+            yield block
+
+
+def _read_file(stream: BinaryIO, size: int) -> bytes:
+    try:
+        return stream.read(size) or b""
+    except (ValueError, gzip.BadGzipFile, EOFError) as error:
+        raise BuildLogError(f"{name_of(stream)}: cannot be read: {error}") from error
+
+
+def _recoded(source: Iterator[bytes]) -> Iterator[bytes]:
+    """PowerShell's ``>`` writes UTF-16 with a byte-order mark; other text is left as it is."""
+    first = next(source, b"")
+    encoding = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}.get(first[:2])
+    if encoding is None:
+        yield first[3:] if first.startswith(codecs.BOM_UTF8) else first
+        yield from source
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    yield decoder.decode(first[2:]).encode("utf-8", "replace")
+    for block in source:
+        yield decoder.decode(block).encode("utf-8", "replace")
+
+
+def lines_of(source: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Groups of lines without their line ends; of a line over MAX_LINE only the beginning is kept.
+
+    A carriage return at the end is dropped; one inside is left (progress bars overwrite themselves).
+    """
+    rest: list[bytes] = []
+    held = 0
+    for block in source:
+        if b"\n" not in block:
+            if held < MAX_LINE:
+                rest.append(block[: MAX_LINE - held])
+                held += len(rest[-1])
+            continue
+        found = block.split(b"\n")
+        if rest:
+            found[0] = b"".join(rest) + found[0][: max(0, MAX_LINE - held)]
+        tail = found.pop()
+        rest = [tail[:MAX_LINE]] if tail else []
+        held = len(rest[0]) if rest else 0
+        yield found
+    if rest:
+        yield [b"".join(rest)]
+
+
+def merge(build: Build, other: Build) -> None:
+    """Adds to ``build`` what ``other``, read from another file of the same build, knows more.
+
+    Raises:
+        BuildLogError: Their layers or versions show that they are of different builds.
+    """
+    _check_same(build, other)
+    if (
+        build.source in (BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
+        and other.source.is_log
+    ) or build.source == BuildSource.PROFILE_JSON:
+        build.source = other.source
+    build.files.extend(other.files)
+    for key in (
+        "tensorrt",
+        "device",
+        "command",
+        "flags",
+        "gpu",
+        "options",
+        "trace",
+        "headings",
+        "milestones",
+        "placement",
+        "bindings",
+        "reformats",
+        "seconds",
+        "passed",
+    ):
+        if not getattr(build, key) and getattr(other, key):
+            setattr(build, key, getattr(other, key))
+    build.is_rtx = build.is_rtx or other.is_rtx
+    build.builds = max(build.builds, other.builds)
+    if build.parse == ParseSection():
+        build.parse = other.parse
+    if other.profile_rows and not build.profile_rows:
+        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
+        build.iterations = other.iterations
+    if not build.performance:
+        build.performance = other.performance
+    if not build.tactics.timed:
+        build.tactics = other.tactics
+    if build.memory.activation is None:
+        build.memory = other.memory
+    build.messages.extend(other.messages)
+    build.notes.extend(other.notes)
+    for key in ("total", "timing", "marked", "blank", "unexplained"):
+        setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
+    build.layers, second, build.listing = _listing(build, other)
+    build.second_layers = [*second, *build.second_layers, *other.second_layers]
+    build.missing = list(dict.fromkeys(m for m in (*build.missing, *other.missing) if m.startswith(DAMAGE)))
+    judge(build)
+
+
+def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], list[BuiltLayer], Listing]:
+    """The richer listing, with the line numbers of the other; the other."""
+    if _wealth(other.layers) > _wealth(build.layers):
+        rich, poor, kind = other.layers, build.layers, other.listing
+    else:
+        rich, poor, kind = build.layers, other.layers, build.listing
+    places = {layer.name: layer.line for layer in poor if layer.line}
+    for layer in rich:
+        layer.line = layer.line or places.get(layer.name, 0)
+    return rich, poor, kind
+
+
+def _wealth(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
+    typed = any(layer.inputs or layer.outputs for layer in layers)
+    detailed = any("ParameterType" in layer.extras or layer.onnx_names for layer in layers)
+    return typed, detailed, len(layers)
+
+
+def _check_same(build: Build, other: Build) -> None:
+    names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
+    if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
+        raise BuildLogError(f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}")
+    first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
+    second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
+    if min(len(first), len(second)) < 3:
+        return
+    common = len(first & second)
+    if 2 * common < min(len(first), len(second)):
+        raise BuildLogError(
+            f"{names} are of different builds: {common} of {min(len(first), len(second))} layer names in common"
+        )
 
 
 def read_build(*given: LogSource) -> Build:
@@ -45,24 +244,24 @@ def read_build(*given: LogSource) -> Build:
 
 
 def _read(one: LogSource) -> Build:
-    name = sources.name_of(one)
-    with sources.blocks(one) as blocks:
+    name = name_of(one)
+    with blocks(one) as read:
         head, skipped = b"", 0
-        for block in blocks:
+        for block in read:
             head += block
             if len(head) >= 4096 and head.strip():
                 break
-            if len(head) > sources.BLOCK:  # nothing but blank so far
+            if len(head) > BLOCK:  # nothing but blank so far
                 skipped += head.count(b"\n")
                 head = b""
         if not head.strip():
             raise BuildLogError(f"{name}: is empty")
         if _looks_like_json(head):
-            build = read_json(_whole(head, blocks, name), name)
+            build = read_json(_whole(head, read, name), name)
         else:
             reader, carrier = LogReader(), Carrier()
             reader.skip_blank(skipped)
-            for lines in sources.lines_of(_chained(head, blocks)):
+            for lines in lines_of(_chained(head, read)):
                 reader.feed(carrier.strip(lines))
             build = reader.finish()
             _check_is_log(build, head, name)
@@ -88,8 +287,8 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     pieces, size = [head], len(head)
     for block in rest:
         size += len(block)
-        if size > sources.MAX_JSON:
-            raise BuildLogError(f"{name}: a JSON of over {sources.MAX_JSON >> 20} MiB cannot be a listing or a profile")
+        if size > MAX_JSON:
+            raise BuildLogError(f"{name}: a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile")
         pieces.append(block)
     return b"".join(pieces)
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from qdqtool.buildlog import layers as layer_lines
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.chatter import is_chatter, is_unmistakable
+from qdqtool.buildlog.chatter import Messages, is_chatter, is_unmistakable
 from qdqtool.buildlog.complete import judge
-from qdqtool.buildlog.messages import Messages
 from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
 from qdqtool.buildlog.parsing import ParseReader
 from qdqtool.buildlog.records import AddedReformat, Milestone, ParseSection

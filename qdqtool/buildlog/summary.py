@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from qdqtool.buildlog.implicit import implicit_int8
-from qdqtool.buildlog.rerun import rerun_commands
+from qdqtool.buildlog.complete import implicit_int8, rerun_commands
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace

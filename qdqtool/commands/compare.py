@@ -46,7 +46,7 @@ def command(
     cannot answer.
     """
     from qdqtool.comparing.api import compare
-    from qdqtool.comparing.kinds import is_model
+    from qdqtool.comparing.result import is_model
     from qdqtool.io.files import claim
     from qdqtool.render.build_text import render_comparison
     from qdqtool.render.output import emit, terminal_width, to_json

@@ -41,8 +41,8 @@ def command(
         claim(target, option)
 
     def report_of(paths: list[str]) -> EngineReport:
+        from qdqtool.buildlog.complete import rerun_commands
         from qdqtool.buildlog.read import read_build
-        from qdqtool.buildlog.rerun import rerun_commands
 
         build = read_build(*paths)
         if build.names_only:

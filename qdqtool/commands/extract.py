@@ -56,7 +56,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from qdqtool.extraction.api import extract
+    from qdqtool.extraction.job import extract
     from qdqtool.extraction.report import read_verification
     from qdqtool.io.files import claim
     from qdqtool.io.outputs import write_text

@@ -71,7 +71,7 @@ def command(
     for group in (Ranges, Kept, Workers, Placing, Output):
         chosen.update(inputs.given_to(group, given))
     from qdqtool.insertion.api import insert
-    from qdqtool.insertion.calibrate import write_table as save_table
+    from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
 

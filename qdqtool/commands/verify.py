@@ -69,7 +69,7 @@ def _run(
             raise click.UsageError("--from-log takes the files of one build and no --builder")
         if gpu is not None:
             raise click.UsageError("--from-log compares no times: leave --gpu out, or give the MODEL")
-        from qdqtool.verification.from_log import verify_from_log
+        from qdqtool.verification.built_here import verify_from_log
 
         return verify_from_log(*files, target=target)
     if builder:

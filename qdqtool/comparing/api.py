@@ -11,11 +11,9 @@ from qdqtool.buildlog.complete import listing_hole
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparing import builds, models, words
-from qdqtool.comparing.changes import compare_sides
-from qdqtool.comparing.kinds import is_model
 from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.models import Asked
-from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeSide
+from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeSide, compare_sides, is_model
 from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
 from qdqtool.errors import BuildLogError, QdqtoolError

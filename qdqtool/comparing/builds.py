@@ -19,7 +19,7 @@ from qdqtool.model.operators import output_axis
 from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
-from qdqtool.verification.convolutions import built_convolution, pass_lines
+from qdqtool.verification.convolutions import built_convolution, built_nodes, computes_in, pass_lines, writes
 from qdqtool.verification.mapping import (
     Mapper,
     common_names,
@@ -29,7 +29,6 @@ from qdqtool.verification.mapping import (
     product_rank,
     trt_name,
 )
-from qdqtool.verification.products import built_nodes, computes_in, writes
 
 
 def side_of(build: Build, report: EngineReport | None = None, name: str = "") -> Side:

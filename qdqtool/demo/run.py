@@ -30,10 +30,10 @@ from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
 from qdqtool.trt.targets import TARGETS, Target
 from qdqtool.types import Precision
+from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.verification.lines import of_pairs
 from qdqtool.verification.pairs import Pair
-from qdqtool.verification.products import BuiltNode
 from qdqtool.verification.result import Verification
-from qdqtool.verification.rtx import of_pairs
 
 _CHECKED = 8
 _GPU = "RTX 3060"  # that the page estimates times for

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdqtool.base.text import ending
-from qdqtool.buildlog.implicit import implicit_int8
+from qdqtool.buildlog.complete import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.records import ParsedNode
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind

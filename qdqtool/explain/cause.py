@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from qdqtool.base.records import record
 from qdqtool.explain.report import Report
-from qdqtool.trt.provenance import Size
-from qdqtool.trt.refusals import AddOutputNotQuantized
+from qdqtool.trt.refusals import AddOutputNotQuantized, Size
 from qdqtool.types import Cause, ConvOutcome, Evidence, FindingCode, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)

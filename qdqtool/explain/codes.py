@@ -3,10 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from qdqtool.explain.knowledge import Code, Holds
 from qdqtool.knowledge import Made, entry, table
+from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS
+from qdqtool.types import Evidence, Severity
+
+ALL_TARGETS = tuple(TARGETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Where a code holds.
+
+    Attributes:
+        targets: Targets (``trt8.5`` ...).
+        evidence: How well that is proven there.
+        source: Which build or document shows it, in a few words.
+        severity: Where it differs from the code's own severity.
+    """
+
+    targets: tuple[str, ...]
+    evidence: Evidence
+    source: str
+    severity: Severity | None = None
+
+    def by_target(self) -> list[Holds]:
+        """The same for what the simulated passes show: on a target it is proven as well as its passes are."""
+        found = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
+        return [
+            Holds(tuple(t for t in found if found[t] == e), e, self.source, self.severity)
+            for e in dict.fromkeys(found.values())
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A finding code and its long form.
+
+    Attributes:
+        code: The code, for instance ``SKIP-FLOAT``.
+        title: One line.
+        severity: Unless ``holds`` says otherwise for a target.
+        cause: What in the model brings it about.
+        tensorrt: What TensorRT does with it.
+        log: How to see it in a build log; TensorRT's own words where they are known.
+        fix: What to change.
+        holds: Where it holds, and how well that is proven.
+        automatic: Whether qdqtool can do it by itself.
+        passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
+        error: TensorRT's own error text, by target prefix (``trt8``, ``trt10`` ...), most specific first.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    cause: str
+    tensorrt: str
+    log: str
+    fix: str
+    holds: tuple[Holds, ...]
+    automatic: bool = False
+    passes: bool = False
+    error: tuple[tuple[str, str], ...] = ()
+
+    def on(self, target: str) -> Holds | None:
+        """What is known for a target; None where the code does not apply."""
+        base = target.removesuffix(STRONGLY_TYPED)
+        names = {target} if base == target else {base, "trt11"}  # where the file's types decide, what holds on 11 does
+        return next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
+
+    def severity_on(self, target: str) -> Severity:
+        held = self.on(target)
+        return held.severity if held is not None and held.severity is not None else self.severity
+
+    def error_text(self, target: str) -> str:
+        """TensorRT's own error text on a target; empty where it is not known."""
+        return next((text for prefix, text in self.error if target.startswith(prefix)), "")
 
 
 def _code(name: str, given: dict[str, Any]) -> Code:

@@ -7,10 +7,15 @@ those of the other rooms are loaded with the first finding that needs them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from qdqtool.base.records import replaced
+from qdqtool.explain.readers import floats_of
+from qdqtool.model.operators import SUMS
+from qdqtool.model.qdq import PerChannel
+from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.types import Cause, Finding, Refusal, Severity
 
 Words = tuple[str, str]
@@ -21,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., "Words | str"])
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
-    "qdqtool.rtx.records": "qdqtool.explain.messages_rtx", "qdqtool.explain.gpu": "qdqtool.explain.messages_gpu",
+    "qdqtool.rtx.records": "qdqtool.explain.messages_rtx", "qdqtool.explain.gpu": "qdqtool.explain.gpu",
 }
 
 
@@ -71,3 +76,83 @@ def _wording(kind: type[Refusal]) -> Wording:
 
 def _without_size(refusal: Refusal) -> Refusal:
     return replaced(refusal, elements=None) if hasattr(refusal, "elements") else refusal
+
+
+def number(value: float | None) -> str:
+    """A scale as text, four digits; ``unknown`` where it is not available."""
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def scale_words(scale: Scale) -> str:
+    """A number, or the range of one for each channel."""
+    if isinstance(scale, PerChannel):
+        return f"{number(scale.least)} to {number(scale.greatest)}" if scale.count else "unknown"
+    return number(scale)
+
+
+def names(items: Iterable[str], limit: int = 3) -> str:
+    """Names for a sentence: ``a, b, c and 4 more``."""
+    unique = list(dict.fromkeys(items))
+    shown = ", ".join(unique[:limit])
+    return shown if len(unique) <= limit else f"{shown} and {len(unique) - limit} more"
+
+
+def size_words(size: Size | None) -> str:
+    """`` (64x80x80)``; empty where the size is not known."""
+    return f" ({size.shape})" if size is not None and size.shape else ""
+
+
+def node_words(name: str, op: str) -> str:
+    """``name (Op)``, or the name alone where it says the operator."""
+    return name if not op or op in name else f"{name} ({op})"
+
+
+def step_words(step: Step) -> str:
+    """The same for an operator on the way."""
+    return node_words(step.node, step.op)
+
+
+def reader_names(readers: Sequence[Reader]) -> list[str]:
+    found = []
+    for reader in readers:
+        if reader.kind == ReaderKind.OUTPUT:
+            found.append("the network's output")
+        elif reader.kind == ReaderKind.Q:
+            found.append(reader.node)
+        else:
+            found.append(node_words(reader.node, reader.op))
+    return found
+
+
+def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
+    """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
+    if not readers:
+        return f"nothing reads{it}"
+    if all(r.kind == ReaderKind.OUTPUT for r in readers):
+        return "it is the network's output"
+    floats = list(dict.fromkeys(reader_names(floats_of(readers))))
+    if not floats:
+        return f"{names(reader_names(readers))} quantizes{it}"
+    return f"{names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float"
+
+
+def origin_words(origin: Origin, tensor: str = "") -> str:
+    """Where a tensor comes from."""
+    if origin.convolution:
+        return f"the result of {origin.convolution}"
+    if not origin.node:
+        return f"the network's input '{origin.tensor}'"
+    maker = node_words(origin.node, origin.op)
+    if origin.op in SUMS or origin.path or not tensor:
+        return f"the result of {maker}"
+    return f"'{tensor}' of {maker}"
+
+
+def unified(scales: Sequence[Scale]) -> str:
+    """The advice to take the largest scale, and what that costs; empty where no two are known."""
+    given = [s for s in scales if isinstance(s, float) and s > 0]
+    if not given:
+        return ""
+    largest, smallest = max(given), min(given)
+    cost = f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)" if largest > smallest else ""
+    return f"Give them one scale, {number(largest)}{cost}."

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.base.text import layers_counted
-from qdqtool.explain.messages import Words, words
-from qdqtool.explain.words import names, number, scale_words
+from qdqtool.explain.messages import Words, names, number, scale_words, words
 from qdqtool.trt import faults as lint
 from qdqtool.types import Cause, Finding
 

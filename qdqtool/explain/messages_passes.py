@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qdqtool.explain.messages import Words, words
-from qdqtool.explain.outputs import before_norm, left_float, shared_pool
-from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
-from qdqtool.explain.scales import crossed_by, crossing, with_own
-from qdqtool.explain.words import (
+from qdqtool.explain.messages import (
+    Words,
     names,
     node_words,
     origin_words,
@@ -19,11 +16,15 @@ from qdqtool.explain.words import (
     size_words,
     step_words,
     unified,
+    words,
 )
+from qdqtool.explain.outputs import before_norm, left_float, shared_pool
+from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
+from qdqtool.explain.scales import crossed_by, crossing, with_own
 from qdqtool.model.operators import JOINS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.provenance import Reader, ReaderKind, Scale
+from qdqtool.trt.refusals import Reader, ReaderKind, Scale
 from qdqtool.types import Cause, Finding, Precision, Refusal
 
 # Inputs ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from qdqtool.explain import scales
 from qdqtool.explain.cause import Diagnosis, Known
 from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
 from qdqtool.model.operators import AVERAGES, OPERATORS, LayerKind
-from qdqtool.trt.provenance import Reader, ReaderKind, Step
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     ActivationJoined,
@@ -21,8 +20,11 @@ from qdqtool.trt.refusals import (
     OutputNotQuantized,
     OutputScale,
     PoolingOneSide,
+    Reader,
+    ReaderKind,
     ReduceNotPooling,
     ResidualFloat,
+    Step,
 )
 from qdqtool.types import Cause, FindingCode, Refusal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.trt.provenance import Reader, ReaderKind
+from qdqtool.trt.refusals import Reader, ReaderKind
 
 
 def floats_of(readers: Sequence[Reader]) -> list[Reader]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from qdqtool.explain.cause import Diagnosis, Known
 from qdqtool.explain.readers import quantizers_of
 from qdqtool.model.operators import CUTS, JOINS
-from qdqtool.trt.provenance import Reader, ReaderKind, Size, Step
-from qdqtool.trt.refusals import ConcatScales, Stays
+from qdqtool.trt.refusals import ConcatScales, Reader, ReaderKind, Size, Stays, Step
 from qdqtool.types import Cause, FindingCode, Refusal
 
 

@@ -7,9 +7,11 @@ which is checked. Dimensions, integer constants that are shapes, and single numb
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -17,14 +19,173 @@ import onnx
 from google.protobuf.message import Message
 
 from qdqtool.errors import ModelError
+from qdqtool.explain.messages import worded
 from qdqtool.extraction.masking import masked
-from qdqtool.extraction.shown import Shown
-from qdqtool.extraction.vocabulary import PUBLIC_DOMAINS, is_public, is_word, public_attributes
+from qdqtool.model import operators
 from qdqtool.model.external import all_tensors, location_of
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import FindingCode, Precision, Prediction
+from qdqtool.types import ConvOutcome, Finding, FindingCode, Precision, Prediction
+
+PUBLIC_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training", "trt"})
+# Attributes of known operators whose text is one of a few words of the standard, and these words.
+_WORDS = frozenset({
+    "auto_pad", "mode", "coordinate_transformation_mode", "nearest_mode", "padding_mode", "direction", "reduction",
+    "activations", "activation", "equation", "approximate", "keep_aspect_ratio_policy", "norm", "round_mode",
+})
+_VALUES = frozenset({
+    "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "constant", "reflect", "edge", "wrap", "nearest", "linear",
+    "cubic", "bilinear", "bicubic", "DCR", "CRD", "avg", "max", "half_pixel", "half_pixel_symmetric",
+    "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize",
+    "output_half_pixel", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "zeros", "border", "reflection",
+    "forward", "reverse", "bidirectional", "LEFT", "RIGHT", "none", "add", "mul", "min", "mean", "sum", "tanh",
+    "stretch", "not_larger", "not_smaller", "MAX", "L1", "L2", "up", "down",
+})
+_EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
+# Plugins that come with TensorRT, and the quantizers that its tools write.
+_PLUGINS = frozenset({
+    "EfficientNMS_TRT", "EfficientNMS_ONNX_TRT", "EfficientNMS_Explicit_TF_TRT", "EfficientNMS_Implicit_TF_TRT",
+    "BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "NMS_TRT", "NMSDynamic_TRT", "ROIAlign_TRT", "ResizeNearest_TRT",
+    "InstanceNormalization_TRT", "PriorBox_TRT", "GridAnchor_TRT", "FlattenConcat_TRT", "DecodeBbox3DPlugin",
+    "TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear", "TRT_FP4DynamicQuantize", "TRT_INT4QuantizeLinear",
+    "TRT_INT4DequantizeLinear",
+})
+_PLUGIN_ATTRIBUTES = frozenset({
+    "plugin_version", "plugin_namespace", "background_class", "max_output_boxes", "score_threshold", "iou_threshold",
+    "score_activation", "class_agnostic", "box_coding", "shareLocation", "backgroundLabelId", "numClasses", "topK",
+    "keepTopK", "scoreThreshold", "iouThreshold", "isNormalized", "clipBoxes", "scoreBits", "caffeSemantics",
+    "saturate", "axis",
+})
+_PROGRAMS = frozenset({
+    "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
+    "paddle2onnx", "onnx", "qdqtool",
+})
+
+
+def is_public(text: str) -> bool:
+    """Whether a text is a word of ONNX, TensorRT or this tool and no secret."""
+    return text in _vocabulary()
+
+
+@functools.cache
+def _vocabulary() -> frozenset[str]:
+    known = {*_PLUGINS, *_WORDS, *PUBLIC_DOMAINS, *_PROGRAMS}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        known.update((schema.name, *schema.attributes))
+        known.update(i.name for i in (*schema.inputs, *schema.outputs))
+    return frozenset(known)
+
+
+def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
+    """The attributes of a public operator, None for one that nobody knows."""
+    op, domain = node.op_type, node.domain
+    if domain == "com.microsoft":
+        return _runtime_operators().get(op)
+    if op in _PLUGINS:
+        return _PLUGIN_ATTRIBUTES
+    if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
+        return _vocabulary()
+    return None
+
+
+@functools.cache
+def _runtime_operators() -> dict[str, frozenset[str]]:
+    """The operators that onnxruntime adds, with their attributes."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+    return {s.name: frozenset(s.attributes) for s in runtime.get_all_operator_schema() if s.domain == "com.microsoft"}
+
+
+def is_word(attribute: str, text: str) -> bool:
+    if attribute == "equation":
+        return _EQUATION.fullmatch(text) is not None
+    return attribute in _WORDS and (text in _VALUES or is_public(text))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Findings and convolutions that stay the same.
+
+    Attributes:
+        findings: Of the whole model.
+        convolutions: Of the whole model.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    convolutions: tuple[ConvOutcome, ...] = ()
+
+    def missing(self, prediction: Prediction) -> list[str]:
+        """What a prediction does not show, in words; empty when it shows everything."""
+        there = {key(f) for f in prediction.findings}
+        lines = [f"{f.code} at {f.node or 'the network'}" for f in self.findings if key(f) not in there]
+        by_name = {c.name: c for c in prediction.convolutions}
+        for conv in self.convolutions:
+            other = by_name.get(conv.name)
+            if other is None or not same(conv, other):
+                lines.append(f"the outcome of {conv.name}")
+        return lines
+
+    def holds(self, prediction: Prediction) -> bool:
+        """Whether a prediction shows everything."""
+        return not self.missing(prediction)
+
+
+def key(finding: Finding) -> tuple[str, str, str, str, str]:
+    """Equal for two findings that say the same; sizes of tensors apart, which a smaller model changes."""
+    return str(finding.code), str(finding.severity), finding.node, *worded(finding, sizes=False)
+
+
+def same(one: ConvOutcome, two: ConvOutcome) -> bool:
+    """Whether two outcomes have the same data types; FLOAT agrees with any width of float."""
+    return (
+        one.op == two.op and one.weights == two.weights and one.precision.agrees(two.precision)
+        and one.output.agrees(two.output) and len(one.inputs) == len(two.inputs)
+        and all(a.agrees(b) for a, b in zip(one.inputs, two.inputs, strict=True))
+    )
+
+
+def of_findings(prediction: Prediction, findings: Sequence[Finding]) -> Shown:
+    """Findings and the convolutions that they name."""
+    named = {name for f in findings for name in (*f.convolutions, f.node)}
+    return Shown(tuple(findings), tuple(c for c in prediction.convolutions if c.name in named))
+
+
+def of_node(prediction: Prediction, name: str) -> Shown:
+    """What is predicted of one node."""
+    findings = tuple(f for f in prediction.findings if f.node == name or name in f.convolutions)
+    return Shown(findings, tuple(c for c in prediction.convolutions if c.name == name))
+
+
+def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
+    """The finding that ``CODE`` or ``CODE:n`` stands for; n counts from 1, in the order of ``predict``.
+
+    Raises:
+        ModelError: There is none.
+    """
+    code, colon, number = wanted.partition(":")
+    code = code.strip().upper()
+    found = [f for f in prediction.findings if f.code == code and (node is None or f.node == node or
+                                                                   node in f.convolutions)]
+    what = prediction.model.path or "model"
+    place = f" at '{node}'" if node is not None else ""
+    if not found:
+        counts = prediction.findings_by_code()
+        there = ", ".join(f"{c} ({n})" for c, n in counts.items()) or "none"
+        raise ModelError(f"{what}: has no finding {code}{place} on {prediction.target}; its findings: {there}")
+    if not colon:
+        return found[0]
+    if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
+        count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
+        raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
+    return found[int(number) - 1]
+
+
+def listed(items: Sequence[str], most: int = 4) -> str:
+    """A list in words."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
 _PREFIXES = {

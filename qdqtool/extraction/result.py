@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.base.parameters import typed
-from qdqtool.extraction.private import Private
-from qdqtool.extraction.shown import Shown
+from qdqtool.extraction.private import Private, Shown
 from qdqtool.io.files import Guard, not_over
 from qdqtool.model.modelfile import save
 from qdqtool.types import TOOL_VERSION, Json, Prediction

@@ -13,7 +13,7 @@ from qdqtool.base import budgets
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.fixing import batchnorm, compare, floats, gains, pairs, quantizers, unify, weights
+from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Site, Step
 from qdqtool.model.editor import Editor, float_model
 from qdqtool.model.graph import Model
@@ -53,8 +53,8 @@ STEPS = (
     Step((lint.WeightsBehind, lint.StoredReadElsewhere), ("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),
     Step((lint.WeightsStored,), ("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
     Step((trt.WeightsShared,), ("W-SHARED",), weights.shared, _EXACT),
-    Step((trt.BatchNormNotConstant,), ("BN-UNFOLDED",), batchnorm.parameters, _EXACT),
-    Step((trt.ConvTransposeBatchNorm,), ("CT-BN",), batchnorm.transposed, _EXACT),
+    Step((trt.BatchNormNotConstant,), ("BN-UNFOLDED",), weights.parameters, _EXACT),
+    Step((trt.ConvTransposeBatchNorm,), ("CT-BN",), weights.folded_into_transposed, _EXACT),
     Step((trt.WeightsAxis,), ("CT-AXIS",), weights.transposed, _ONE_BIT),
     Step((trt.WeightsNotDequantized,), ("W-NO-DQ",), weights.bare, _ONE_BIT),
     Step((lint.HeadQuantized, lint.JoinedBehindHead), ("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT,
@@ -64,13 +64,14 @@ STEPS = (
     Step((lint.BehindPad,), ("PAD-SPLIT",), pairs.behind_pads, _EXACT),
     Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
          ("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
-    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), unify.CODES,
-         unify.scales, _SHARED),
+    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), pairs.CODES,
+         pairs.scales, _SHARED),
 )
 _WHOLE: tuple[tuple[type[Refusal], str, str, Callable[[Model, Target], Model | None]], ...] = (
-    (lint.ScaleHalf, "SCALE-FP16", "the model is float32", floats.to_float),
-    (lint.NormInPieces, "NORM-PIECES", "layer normalizations in pieces as LayerNormalization", floats.to_layer_norm),
-    (lint.FloatStays, "FLOAT-FP32", "what is not quantized is FP16", floats.to_half),
+    (lint.ScaleHalf, "SCALE-FP16", "the model is float32", quantizers.to_float),
+    (lint.NormInPieces, "NORM-PIECES", "layer normalizations in pieces as LayerNormalization",
+     quantizers.to_layer_norm),
+    (lint.FloatStays, "FLOAT-FP32", "what is not quantized is FP16", quantizers.to_half),
 )
 FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for _, c, _, _ in _WHOLE)
 

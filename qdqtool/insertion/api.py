@@ -12,14 +12,19 @@ from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.report import Report
 from qdqtool.insertion import fidelity, halfprecision
-from qdqtool.insertion.batchnorm import fold_leading
-from qdqtool.insertion.calibrate import collect_for, scales_from_table
 from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.inputs import Scaling, change_inputs, check_input_type, check_pixels
+from qdqtool.insertion.inputs import (
+    Scaling,
+    change_inputs,
+    check_input_type,
+    check_pixels,
+    collect_for,
+    scales_from_table,
+)
 from qdqtool.insertion.losses import candidates, measure, with_predictions
 from qdqtool.insertion.options import Images, Kept, Output, Placing, Ranges, Workers, takes
 from qdqtool.insertion.placement import place
-from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite

@@ -11,19 +11,30 @@ The order of channels, the size and the letterbox stay the caller's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.options import Output, choices_of
+from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.insertion.options import Images, Kept, Output, Workers, choices_of
+from qdqtool.insertion.placement import class_outputs
+from qdqtool.insertion.scales import LEVELS, GroupScale, Member, known_scale, positive
 from qdqtool.insertion.structure import FLOATS
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.trt.targets import Target
+from qdqtool.types import Json
+
+if TYPE_CHECKING:
+    from calibration import Statistics
+    from qdqtool.insertion.result import Insertion
+
 
 INPUT_TYPES = choices_of(Output, "input_type")
 _LEVELS = 255.0
@@ -188,3 +199,81 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and `std`")
     return np.asarray(values, np.float64)
+
+
+def collect_for(
+    model: Model,
+    data: object,
+    groups: Sequence[ScaleGroup],
+    *,
+    max_images: int,
+    images: Images | None = None,
+    kept: Kept | None = None,
+    workers: Workers | None = None,
+    progress: bool = False,
+) -> tuple[Statistics, Json]:
+    """Runs the model over the data and returns statistics of the groups' sources, and what to report.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+        DataError: There is no usable data.
+    """
+    from calibration import Focus, Preprocess, collect
+
+    if data is None:
+        raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
+    images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
+    tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
+    scores = class_outputs(model)
+    statistics = collect(
+        model, data, tensors, cache=kept.calib_cache, overwrite_cache=kept.overwrite_cache, progress=progress,
+        preprocess=images.preprocess or Preprocess(), max_images=max_images, size=images.size,
+        focus=Focus(scores) if scores else None, cluster=workers.cluster, mixed_cpus=workers.mixed_cpus,
+    )  # fmt: skip
+    report: Json = {
+        "images": statistics.images,
+        "data": str(data) if isinstance(data, str | os.PathLike) else "",
+        "tensors": len(tensors),
+        "focus": list(scores),
+        "fingerprint": statistics.fingerprint,
+        "cache": os.fspath(kept.calib_cache) if kept.calib_cache is not None else None,
+        "skipped": [{"file": name, "reason": reason} for name, reason in statistics.skipped],
+        "warnings": list(statistics.warnings),
+        "notes": list(statistics.notes),
+    }
+    return statistics, report
+
+
+def scales_from_table(path: str | os.PathLike[str], groups: Sequence[ScaleGroup]) -> list[GroupScale]:
+    """Scales of all groups from a TensorRT calibration table; a group takes the largest of its tensors' scales.
+
+    Raises:
+        DataError: The table cannot be read, or has no entry for a group.
+    """
+    from calibration.cache import read_tensorrt_cache
+
+    table = read_tensorrt_cache(path)
+    result = []
+    for group in groups:
+        if group.largest is not None:
+            result.append(known_scale(group, group.largest))
+            continue
+        known = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
+        if not known:
+            raise DataError(f"{path}: has no scale for tensor '{group.quantized[0]}'")
+        scale = positive(max(known.values()))
+        members = tuple(Member(t, s * LEVELS, 0.0) for t, s in known.items() if t in group.sources)
+        result.append(GroupScale(group, scale, "table", members))
+    return result
+
+
+def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> None:
+    """Writes the activation scales as a TensorRT calibration table (``IInt8Calibrator::readCalibrationCache``).
+
+    Raises:
+        QdqtoolError: The file cannot be written.
+    """
+    from calibration.cache import write_tensorrt_cache
+
+    scales = {q.tensor: q.scale for q in insertion.activations if not isinstance(q.scale, list)}
+    write_tensorrt_cache(path, scales)

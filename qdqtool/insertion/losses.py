@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
-from qdqtool.insertion.attention import class_outputs
+from qdqtool.insertion.placement import class_outputs
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import EDITED, Model, without_large_weights
 from qdqtool.model.heads import find_head

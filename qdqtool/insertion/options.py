@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtool.base.parameters import require
 from qdqtool.errors import QdqtoolError
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_coordinates, find_head
+from qdqtool.model.operators import LayerKind, of
 
 if TYPE_CHECKING:
     from calibration import Preprocess
@@ -209,3 +212,30 @@ def takes(**groups: type) -> Callable[[Callable[..., _Result]], Callable[..., _R
         return call
 
     return decorate
+
+
+HEADS = choices_of(Placing, "head")
+_DETECTOR = 2  # last convolutions that make a network without a DFL a detector
+
+
+def float_nodes(model: Model, choice: str) -> dict[int, str]:
+    """Nodes that the head preset leaves float, with the reason; ``choice`` is one of :data:`HEADS`."""
+    if choice == "none":
+        return {}
+    head = find_head(model)
+    result = dict.fromkeys(head.boxes, "box output of a YOLOv8-style head (`head='none'` quantizes it)")
+    result.update(dict.fromkeys(head.dfl, "DFL: expected value over the box bins (`head='none'` quantizes it)"))
+    places = find_coordinates(model, head.finals)
+    result.update(dict.fromkeys(places.makers, "makes boxes or sampling points (`head='none'` quantizes it)"))
+    result.update(dict.fromkeys(places.mlps, "MLP of a box output (`head='none'` quantizes it)"))
+    result.update(dict.fromkeys(places.readers, "reads reference points (`head='none'` quantizes it)"))
+    if choice == "box" and not head.dfl:
+        ends = [i for i in sorted(head.finals) if of(model.nodes[i]).kind == LayerKind.CONVOLUTION]
+        if len(ends) >= _DETECTOR:
+            result.update(dict.fromkeys(ends, "last convolution of a detection head (`head='none'` quantizes it)"))
+    if choice == "float":
+        for index in sorted((head.finals | places.scores) - result.keys()):
+            selects = index in places.scores - head.finals
+            what = "scores by which queries are selected" if selects else "last convolution before an output"
+            result[index] = f"{what} (`head='float'`)"
+    return result

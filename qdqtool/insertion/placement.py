@@ -20,18 +20,13 @@ import onnx
 
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import presets
+from qdqtool.insertion import options
 from qdqtool.insertion.options import Placing, choices_of
-from qdqtool.insertion.structure import (
-    FLOATS,
-    all_dequantized,
-    convolution_behind,
-    longest_path,
-    weight_scale_axis,
-)
+from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
 from qdqtool.lint.operators import LARGE_KERNEL
+from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import attentions
+from qdqtool.model.heads import attentions, convolutions_above, find_head
 from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.subgraphs import inner_graphs
@@ -45,7 +40,7 @@ class Rules:
     """What the user and the target choose.
 
     Attributes:
-        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.insertion.presets`.
+        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.insertion.options`.
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
             ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
             where an activation (SiLU in C2f) is between convolution and Add.
@@ -122,7 +117,7 @@ def place(model: Model, rules: Rules) -> Placement:
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two products of "
                                "computed tensors")
-    preset = presets.float_nodes(model, rules.head)
+    preset = options.float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:
             _place_weighted(model, node, placement, chosen, preset)
@@ -428,3 +423,38 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
             continue
         stack.extend(node.inputs)
     return False
+
+
+_CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
+
+
+def class_outputs(model: Model) -> tuple[str, ...]:
+    """Class outputs [n, classes, h, w] of a detector, logits; empty where none are recognised."""
+    head = find_head(model)
+    found: dict[str, None] = {}
+    for node in model.ordered:
+        if node.op != "Sigmoid" or not _goes_out(model, node):
+            continue
+        for index in sorted(convolutions_above(model, node.input(0)) & head.finals - head.boxes):
+            output = model.nodes[index].output
+            shape = model.shape(output)
+            if model.nodes[index].op == "Conv" and shape is not None and len(shape) == 4:
+                found[output] = None
+    return tuple(found)
+
+
+def _goes_out(model: Model, node: Node) -> bool:
+    """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
+    seen: set[str] = set()
+    stack = [node.output]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for reader in model.readers(name):
+            if operators.of(reader).kind in _CALCULATES:
+                return False
+            if name in operators.inputs_behind_q(model, reader):
+                stack.extend(reader.outputs)
+    return True

@@ -12,7 +12,7 @@ from qdqtool.insertion.options import Placing
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.model.graph import EDITED, Model, without_large_weights
-from qdqtool.trt.simulation import settled
+from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import Target
 
 OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4

@@ -20,7 +20,7 @@ class Case:
         evidence: Seen in a build, documented by NVIDIA, or assumed.
         says: What happens, in one sentence.
         builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an engine listing. The
-            builds are described in :mod:`qdqtool.trt.builds`.
+            builds are described in :mod:`qdqtool.trt.targets`.
         source: What documents it, or why it is assumed and what would refute it.
     """
 

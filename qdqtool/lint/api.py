@@ -7,7 +7,7 @@ from qdqtool.lint import half, head, operators, quantizers, structure, weight_sc
 from qdqtool.lint.structure import Fused
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
-from qdqtool.trt.simulation import settled
+from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Prediction
 

@@ -26,8 +26,7 @@ from qdqtool.trt.faults import (
     ZeroPointCount,
     ZeroPointMissing,
 )
-from qdqtool.trt.provenance import Scale
-from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, ScaleComputed
+from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, Scale, ScaleComputed
 from qdqtool.trt.targets import target_named
 from qdqtool.types import FindingCode, Precision, Refusal
 

@@ -19,9 +19,9 @@ from qdqtool.trt.faults import (
     WeightsOutput,
     WeightsStored,
 )
-from qdqtool.trt.provenance import Step
 from qdqtool.trt.refusals import (
     FloatTypesDiffer,
+    Step,
     WeightsAxis,
     WeightsNotConstant,
     WeightsNotDequantized,

@@ -13,7 +13,7 @@ from torch import nn
 
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import presets, residuals
+from qdqtool.insertion import options, residuals
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.options import Placing
 from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, can_be_quantized, place
@@ -173,7 +173,7 @@ def plan(
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
     for value, choices, option in (
-        (backend, BACKENDS, "backend"), (head, presets.HEADS, "head"), (residual, RESIDUALS, "residual"),
+        (backend, BACKENDS, "backend"), (head, options.HEADS, "head"), (residual, RESIDUALS, "residual"),
     ):  # fmt: skip
         if value not in choices:
             raise QdqtoolError(f"{option}='{value}': choose one of {', '.join(choices)}")

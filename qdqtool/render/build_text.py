@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, layers_counted, middle
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
-from qdqtool.buildlog.implicit import IMPLICIT
+from qdqtool.buildlog.complete import IMPLICIT
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.trt.targets import target_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.explain.knowledge import ALL_TARGETS, Code
+from qdqtool.explain.codes import ALL_TARGETS, Code
 from qdqtool.explain.lines import LineAnswer, Rule
 from qdqtool.render.output import Page
 from qdqtool.types import Json

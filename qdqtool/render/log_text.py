@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from qdqtool.base.text import as_text, counted, middle
-from qdqtool.buildlog.implicit import IMPLICIT
+from qdqtool.buildlog.complete import IMPLICIT
 from qdqtool.render.output import Page
 from qdqtool.types import Json
 

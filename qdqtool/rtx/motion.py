@@ -14,10 +14,9 @@ import numpy as np
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.rtx.constants import Constants
-from qdqtool.rtx.records import Why
+from qdqtool.rtx.operands import Constants
+from qdqtool.rtx.records import NOTHING, WIDTH, Dequantized, Float, State, Why
 from qdqtool.rtx.sharing import Sharing
-from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 
 # One data input, integers stay as they are (or are negated, or reordered), the scale stays.
 MOVES = frozenset({

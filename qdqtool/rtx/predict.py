@@ -14,12 +14,22 @@ from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import precision_of
 from qdqtool.model.view import View
-from qdqtool.rtx.constants import Constants
 from qdqtool.rtx.motion import Motion
-from qdqtool.rtx.operands import Verdict, judge
-from qdqtool.rtx.records import COMPILER, CompilerFault, Fault, IntegersLost, Why, ends_build
+from qdqtool.rtx.operands import Constants, Verdict, judge
+from qdqtool.rtx.records import (
+    COMPILER,
+    NOTHING,
+    WIDTH,
+    CompilerFault,
+    Dequantized,
+    Fault,
+    Float,
+    IntegersLost,
+    State,
+    Why,
+    ends_build,
+)
 from qdqtool.rtx.refusals import half_shape1, refusals
-from qdqtool.rtx.state import NOTHING, WIDTH, Dequantized, Float, State
 from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 DEFAULT_SM = (86,)

@@ -11,10 +11,8 @@ import onnx
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import QuantParams
-from qdqtool.rtx.constants import Constants
-from qdqtool.rtx.operands import judge
-from qdqtool.rtx.records import COMPILER, CompilerFault, Fault
-from qdqtool.rtx.state import WIDTH, Dequantized, State
+from qdqtool.rtx.operands import Constants, judge
+from qdqtool.rtx.records import COMPILER, WIDTH, CompilerFault, Dequantized, Fault, State
 from qdqtool.trt.faults import (
     BiasQuantized,
     IntegerOperator,

@@ -11,7 +11,7 @@ import math
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.rtx.constants import Constants
+from qdqtool.rtx.operands import Constants
 
 # A Q behind these is pulled up in front of them, whatever else reads them.
 _PULLED = frozenset({

@@ -13,7 +13,7 @@ from qdqtool.prediction import predict
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import TimeEstimate, estimate
 from qdqtool.timing.gpu_findings import gpu_findings
-from qdqtool.trt.simulation import assumed_target
+from qdqtool.trt.outcome import assumed_target
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Evidence, Precision, Prediction
 

@@ -21,7 +21,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
-from qdqtool.trt.simulation import settled
+from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
 from qdqtool.types import EngineLayer, Json, Precision, Prediction
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qdqtool.base.records import record
-from qdqtool.trt.provenance import Scale, Step
+from qdqtool.trt.refusals import Scale, Step
 from qdqtool.types import Precision, Refusal
 
 CHECK = "model"  # who looked: no pass

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from qdqtool.knowledge.evidence import Case
 from qdqtool.model.operators import LayerKind, QPassage
 from qdqtool.model.qdq import QuantParams, precision_of
-from qdqtool.trt.provenance import NOWHERE, Scale, Step, Way
+from qdqtool.trt.refusals import NOWHERE, Scale, Step, Way
 from qdqtool.types import Evidence, MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]

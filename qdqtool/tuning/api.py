@@ -20,9 +20,9 @@ from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import fidelity
 from qdqtool.insertion.api import prepared, said_of_half, too_large
-from qdqtool.insertion.attention import class_outputs
-from qdqtool.insertion.calibrate import collect_for
+from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.options import Images, Placing, Ranges, Remainder, Workers, takes
+from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.io.files import watched

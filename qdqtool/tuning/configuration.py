@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision, presets
+from qdqtool.insertion import halfprecision, options
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
@@ -219,7 +219,7 @@ class Planner:
     def possible_groups(self) -> list[ScaleGroup]:
         """Groups of everything that any placement quantizes: a float can move a Q to a residual's other input."""
         model = self.model
-        preset = frozenset(model.nodes[i].name for i in presets.float_nodes(model, self.rules.head))
+        preset = frozenset(model.nodes[i].name for i in options.float_nodes(model, self.rules.head))
         wide = Placement(dict(self.placement(Configuration(quantized=preset)).readers))
         for tensor in self.placement(Configuration()).readers:
             wide.readers.setdefault(tensor, [])

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.attention import class_outputs
 from qdqtool.insertion.losses import Compared, compared_tensors
+from qdqtool.insertion.placement import class_outputs
 from qdqtool.io.files import read_input
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head

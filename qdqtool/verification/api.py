@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from qdqtool.base.parameters import typed
 from qdqtool.buildlog.agreement import Mismatch, MismatchKind
-from qdqtool.buildlog.complete import AS_TODAY, listing_hole
-from qdqtool.buildlog.implicit import IMPLICIT, implicit_int8
+from qdqtool.buildlog.complete import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
@@ -66,7 +65,7 @@ def verify(
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
-        from qdqtool.verification.rtx import verify_rtx_build
+        from qdqtool.verification.lines import verify_rtx_build
 
         result = verify_rtx_build(index, prediction, build)
     else:

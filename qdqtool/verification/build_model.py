@@ -15,7 +15,7 @@ from qdqtool.types import TOOL_VERSION, Json, Precision
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import BuiltLayer
-    from qdqtool.verification.products import BuiltNode
+    from qdqtool.verification.convolutions import BuiltNode
 
 SCHEMA = "qdqtool/build/1"
 
@@ -97,7 +97,7 @@ def mapped(result: BuildResult) -> BuiltModel:
     if model is None or build is None:
         return read
     if result.status == "built":
-        from qdqtool.verification.products import built_nodes
+        from qdqtool.verification.convolutions import built_nodes
 
         read.nodes = built_nodes(model, build.layers, result.names)
     back = {result.names[n.index]: n.name for n in model.nodes if result.names[n.index] != n.name}

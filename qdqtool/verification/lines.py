@@ -4,17 +4,55 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qdqtool.buildlog.agreement import ConversionCounts, Described, LayerCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import (
+    BuildFacts,
+    ConversionCounts,
+    ConvolutionCounts,
+    Described,
+    LayerCounts,
+    Mismatch,
+    MismatchKind,
+    TraceCounts,
+)
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.mapping import Mapper, in_myelin
-from qdqtool.verification.sequences import agreement
+from qdqtool.verification.pairs import Pair
+from qdqtool.verification.result import Verification
+
+_MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
+
+
+def agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
+    """Counts of two sequences: each one's length, elements in common, and elements in common in the same order."""
+    common = (Counter(predicted) & Counter(built)).total()
+    return TraceCounts(len(predicted), len(built), common, in_order(predicted, built))
+
+
+def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | None:
+    """Length of the longest common subsequence; None where that would take too long.
+
+    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual table is one
+    integer, a zero bit marking where the length grows.
+    """
+    if len(first) * len(second) > _MOST_BITS:
+        return None
+    places: dict[Hashable, int] = {}
+    for position, item in enumerate(first):
+        places[item] = places.get(item, 0) | 1 << position
+    full = (1 << len(first)) - 1
+    row = full
+    for item in second:
+        hits = row & places.get(item, 0)
+        row = (row + hits | row - hits) & full
+    return len(first) - row.bit_count()
+
 
 #: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
@@ -236,3 +274,36 @@ def _edge_difference(side: str, predicted: list[TensorPrecision], built: list[Bu
         if plain and not mine.precision.agrees(theirs.precision):
             return f"predicted {mine.precision} {side}, built {theirs.precision} {side}"
     return ""
+
+
+def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
+    """Compares a prediction with a TensorRT-RTX log that was kept."""
+    from qdqtool.builders.run import log_names
+    from qdqtool.verification.convolutions import built_nodes
+
+    rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
+    pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
+    return of_pairs(prediction, pairs, build.facts)
+
+
+def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Verification:
+    """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
+    unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
+    wrong = [p for p in pairs if p.agrees is False]
+    mismatches = [
+        Mismatch(
+            MismatchKind.CONVOLUTION,
+            p.predicted.name,
+            p.predicted.as_json(),
+            p.built.as_json() if p.built else {},
+            f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}",
+        )
+        for p in wrong
+    ]
+    return Verification(
+        build=build,
+        convolutions=ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown),
+        trace=TraceCounts(len(prediction.trace)),
+        mismatches=mismatches,
+        prediction=prediction,
+    )

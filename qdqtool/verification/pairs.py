@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qdqtool.rtx.predict import status_of
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import BuiltModel
-from qdqtool.verification.products import BuiltNode
+from qdqtool.verification.convolutions import BuiltNode
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pytest
 import calibration
 import qdqtool
 from qdqtool.buildlog.names import base_name, clone_suffix, parts
-from qdqtool.explain.errors import _MAX_TEXT
+from qdqtool.explain.errors import _MAX_MESSAGE as _MAX_TEXT
 from tests.qat.torchvision_ops import usable_torchvision
 from tests.slow import slow_after
 

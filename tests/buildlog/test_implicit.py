@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from qdqtool.buildlog.implicit import implicit_int8
+from qdqtool.buildlog.complete import implicit_int8
 from qdqtool.buildlog.read import read_build
 from qdqtool.cli import run
 from tests.buildlog.evidence import build_file

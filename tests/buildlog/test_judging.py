@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.complete import judge, listing_hole
-from qdqtool.buildlog.merge import merge
+from qdqtool.buildlog.complete import judge, listing_hole, rerun_commands
+from qdqtool.buildlog.read import merge
 from qdqtool.buildlog.records import Memory, Milestone, ParsedNode, ParsedTensor, ParseSection, ProfileRow
-from qdqtool.buildlog.rerun import rerun_commands
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Listing, LogEvent
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision

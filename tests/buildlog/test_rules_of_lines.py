@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, parse_engine_line
+from qdqtool.buildlog.log import is_marked, seconds_of, split
 from qdqtool.buildlog.numbers import number, read_memory, read_metric
 from qdqtool.buildlog.parsing import ParseReader
-from qdqtool.buildlog.prefix import is_marked, seconds_of, split
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.records import MAX_DIMENSION, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.buildlog.sections import version_of

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqtool.comparing.changes import compare_sides, differ, factor
-from qdqtool.comparing.kinds import is_model
-from qdqtool.comparing.result import Change, Lost, NodeSide, Scales
+from qdqtool.comparing.result import Change, Lost, NodeSide, Scales, compare_sides, differ, factor, is_model
 from qdqtool.comparing.words import why
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision

@@ -14,8 +14,8 @@ import qdqtool
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
+from qdqtool.explain.codes import ALL_TARGETS
 from qdqtool.explain.errors import KNOWN
-from qdqtool.explain.knowledge import ALL_TARGETS
 from qdqtool.explain.ways import WAYS, way_named
 from qdqtool.fixing.api import FIXABLE
 from qdqtool.prediction import predict

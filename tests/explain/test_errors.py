@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.explain.errors import KNOWN, lookup
-from qdqtool.explain.errors_nodes import named_node, short
-from qdqtool.explain.errors_shape import parse_error
+from qdqtool.explain.errors import KNOWN, lookup, named_node, parse_error, short
 
 # Wordings as users reported them, with the names and numbers of their builds.
 TEXTS = [

@@ -19,7 +19,7 @@ from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.extraction.cut import Cutter
 from qdqtool.extraction.masking import masked
 from qdqtool.extraction.moves import ALL, channels, spatial
-from qdqtool.extraction.shrink import Shrinker
+from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx
 
 from qdqtool.extraction.moves import LOOSE
-from qdqtool.extraction.shrink import Shrinker
+from qdqtool.extraction.select import Shrinker
 from tests.fuzz.driver import Answer
 
 Disagrees = Callable[[onnx.ModelProto], bool]

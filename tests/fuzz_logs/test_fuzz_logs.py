@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.source import MAX_LINE, lines_of
+from qdqtool.buildlog.read import MAX_LINE, lines_of, read_build
 from tests.buildlog import samples
 from tests.fuzz_logs.check import check
 from tests.fuzz_logs.mutate import mutated, seeds

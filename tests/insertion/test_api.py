@@ -14,10 +14,10 @@ import qdqtool
 from calibration.cache import read_tensorrt_cache
 from qdqtool.demo.model import write_images, yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.insertion.calibrate import write_table
 from qdqtool.insertion.groups import ScaleGroup
+from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.losses import Losses
-from qdqtool.insertion.presets import float_nodes
+from qdqtool.insertion.options import float_nodes
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, Member
 from qdqtool.model.graph import Model

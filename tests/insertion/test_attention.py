@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqtool.demo.model import yolov8n
-from qdqtool.insertion.attention import class_outputs
+from qdqtool.insertion.placement import class_outputs
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net
 

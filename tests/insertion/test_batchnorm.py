@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.insertion.batchnorm import fold_batch_normalization, fold_leading
+from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, images, run
 

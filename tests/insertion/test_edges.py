@@ -18,11 +18,11 @@ from qdqtool.commands.insert import command
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.calibrate import write_table
 from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.inputs import write_table
+from qdqtool.insertion.options import find_head
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
-from qdqtool.insertion.presets import find_head
 from qdqtool.insertion.scales import choose_scale
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of, with_constant_nodes

@@ -13,8 +13,8 @@ from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import METHODS
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import is_q, read_params
+from qdqtool.trt.outcome import simulate
 from qdqtool.trt.refusals import OutputDifferentScales
-from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from tests.insertion.nets import Net, check, images, run
 

@@ -14,7 +14,7 @@ from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import Placement, Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.model.graph import Model
-from qdqtool.trt.simulation import simulate
+from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from tests.insertion.nets import Net, nodes_of, value_of
 

@@ -14,8 +14,8 @@ from calibration.statistics import TensorStatistics
 from qdqtool.demo.model import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion import scales
-from qdqtool.insertion.calibrate import collect_for, scales_from_table, write_table
 from qdqtool.insertion.groups import ScaleGroup, scale_groups
+from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
 from qdqtool.insertion.options import Kept
 from qdqtool.insertion.scales import METHODS, MethodChoice, choose_scale, positive, weight_scale
 from qdqtool.model.graph import Model

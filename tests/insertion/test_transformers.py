@@ -156,7 +156,7 @@ def test_a_network_without_attention_says_that_nothing_changes() -> None:
 
 
 def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
-    from qdqtool.insertion.calibrate import write_table
+    from qdqtool.insertion.inputs import write_table
 
     path = tmp_path / "table.cache"
     write_table(quantized(), path)

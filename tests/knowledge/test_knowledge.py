@@ -9,10 +9,8 @@ from typing import get_args
 import pytest
 
 from qdqtool import knowledge
-from qdqtool.explain.codes import CODES, _code
-from qdqtool.explain.errors import KNOWN
-from qdqtool.explain.errors_entry import ERROR, HARMLESS, WARNING, KnownError
-from qdqtool.explain.knowledge import Holds
+from qdqtool.explain.codes import CODES, Holds, _code
+from qdqtool.explain.errors import ERROR, HARMLESS, KNOWN, WARNING, KnownError
 from qdqtool.explain.lines import HEADINGS, MEANINGS
 from qdqtool.explain.ways import WAYS
 from qdqtool.knowledge import entry, table

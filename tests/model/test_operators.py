@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.fixing.unify import scales as unify
+from qdqtool.fixing.pairs import scales as unify
 from qdqtool.insertion.groups import scale_groups
 from qdqtool.insertion.placement import is_averaging
 from qdqtool.insertion.structure import convolution_behind, weight_scale_axis
@@ -25,8 +25,8 @@ from qdqtool.model.operators import OPERATORS, LayerKind, Operator
 from qdqtool.model.pointwise import activation_input
 from qdqtool.model.view import View, uses
 from qdqtool.trt import importer
+from qdqtool.trt.outcome import simulate
 from qdqtool.trt.rules import id_of
-from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.explain.words import scale_words
+from qdqtool.explain.messages import scale_words
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
 from qdqtool.model.subgraphs import _nodes, inner_graphs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qdqtool.trt import rules
-from qdqtool.trt.builds import BUILDS
+from qdqtool.trt.targets import BUILDS
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 

@@ -11,7 +11,7 @@ from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.provenance import ReaderKind, Size
+from qdqtool.trt.refusals import ReaderKind, Size
 from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of, weighted_behind
 from tests.trt.builder import Graph
 

@@ -72,7 +72,7 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
 
 def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip") -> Planner:
     """A planner with ranges from all of the data."""
-    from qdqtool.insertion.calibrate import collect_for
+    from qdqtool.insertion.inputs import collect_for
 
     model = Model(proto).copy()
     prepare(model)

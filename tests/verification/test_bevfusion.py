@@ -15,8 +15,7 @@ from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Event
 from qdqtool.verification.api import compare, exit_code, verify
-from qdqtool.verification.lines import is_copy_line
-from qdqtool.verification.sequences import agreement
+from qdqtool.verification.lines import agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.verification.transcribed import layers_of, outcomes
 

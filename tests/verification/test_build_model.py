@@ -14,7 +14,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.model.modelfile import load
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import BuiltModel, build_model
-from qdqtool.verification.products import BuiltNode
+from qdqtool.verification.convolutions import BuiltNode
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 

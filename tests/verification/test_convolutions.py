@@ -14,9 +14,8 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
-from qdqtool.verification.convolutions import ConvComparison, compare_convolutions, pass_lines
+from qdqtool.verification.convolutions import ConvComparison, built_nodes, compare_convolutions, pass_lines
 from qdqtool.verification.mapping import Mapper
-from qdqtool.verification.products import built_nodes
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api_rules import layer

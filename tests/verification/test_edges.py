@@ -18,8 +18,8 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.verification.api import check_explicit, compare, exit_code, verify
+from qdqtool.verification.built_here import verify_from_log
 from qdqtool.verification.convolutions import BuiltConv
-from qdqtool.verification.from_log import verify_from_log
 from qdqtool.verification.mapping import common_names
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction

@@ -20,8 +20,7 @@ from qdqtool.model.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import BuiltModel
-from qdqtool.verification.built_here import verify_with_builder
-from qdqtool.verification.from_log import _differing, _with_scales, verify_from_log
+from qdqtool.verification.built_here import _differing, _with_scales, verify_from_log, verify_with_builder
 from tests.buildlog.evidence import build_file
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME

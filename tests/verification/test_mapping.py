@@ -22,10 +22,10 @@ from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.build_model import BuiltModel
+from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.verification.lines import agreement, in_order
 from qdqtool.verification.mapping import Mapper, common_names, is_aside, product_rank, trt_name
 from qdqtool.verification.pairs import compare, status_agrees, verify_rtx
-from qdqtool.verification.products import BuiltNode
-from qdqtool.verification.sequences import agreement, in_order
 from tests.builders.models import two_convolutions
 from tests.fuzz.net import Net
 from tests.trt.builder import Graph

@@ -7,8 +7,7 @@ from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
-from qdqtool.trt.provenance import Step
-from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence

@@ -10,8 +10,7 @@ from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
-from qdqtool.trt.provenance import Reader
-from qdqtool.trt.refusals import Stays
+from qdqtool.trt.refusals import Reader, Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
 from qdqtool.types import Precision

@@ -7,16 +7,15 @@ from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
-from qdqtool.trt.provenance import ReaderKind
-from qdqtool.trt.quantizable import refusal_of
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     AddOutputNotQuantized,
     OutputDifferentScales,
+    ReaderKind,
     ResidualBothQuantized,
     ResidualFloat,
 )
-from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, scale_of
+from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
 
 QUANTIZED = seen(

@@ -16,7 +16,6 @@ from qdqtool.trt.passes._infra import (
     only_q,
     weights_position,
 )
-from qdqtool.trt.quantizable import refusal_of
 from qdqtool.trt.refusals import (
     Deconvolution3D,
     FloatTypesDiffer,
@@ -24,7 +23,7 @@ from qdqtool.trt.refusals import (
     OutputScale,
     OutsideRules,
 )
-from qdqtool.trt.surroundings import elements, output_refusal
+from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 

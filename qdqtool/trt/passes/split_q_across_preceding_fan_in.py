@@ -11,8 +11,7 @@ from qdqtool.model.operators import LayerKind, passage_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
-from qdqtool.trt.provenance import Scale
-from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales
+from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
 MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.model.modelfile import load
+from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
-from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph

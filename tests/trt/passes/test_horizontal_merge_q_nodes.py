@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qdqtool.model.modelfile import load
+from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
-from qdqtool.trt.simulation import simulate
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
