@@ -280,7 +280,7 @@ def _small(model: Model, node: Node) -> str:
 
 
 def _failing(model: Model, node: Node, rules: Rules) -> str:
-    """Forms that the target's prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
+    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if of(node).kind != LayerKind.CONVOLUTION:
         return ""
     shape = model.constant_shape(node.input(1)) or ()
