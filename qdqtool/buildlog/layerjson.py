@@ -34,9 +34,16 @@ _MAX_LAYERS = 200_000
 
 @dataclass(frozen=True)
 class _Documents:
-    """Whole layer listings or profiles that were written one after the other, as by builds that append to a file."""
+    """Whole layer listings and profiles that were written one after the other, as by builds that append to a file.
 
-    last: Any
+    Attributes:
+        listing: The last listing, None without one.
+        profile: The last profile, None without one.
+        count: How many documents there are.
+    """
+
+    listing: Any
+    profile: Any
     count: int
 
 
@@ -54,8 +61,13 @@ def read_json(data: bytes, name: str) -> Build:
     content, whole = _load(text, name)
     build = Build(source=BuildSource.LAYER_JSON)
     if isinstance(content, _Documents):
-        build.notes.append(f"{name} holds {content.count} whole JSON documents one after the other; the last was read")
-        content = content.last
+        both = content.listing is not None and content.profile is not None
+        if content.count > 1 + both:
+            of_each = "the last listing and the last profile were" if both else "the last was"
+            build.notes.append(f"{name} holds {content.count} whole JSON documents one after the other; {of_each} read")
+        if both:
+            _profile(build, content.profile)
+        content = content.profile if content.listing is None else content.listing
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -128,9 +140,12 @@ def _in_turn(text: str) -> tuple[list[Any] | _Documents, bool] | None:
         return None
     if all(isinstance(item, dict) and "LayerType" in item for item in items):
         return items, whole
-    if all(_is_listing(item) for item in items) or all(isinstance(item, list) and _is_profile(item) for item in items):
-        return _Documents(items[-1], len(items)), whole
-    return None
+    listings = [item for item in items if _is_listing(item)]
+    profiles = [item for item in items if isinstance(item, list) and _is_profile(item)]
+    if len(listings) + len(profiles) != len(items):
+        return None
+    last = (found[-1] if found else None for found in (listings, profiles))
+    return _Documents(*last, len(items)), whole
 
 
 def _is_listing(item: Any) -> bool:

@@ -261,7 +261,7 @@ def _is_of(versions: str, major: int) -> bool:
 def weakest(cases: Collection[Case], target: Target) -> Evidence:
     """How well an outcome is proven on the target: as its cases are, what only 8.x shows assumed on later ones."""
     found = set()
-    for case in cases:
+    for case in (c for c in cases if c.name not in _OF_NO_OUTCOME):
         shown = case.evidence != Evidence.SEEN or not target.has_marks or seen_on(case, target)
         found.add(case.evidence if shown else Evidence.ASSUMED)
     return functools.reduce(Evidence.weaker, found, Evidence.SEEN)

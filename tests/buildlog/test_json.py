@@ -150,7 +150,11 @@ def test_of_two_profiles_in_one_file_the_last_is_read() -> None:
     assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
-def test_of_a_listing_and_a_profile_in_one_file_the_listing_is_read_and_is_not_all() -> None:
-    both = f"{json.dumps({'Layers': [LAYER]})}\n{json.dumps([{'count': 1}, row('q')])}"
-    build = read(both)
-    assert [x.name for x in build.layers] == ["a"] and build.missing
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1)])
+def test_a_listing_and_a_profile_in_one_file_are_read_together(order: tuple[int, ...]) -> None:
+    documents = (b'{"Layers": ["a", "b"], "Bindings": ["x"]}\n',
+                 b'[{"count": 2}, {"name": "a", "timeMs": 4.0, "averageMs": 2.0, "percentage": 100}]\n')
+    build = read_json(b"".join(documents[i] for i in order), "both.json")
+    assert [layer.name for layer in build.layers] == ["a", "b"] and build.bindings == ["x"]
+    assert build.profile_total_ms == 2.0 and not build.missing
+    assert len(build.notes) == (len(order) > 2)

@@ -110,17 +110,17 @@ def test_strongly_typed_float_convolution() -> None:
 
 
 @pytest.mark.parametrize("target", [t.name for t in CLASSIC])
-def test_evidence_is_never_better_than_the_targets(target: str) -> None:
-    """A plain INT8 convolution is seen where its target is."""
+def test_a_plain_convolution_is_seen_where_its_target_is(target: str) -> None:
+    """And on 10, whose builds show it (small-graphs-orinnano-trt103); what names and folds weights decides nothing."""
     for conv in found(stem(), target).values():
-        assert conv.evidence == TARGETS[target].evidence
+        assert conv.evidence == (Evidence.SEEN if target == "trt10" else TARGETS[target].evidence)
 
 
 @pytest.mark.parametrize(
     ("activation", "groups", "evidence"),
     [
         ("LeakyRelu", 1, Evidence.SEEN),
-        ("silu", 1, Evidence.DOCUMENTED),
+        ("silu", 1, Evidence.SEEN),  # 39 times on 10.14.1; the same network on 8.6.1
         ("silu", 8, Evidence.ASSUMED),
         ("Clip", 8, Evidence.SEEN),
     ],

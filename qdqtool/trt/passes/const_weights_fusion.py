@@ -14,6 +14,7 @@ PLAIN = seen(
     "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
     "yolo-resnet18-orin-trt8502:5633", "resnet18-qat-rtx2000-trt8510:2626", "yolov8-orin-trt8412-excerpts:206",
     "bevfusion-camera-orin-trt8502:335", "bevfusion-camera-rtx3080ti-trt8600:5271",
+    "yolov8n-modelopt-rtx2060-trt1014", source="10.14.1: all 64 convolutions have INT8 weights",
 )
 
 

@@ -13,6 +13,7 @@ PLAIN = seen(
     "single-reader", "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",
     "yolo-resnet18-orin-trt8502:5108", "resnet18-qat-rtx2000-trt8510:2489", "yolov8-orin-trt8412-excerpts:155",
     "bevfusion-camera-orin-trt8502:49", "bevfusion-camera-rtx3080ti-trt8600:4985", "centernet-resnet34-qat-trt80",
+    "yolov8n-modelopt-rtx2060-trt1014",
     source="TensorRT 8.0 appends _quantize_scale_node to the Q's name",
 )
 SHARED = assumed(

@@ -13,7 +13,7 @@ from qdqtool.trt.trace import FUSING
 
 CHAIN = seen(
     "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
-    "yolo-resnet18-orin-trt8502:5233", "yolov8-orin-trt8412-excerpts:185",
+    "yolo-resnet18-orin-trt8502:5233", "yolov8-orin-trt8412-excerpts:185", "yolov8n-modelopt-rtx2060-trt1014",
     source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
 )
 CONSTANT = documented(
