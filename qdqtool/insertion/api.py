@@ -32,7 +32,7 @@ from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_sc
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.io.files import watched
 from qdqtool.lint.activation_scales import outliers, spread
-from qdqtool.model.graph import Model
+from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
@@ -301,12 +301,13 @@ def float_model(
     if weights == "int8" and not target.int8_weights:
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    identity, before = loaded.sha256, loaded.opset
+    # A calibration cache knows the model again by what it was made from: preparing it gives every target the same
+    # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
+    identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
-    # A calibration cache knows the model again by it; another opset alone changes no tensor.
-    work.sha256 = identity if len(notes) == (work.opset != before) else None
+    work.sha256 = identity
     return work, notes, warnings
 
 
