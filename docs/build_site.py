@@ -177,7 +177,7 @@ def _demo(folder: Path) -> None:
 def _linked(text: str, up: str) -> str:
     """The text with links to examples leading to their pages, and to the pages that only the site has."""
     text = re.sub(r"`qdqtool (\w+) --help`", r"[`qdqtool \1 --help`](commands/\1.md)", text)
-    text = re.sub(r"the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text)
+    text = re.sub(r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text)
     text = re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)\.py\)", r"](examples/\1.md)", text)
     return re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)/?\)", r"](examples/\1.md)", text)
 
@@ -419,8 +419,8 @@ def _fence(text: str, language: str = "text") -> str:
 
 
 def _escaped(text: str) -> str:
-    pieces = re.split(r"``([^`|]+)``", text)  # docstrings mark code so
-    return "".join(f"`{piece}`" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
+    pieces = re.split(r"``([^`]+)``", text)  # docstrings mark code so
+    return "".join(f"<code>{_plain(piece)}</code>" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
 
 
 def _plain(text: str) -> str:
