@@ -171,6 +171,11 @@ class Severity(StrEnum):
     WARNING = "warning"
     INFO = "info"
 
+    @property
+    def word(self) -> str:
+        """What readers are shown; ``info`` is a note, as in SARIF."""
+        return "note" if self is Severity.INFO else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -85,7 +85,7 @@ def _untold(name: str, result: Comparison) -> str:
         return "" if result.times_as_long is not None else (
             "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)")
     if name in ("lost-int8-output", "conversions") and len(kinds) == 2:
-        return "a model says nothing of it; 'qdqtool verify' holds what is predicted for it against the build"
+        return "a model says nothing of it; 'qdqtool verify' compares what is predicted for it with the build"
     if name == "scales":
         return "a build does not show scales" if "build" in kinds else ""
     if name == "conversions" and result.more_conversions is None:

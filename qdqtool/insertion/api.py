@@ -136,7 +136,7 @@ def insert(
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     if statistics is not None:
-        warnings.extend(_said_of_outliers(found, quantized, statistics, chosen))
+        warnings.extend(_said_of_outliers(work, found, quantized, statistics, chosen))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -192,7 +192,8 @@ def insert(
 
 
 def _said_of_outliers(
-    found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics, target: Target
+    model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
+    target: Target,
 ) -> list[str]:
     """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts."""
     nodes = {q.tensor: q.node for q in quantized}
@@ -203,7 +204,7 @@ def _said_of_outliers(
             ratio = min(spread(s, scale.scale) for s in sources)
             spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
     report = Report(target.name)
-    outliers(report, spreads, statistics.images)
+    outliers(report, model, spreads, statistics.images)
     return [f"{f.code}: {f.message} {f.fix}" for f in report.findings]
 
 
