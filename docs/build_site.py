@@ -1,6 +1,7 @@
 """Builds the documentation: the pages of this folder, those made of what qdqtool knows and prints, then the site.
 
     python docs/build_site.py [--output build/site] [--pages-only]
+    python docs/build_site.py --readme      # the README's example of predict anew; the site is refused with a stale one
 
 Every command's examples are run on the demo's model, so that their output is that of this version. Nothing is
 downloaded. Needs the extra ``docs``; with TensorRT-RTX installed the pages of ``build``, ``verify``, ``log`` and
@@ -42,6 +43,9 @@ from qdqtool.types import Evidence
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+#: Pages that are made here: texts name them ("the page *Builds*"), for in the repository there is nothing to link to.
+MADE = {"Builds": "builds.md", "Findings": "findings/index.md", "Targets": "targets/index.md",
+        "Ways to build": "ways.md"}
 IMAGES, SIZE = 100, 320  # of the demo's model
 LINES = 60  # of an answer, on its page
 SECONDS = 600.0  # for one example
@@ -66,7 +70,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="folder of the site")
     parser.add_argument("--pages-only", action="store_true", help="write the pages beside it, and no site")
+    parser.add_argument("--readme", action="store_true", help="write the README's example anew, and nothing else")
     given = parser.parse_args()
+    if given.readme:
+        write_readme()
+        return
     made = given.output.resolve().with_name("pages")
     shutil.rmtree(made, ignore_errors=True)
     titles = write_pages(made)
@@ -126,14 +134,50 @@ def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def written_pages() -> Iterator[tuple[str, str]]:
     """The pages of this folder, the README as the first one, the changelog."""
+    if readme() != (ROOT / "README.md").read_text(encoding="utf-8"):
+        raise ValueError("README.md shows what predict printed once; run 'python docs/build_site.py --readme'")
     for path in sorted(DOCS.glob("*.md")):
         yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
     yield "index.md", _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "](")
     yield "changelog.md", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def write_readme() -> None:
+    """Writes the README with what ``predict`` prints now."""
+    (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+
+
+def readme() -> str:
+    """The README with its example of ``predict`` as it is now: the verdict, and the first place of the first warning.
+
+    The model is the demo's, with the residual inputs left float as many tools do.
+    """
+    call = 'predict yolov8n_naive.onnx --gpu "RTX 3060"'
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _demo(folder)
+        _run(["insert", "yolov8n.onnx", "--calib", "images", "--residual", "none", "--losses", "0", "--no-predict",
+              "-o", "yolov8n_naive.onnx"], folder)
+        first, second, *others = _run(shlex.split(call), folder)[0].split("\n\n")
+    count = re.split(r"\n  (?=\d)", second)[0]
+    warning = next(part for part in others if part.startswith("warning "))
+    place = "\n  - ".join(warning.split("\n  - ")[:2])
+    shown = f"```\n$ qdqtool {call}\n{first}\n\n{count}\n...\n{place}\n...\n```"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"^```\n\$ qdqtool predict .*?^```", lambda _: shown, text, count=1, flags=re.M | re.S)
+
+
+def _demo(folder: Path) -> None:
+    """The demo's model and images, in a folder."""
+    save(yolov8n(SIZE), folder / "yolov8n.onnx")
+    (folder / "images").mkdir()
+    write_images(folder / "images", IMAGES, SIZE)
+
+
 def _linked(text: str, up: str) -> str:
-    """The text with links to examples leading to their pages."""
+    """The text with links to examples leading to their pages, and to the pages that only the site has."""
+    text = re.sub(r"`qdqtool (\w+) --help`", r"[`qdqtool \1 --help`](commands/\1.md)", text)
+    text = re.sub(r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text)
     text = re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)\.py\)", r"](examples/\1.md)", text)
     return re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)/?\)", r"](examples/\1.md)", text)
 
@@ -180,9 +224,7 @@ def command_pages() -> dict[str, str]:
     pages, rows = {}, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save(yolov8n(SIZE), folder / "yolov8n.onnx")
-        (folder / "images").mkdir()
-        write_images(folder / "images", IMAGES, SIZE)
+        _demo(folder)
         # In the order of the table, in which later examples read what earlier ones wrote.
         shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
         for command, about in cli.COMMANDS.items():
@@ -232,7 +274,7 @@ def finding_pages() -> dict[str, str]:
     """A page for each finding code."""
     order = ("error", "warning", "info")
     rows = [
-        (f"[{c.code}]({c.code}.md)", c.severity, _cell(c.title), "yes" if c.automatic else "")
+        (f"[{c.code}]({c.code}.md)", c.severity.word, _cell(c.title), "yes" if c.automatic else "")
         for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
     ]
     index = _page(
@@ -245,7 +287,7 @@ def finding_pages() -> dict[str, str]:
 
 
 def _finding(code: Code) -> str:
-    parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity})"]
+    parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
     for title, text in (("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
                         ("What to change", code.fix)):
         parts += [f"## {title}", _escaped(text)]
@@ -253,7 +295,7 @@ def _finding(code: Code) -> str:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(f"By itself, where no new data is needed:\n\n{command}")
     rows = [
-        (", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets), h.evidence, h.severity or code.severity,
+        (", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets), h.evidence, (h.severity or code.severity).word,
          _cell(h.source))
         for h in code.holds
     ]
@@ -377,6 +419,11 @@ def _fence(text: str, language: str = "text") -> str:
 
 
 def _escaped(text: str) -> str:
+    pieces = re.split(r"``([^`]+)``", text)  # docstrings mark code so
+    return "".join(f"<code>{_plain(piece)}</code>" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
+
+
+def _plain(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # no backslash helps these
     return re.sub(r"([\\`*_\[\]#|])", r"\\\1", text)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point of the `qdqtool` script."""
     try:
-        if sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
+        completing = "_QDQTOOL_COMPLETE" in os.environ  # click answers the shell
+        if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _overview()
         from qdqtool.cli import main as command_line
     except KeyboardInterrupt:

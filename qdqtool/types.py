@@ -171,6 +171,11 @@ class Severity(StrEnum):
     WARNING = "warning"
     INFO = "info"
 
+    @property
+    def word(self) -> str:
+        """What readers are shown; ``info`` is a note, as in SARIF."""
+        return "note" if self is Severity.INFO else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -329,7 +334,8 @@ class EngineLayer:
     Attributes:
         name: TensorRT's fused name.
         type: The kind of layer: ``Convolution``, ``Deconvolution``, ``Pooling``, ``PointWise``, ``Conversion`` (a
-            Q or DQ that stays), ``Reformat``, ``Resize``, ``Scale``, ``Shuffle``, ...
+            Q or DQ that stays), ``kgen`` (one that is a kernel of Myelin's), ``Reformat``, ``Resize``,
+            ``Scale``, ``Shuffle``, ...
         inputs: Input tensors, the data input first, a residual second.
         outputs: Output tensors.
         nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.

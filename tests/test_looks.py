@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
 from qdqtool import cli
 from qdqtool.base import progress
+from qdqtool.demo.model import yolov8n
 from qdqtool.knowledge import table
+from qdqtool.model.modelfile import save
 from qdqtool.render.output import all_as_options, as_options, coloured, in_colour
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
@@ -142,6 +148,32 @@ def test_completion(
         monkeypatch.setenv("_QDQTOOL_COMPLETE", f"{shell}_source")
         cli.run([])
         assert "_QDQTOOL_COMPLETE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("variables", "said"), [
+    *(({"_QDQTOOL_COMPLETE": f"{shell}_source"}, "COMP_WORDS") for shell in ("bash", "zsh", "fish")),
+    ({"_QDQTOOL_COMPLETE": "bash_complete", "COMP_WORDS": "qdqtool ins", "COMP_CWORD": "1"}, "insert"), ({}, "Usage: "),
+])
+def test_completion_of_the_script(variables: dict[str, str], said: str) -> None:
+    """As a process, whose entry point answers without click where nothing is to be completed."""
+    done = subprocess.run([sys.executable, "-m", "qdqtool"], env=os.environ | variables, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0 and said in done.stdout and ("Usage: " in done.stdout) == (not variables)
+
+
+def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo's network in the size of its own; `--all` and `--layers` show what is left out."""
+    save(yolov8n(320), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 320, 320), np.float32))
+    model, made = str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx")
+    assert cli.run(["insert", model, "--calib", str(tmp_path / "x.npz"), "--method", "max", "-o", made]) == 0
+    short = capsys.readouterr().out
+    assert "warning" in short or len(short.splitlines()) <= 25
+    lengths = []
+    for more in ([], ["--layers"], ["--all"]):
+        assert cli.run(["predict", made, "--gpu", "RTX 3060", *more]) == 0
+        lengths.append(len(capsys.readouterr().out.splitlines()))
+    assert lengths[0] <= 25 < lengths[1] < lengths[2]
 
 
 @pytest.mark.parametrize(("text", "expected"), [

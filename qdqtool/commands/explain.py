@@ -31,11 +31,11 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
 
     claim(output, "-o")
     width = 100 if output else terminal_width()
+    building = way_named(way) if way is not None else None
     if listing:
         rows = list(codes.CODES.values())
         emit(to_json([code_json(c) for c in rows]) if form == "json" else list_text(rows, width), output)
         return 0
-    building = way_named(way) if way is not None else None
     further = "" if building is None else "\n" + way_text(building, width)
     extra = {} if building is None else {"for": dataclasses.asdict(building)}
     text = " ".join(what).strip()
@@ -61,7 +61,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
     known = lookup(text)
     if known is None:
         near = codes.similar(text)
-        hint = f"nearest codes: {', '.join(near)}" if near else "see 'qdqtool explain --list'"
+        hint = f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; {hint}"
         )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="NAME", default=None,
               help="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
-@click.option("--all", "everything", is_flag=True, help="Name every node, group and scale.")
+@click.option("--all", "everything", is_flag=True, help="List every node, group and scale.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(
     model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool,
@@ -93,9 +93,10 @@ def command(
 def _build(target: Target, path: str) -> str:
     if target.is_rtx:
         return ""
-    from qdqtool.explain.ways import trtexec_command
+    from qdqtool.render.output import terminal_width
+    from qdqtool.render.predict_text import to_build
 
-    return f"\nbuild: {trtexec_command(target, path)}"
+    return f"\n{to_build(target, path, terminal_width())}"
 
 
 def _paying(model: onnx.ModelProto, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:

@@ -73,7 +73,7 @@ def command(
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
-    from qdqtool.explain.ways import trtexec_command, way_named
+    from qdqtool.explain.ways import way_named
     from qdqtool.io.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
@@ -94,9 +94,11 @@ def command(
     building = way_named(way) if way is not None else None
     request = None
     if gpu is not None or sm is not None:
-        from qdqtool.timing.ask import Request, predict_on
+        from qdqtool.timing.ask import Request, of_capability, predict_on
 
         request = Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
+        if sm is not None and (note := of_capability(sm).note):
+            print(f"qdqtool: --sm: {as_line(note)}", file=sys.stderr)
     answers: list[_Answer] = []
     damaged: dict[str, str] = {}
 
@@ -138,14 +140,14 @@ def command(
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:
-        from qdqtool.render.predict_text import render
+        from qdqtool.render.predict_text import render, to_build
 
         width = 100 if output else terminal_width()
         texts = []
         for path, prediction, time, _ in answers:
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
             if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
-                text = f"{text.rstrip()}\n\nbuild: {trtexec_command(chosen, path, half=not no_fp16)}"
+                text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), output)
@@ -205,8 +207,9 @@ def _code(text: str) -> str:
 
     found = codes.find(text)
     if found is None:
-        near = ", ".join(codes.similar(text)) or "see 'qdqtool explain --list'"
-        raise click.BadParameter(f"no finding has the code '{text}'; nearest: {near}", param_hint="--fail-on")
+        near = codes.similar(text)
+        hint = f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
+        raise click.BadParameter(f"no finding has the code '{text}'; {hint}", param_hint="--fail-on")
     return found.code
 
 

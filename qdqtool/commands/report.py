@@ -25,7 +25,7 @@ _MODELS = (".onnx", ".onnx.gz")
 @click.option("--assume", "assume", multiple=True, metavar="silu-add=fused|apart",
               help="Settle what TensorRT decides by timing.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="How to report what was written.")
+              help="Format of the answer on stdout.")
 def command(
     model: str, files: tuple[str, ...], before: str | None, output: str | None, target: str | None, gpu: str | None,
     clock: float | None, calib_cache: str | None, tuning: str | None, assume: tuple[str, ...], form: str,
@@ -33,7 +33,7 @@ def command(
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
 
     A second model (--float, or OTHER.onnx) is shown before it, side by side. BUILD is a log, a layer JSON or a profile
-    of MODEL: the page then holds the prediction against it and shows measured times. The page is a single file without
+    of MODEL: the page then compares the prediction with it and shows measured times. The page is a single file without
     any link to the network.
 
     Exit codes: 0 done, 2 bad input.

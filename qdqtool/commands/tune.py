@@ -66,7 +66,7 @@ def command(
     check_timeout: float | None, whole_front: bool, chosen_on: int, judged_on: int,
     swept_on: int | None, workers: int | None, target: str | None, everything: bool, form: str, **given: Any,
 ) -> int:
-    """Find the placement of Q/DQ in the float MODEL that is fastest and still accurate enough.
+    """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
     Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
     needed. What the result is worth is measured on held-out images.

@@ -169,7 +169,8 @@ def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
             parts.append(_changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor))
         elif change == Change.FUSION and a is not None and b is not None:
-            parts.append(f"fused with {', '.join(a.fused) or 'nothing'} -> {', '.join(b.fused) or 'nothing'}")
+            before, after = (f"fused with {', '.join(s.fused)}" if s.fused else "fused with nothing" for s in (a, b))
+            parts.append(f"{before} in A, {after.removeprefix('fused ') if a.fused and b.fused else after} in B")
         elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
             parts.append(f"only in {'A' if change == Change.ONLY_IN_A else 'B'}")
     return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])

@@ -86,7 +86,6 @@ def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
     weak typing is; 10.15 runs Q/DQ in INT8 without ``--int8``); ``half`` False leaves it out. The
     listing is asked for from 8.2 on.
     """
-    version = version_numbers(target.asked) or target.version
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
         words += ["--int8", "--fp16"] if half else ["--int8"]
@@ -95,13 +94,18 @@ def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
     words.append("--verbose")
     if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")
-    words.append("> build.log 2>&1")
+    return " ".join([*words, "> build.log 2>&1"])
+
+
+def trtexec_remark(target: Target) -> str:
+    """What to know of :func:`trtexec_command` for a target; empty where there is nothing."""
+    version = version_numbers(target.asked) or target.version
+    if target.asked.startswith(_JETPACK):
+        return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
     if not target.strongly_typed and version[0] == 10 and (version[1] >= 12 or not target.asked):
         since = "" if target.asked else "10.12 and later: "
-        words.append(f"  # {since}--int8 and --fp16 are deprecated; what `insert --strongly-typed` makes needs neither")
-    if target.asked.startswith(_JETPACK):
-        words.append("  # on a Jetson: /usr/src/tensorrt/bin/trtexec")
-    return " ".join(words)
+        return f"{since}deprecated flags; insert --strongly-typed needs none"
+    return ""
 
 
 def fp16_words(way: str | None) -> tuple[str, str]:

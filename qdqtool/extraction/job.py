@@ -100,7 +100,7 @@ class Job:
         names = [n.name for n in self.model.nodes]
         begun = [n for n in names if n.startswith(name)]
         near = difflib.get_close_matches(name, names, 3, 0.5)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
         if begun:
             hint = f"; {len(begun)} begin so: {listed(begun, 3)}; name one of them"
         raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")

@@ -186,8 +186,9 @@ def _wanted(only: Sequence[str]) -> set[str]:
     for text in only:
         entry = codes.find(text)
         if entry is None:
-            near = ", ".join(codes.similar(text)) or "none is like it"
-            raise QdqtoolError(f"no finding has the code '{text}'; nearest: {near}")
+            near = codes.similar(text)
+            hint = f"did you mean {', '.join(near)}?" if near else "`qdqtool explain --list` has them all"
+            raise QdqtoolError(f"no finding has the code '{text}'; {hint}")
         if entry.code not in FIXABLE:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
         wanted.add(entry.code)

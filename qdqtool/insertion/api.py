@@ -32,7 +32,7 @@ from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_sc
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.io.files import watched
 from qdqtool.lint.activation_scales import outliers, spread
-from qdqtool.model.graph import Model
+from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
@@ -136,7 +136,7 @@ def insert(
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     if statistics is not None:
-        warnings.extend(_said_of_outliers(found, quantized, statistics, chosen))
+        warnings.extend(_said_of_outliers(work, found, quantized, statistics, chosen))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -192,7 +192,8 @@ def insert(
 
 
 def _said_of_outliers(
-    found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics, target: Target
+    model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
+    target: Target,
 ) -> list[str]:
     """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts."""
     nodes = {q.tensor: q.node for q in quantized}
@@ -203,7 +204,7 @@ def _said_of_outliers(
             ratio = min(spread(s, scale.scale) for s in sources)
             spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
     report = Report(target.name)
-    outliers(report, spreads, statistics.images)
+    outliers(report, model, spreads, statistics.images)
     return [f"{f.code}: {f.message} {f.fix}" for f in report.findings]
 
 
@@ -301,12 +302,13 @@ def float_model(
     if weights == "int8" and not target.int8_weights:
         warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    identity, before = loaded.sha256, loaded.opset
+    # A calibration cache knows the model again by what it was made from: preparing it gives every target the same
+    # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
+    identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
         notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
-    # A calibration cache knows the model again by it; another opset alone changes no tensor.
-    work.sha256 = identity if len(notes) == (work.opset != before) else None
+    work.sha256 = identity
     return work, notes, warnings
 
 

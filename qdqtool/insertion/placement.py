@@ -280,16 +280,19 @@ def _small(model: Model, node: Node) -> str:
 
 
 def _failing(model: Model, node: Node, rules: Rules) -> str:
-    """Forms that the target's prediction advises to leave float: patch embeddings, depthwise ones into an Add."""
+    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if of(node).kind != LayerKind.CONVOLUTION:
         return ""
     shape = model.constant_shape(node.input(1)) or ()
     what = ""
     if "KERNEL-LARGE" in rules.failing and min(shape[2:], default=0) >= LARGE_KERNEL:
         what = f"kernel {'x'.join(map(str, shape[2:]))}"
-    elif "DW-ADD" in rules.failing and shape[1:2] == (1,) and node.integer("group", 1) > 1:
+    elif shape[1:2] == (1,) and node.integer("group", 1) > 1:
         into = {r.op for r in model.readers(node.output)}
-        what = "depthwise convolution into an Add" if into == {"Add"} else ""
+        if "DW-ADD" in rules.failing and into == {"Add"}:
+            what = "depthwise convolution into an Add"
+        elif "DW-SILU" in rules.failing and into >= {"Sigmoid", "Mul"}:
+            what = "depthwise convolution with SiLU"
     return f"{what}: builds failed on such (`include` quantizes it)" if what else ""
 
 

@@ -14,6 +14,7 @@ from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.model.graph import EDITED, Model, without_large_weights
 from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import Target
+from qdqtool.types import Severity
 
 OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
 Worth = tuple[int, int, int]
@@ -23,7 +24,8 @@ def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
                   not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD") if codes.get(c).on(target.name) is not None])
+                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD", "DW-SILU")
+                           if (held := codes.get(c).on(target.name)) is not None and held.severity != Severity.INFO])
     return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
 
 

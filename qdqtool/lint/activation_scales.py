@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqtool.explain.report import Report
-from qdqtool.model.graph import Node
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import holds_shares
+from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
@@ -63,7 +64,7 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
             fits.append(_fit(q.name, seen, float(scale[0])))
             if not holds_shares(view.model, q.input(0), quantized=True):
                 spreads.append((q.name, float(scale[0]), spread(seen, float(scale[0]))))
-    outliers(report, spreads, statistics.images)
+    outliers(report, view.model, spreads, statistics.images)
     bad = _bad(fits)
     if bad:
         bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
@@ -71,17 +72,26 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
                                                  statistics.images, one_factor(fits)))
 
 
-def outliers(report: Report, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
+def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
     """Adds one finding for the network where scales cover outliers.
 
     Args:
         report: Where the finding goes.
+        model: The Q/DQ model.
         spreads: Q, its scale and its :func:`spread`.
         samples: On how many samples.
     """
     bad = sorted((s for s in spreads if s[2] > _OUTLIER), key=lambda s: -s[2])
     if bad:
-        report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples))
+        linear = any(_read_by_product(model, name) for name, *_ in bad)
+        report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
+                                                linear))
+
+
+def _read_by_product(model: Model, quantizer: str) -> bool:
+    """Whether a matrix product reads what a Q quantizes."""
+    dqs = model.readers(model.node(quantizer).output)
+    return any(of(reader).kind == LayerKind.MATRIX_MULTIPLY for dq in dqs for reader in model.readers(dq.output))
 
 
 def spread(seen: TensorStatistics, scale: float) -> float:

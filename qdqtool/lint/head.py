@@ -169,7 +169,9 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     if found is None:
         return False
     dq, q = found
-    return (q or dq).input(0) in view.model.inputs
+    tensor = (q or dq).input(0)
+    cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
+    return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
 
 
 def _depthwise(view: View, report: Report, conv: Node) -> None:

@@ -14,13 +14,12 @@ from urllib.parse import quote
 from qdqtool.base.text import one_line
 from qdqtool.explain import codes
 from qdqtool.render.predict_text import decision, remarks, summary, verdict
-from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _REQUIREMENT = "REQUIREMENT"  # the rule of what --require, --require-gain and --fail-on ask for
 _UNUSABLE = "UNUSABLE"  # the rule of models that cannot be predicted
 _CELL = 300  # characters of a message in a table
@@ -65,7 +64,7 @@ def _run(one: Checked) -> Json:
         rules.append({"id": own, "shortDescription": {"text": title}, "defaultConfiguration": {"level": "error"}})
     place = {rule["id"]: index for index, rule in enumerate(rules)}
     results = [
-        _result(one.path, place, str(f.code), _LEVEL[f.severity], one_line(f"{f.message} {f.fix}"), f.node)
+        _result(one.path, place, str(f.code), f.severity.word, one_line(f"{f.message} {f.fix}"), f.node)
         for f in findings
     ]
     results += [_result(one.path, place, own, "error", one_line(line), "") for line in one.unmet]
@@ -89,7 +88,7 @@ def _rule(code: str, target: str) -> Json:
             "text": "\n".join(f"{name}: {text}" for name, text in parts),
             "markdown": "\n\n".join(f"**{name}.** {_escaped(text)}" for name, text in parts),
         },
-        "defaultConfiguration": {"level": _LEVEL[entry.severity_on(target)]},
+        "defaultConfiguration": {"level": entry.severity_on(target).word},
         "properties": {"tags": ["TensorRT", "INT8"]},
     }
 
@@ -139,7 +138,7 @@ def _section(one: Checked) -> list[str]:
         first.setdefault(finding.code, finding)
     lines += ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
     for code, finding in list(first.items())[:_ROWS]:
-        cells = (str(finding.severity), code, str(counts[finding.code]), finding.message, finding.fix)
+        cells = (finding.severity.word, code, str(counts[finding.code]), finding.message, finding.fix)
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     floats = [c.name for c in one.prediction.convolutions if not c.is_int8]
     if floats:

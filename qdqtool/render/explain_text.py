@@ -26,14 +26,14 @@ def _sections(page: Page, **texts: str) -> None:
 def code_text(entry: Code, width: int) -> str:
     """The long form of a code."""
     page = Page(width)
-    page.fill(entry.title, 4, f"{entry.code} ({entry.severity}): ")
+    page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
     _sections(page, Cause=entry.cause, What_TensorRT_does=entry.tensorrt, In_a_log=entry.log, Fix=entry.fix)
     if entry.automatic:
         page.fill(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
                   2, "  ")
     page.line("", "Where it holds")
     for holds in entry.holds:
-        severity = f", {holds.severity}" if holds.severity is not None and holds.severity != entry.severity else ""
+        severity = f", {holds.severity.word}" if holds.severity is not None and holds.severity != entry.severity else ""
         page.fill(f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
@@ -60,7 +60,7 @@ def list_text(entries: Iterable[Code], width: int) -> str:
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
     wide = max(len(c.code) for c in rows)
     for entry in rows:
-        page.fill(entry.title, wide + 11, f"{entry.code:<{wide}}  {entry.severity:<7}  ")
+        page.fill(entry.title, wide + 11, f"{entry.code:<{wide}}  {entry.severity.word:<7}  ")
     return str(page)
 
 

@@ -87,22 +87,24 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
     if not groups:
         page.heading("No tensors share a scale")
         return
-    page.heading(
-        f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
-        "bits of precision lost by sharing it (below zero: clipped sooner)"
-    )
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
     shown = ranked
     if not page.everything:
         shown = [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
+    worst = max((m.bits_lost for g in ranked[len(shown):] for m in g.members), default=0.0)
+    if not shown:
+        page.heading(f"Scale groups: {len(groups)}; sharing a scale costs no tensor more than {worst:.1f} bits (--all)")
+        return
+    page.heading(
+        f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
+        "bits of precision lost by sharing it (below zero: clipped sooner)"
+    )
     for group in shown:
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         page.fill(f"scale {group.scale:.4g}: {members}", 4, "  - ")
     rest = ranked[len(shown):]
     if rest:
-        worst = max((m.bits_lost for g in rest for m in g.members), default=0.0)
-        more = f"and {len(rest)} more, where no" if shown else "no"
-        page.fill(f"{more} tensor loses more than {worst:.1f} bits (--all)", 4, "    ")
+        page.fill(f"and {len(rest)} more, where no tensor loses more than {worst:.1f} bits (--all)", 4, "    ")
 
 
 def _losses(page: Page, insertion: Insertion) -> None:
@@ -111,11 +113,13 @@ def _losses(page: Page, insertion: Insertion) -> None:
     if losses is None or not losses.tensors:
         return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
-    page.heading(
-        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their standard "
-        f"deviation ({counted(losses.samples, 'sample')}): {judged}. What one of them in float takes off that "
-        f"({losses.tried} tried), and costs"
-    )
+    found = (f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
+             f"standard deviation ({counted(losses.samples, 'sample')}): {judged}.")
+    if losses.tensors[0].gain < _WORTH and not page.everything:
+        page.heading(f"{found} No single one in float takes off {_WORTH:.0%} of that ({losses.tried} tried; --all "
+                     "lists them)")
+        return
+    page.heading(f"{found} What one of them in float takes off that ({losses.tried} tried), and costs")
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
+    from qdqtool.trt.targets import Target
     from qdqtool.types import Assumption
 
 _SHOWN = 3  # findings of one code shown in full, unless everything is asked for
@@ -180,7 +181,7 @@ def render(
                             ("source", way.source)):
             page.fill(f"{label}: {text}", 4, "  - ")
     if time is not None:
-        _details(page, time, prediction)
+        _details(page, time, prediction, layers=layers)
     _findings(page, prediction)
     # Convolutions that are not INT8 to INT8 and that no finding names: never silently left out.
     unexplained = [c for c in prediction.convolutions if not c.findings
@@ -199,13 +200,23 @@ def render(
     return str(page)
 
 
+def to_build(target: Target, model: str, width: int, *, half: bool = True) -> str:
+    """The command that builds a model, as one line to be pasted, and what to know of it below."""
+    from qdqtool.explain.ways import trtexec_command, trtexec_remark
+
+    page = Page(width)
+    page.line(f"build: {trtexec_command(target, model, half=half)}")
+    if remark := trtexec_remark(target):
+        page.fill(remark, 2, "  ")
+    return str(page).rstrip()
+
+
 def _weak(prediction: Prediction) -> list[str]:
     """What the outcomes rest on where that is an assumption, and what is not counted."""
     lines = []
     weak = [c for c in prediction.convolutions if c.evidence == "assumed"]
     if weak and len(weak) < len(prediction.convolutions):
-        lines.append(f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen "
-                     f"({weak[0].name} first)")
+        lines.append(f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen")
     if prediction.conversions is None and prediction.convolutions:
         lines.append("this target quantizes inside its kernels: there are no conversion layers to count")
     return lines
@@ -234,7 +245,7 @@ def _findings(page: Page, prediction: Prediction) -> None:
         page.heading(f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}")
         for same in shown:
             head = same[0]
-            text = head.message if len(same) == 1 else f"{title_of(head.code)}: {_names([f.node for f in same])}"
+            text = head.message if len(same) == 1 else f"{title_of(head.code)} ({len(same)} places)"
             page.fill(f"{head.code}: {text}", 4, "  - ")
     if kernels := _kernels(prediction):
         page.heading(f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}")
@@ -333,7 +344,7 @@ def decision(time: TimeEstimate) -> list[str]:
     parts.append(f"{base.precision}: {ms(base.total_ms)}")
     parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
     parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
-    sentences = [f"{'; '.join(parts)} (estimated)."]
+    sentences = [f"{'; '.join(parts)} ({_how(time)})."]
     if not time.gpu.has_int8:
         return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
     if gain is None:
@@ -346,9 +357,19 @@ def decision(time: TimeEstimate) -> list[str]:
     else:
         text = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
     text += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
-    if not time.is_float and gain.value < _MATTERS and (costs := _moving(time)):
+    if _says_costs(time) and (costs := _moving(time)):
         text += f": {costs}"
     return [*sentences, f"{text}."]
+
+
+def _says_costs(time: TimeEstimate) -> bool:
+    gain = time.gain_range
+    return not time.is_float and gain is not None and gain.value < _MATTERS and time.gpu.has_int8
+
+
+def _how(time: TimeEstimate) -> str:
+    """Whether a measurement is in the times."""
+    return "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
 
 
 def _moving(time: TimeEstimate) -> str:
@@ -387,7 +408,8 @@ def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
 def summary(time: TimeEstimate) -> str:
     """The time, where it is, and its range."""
     batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
-    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), estimated; 80 % of measured "
+    how = "estimated" if time.calibration is None else "corrected by a measurement"
+    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), {how}; 80 % of measured "
             f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}")
 
 
@@ -399,7 +421,7 @@ def _summary(page: Page, time: TimeEstimate) -> None:
                      "convolutions")  # fmt: skip
     moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
     moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
-    if moving:
+    if moving and (page.everything or not _says_costs(time)):  # else the decision has said it
         texts.append(f"of which {', '.join(moving)}")
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
@@ -414,8 +436,21 @@ def _summary(page: Page, time: TimeEstimate) -> None:
         page.fill(f"note: {as_options(note)}", 4, "  ")
 
 
-def _details(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
-    """What each fix saves, and the slowest layers."""
+def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: bool) -> None:
+    """What each fix saves, where something is to be fixed; the slowest layers, where ``layers`` are asked for."""
+    if page.everything or any(f.severity != Severity.INFO for f in prediction.findings):
+        _savings(page, time, prediction)
+    if not (page.everything or layers):
+        return
+    if time.kernels:
+        page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
+    for kernel in time.kernels if page.everything else time.kernels[:_SLOWEST]:
+        name = kernel.name if page.everything else ending(kernel.title, page.width - 27)
+        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
+
+
+def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
+    """What each fix saves, simulated or at most."""
     least = 0.0 if page.everything else _WORTH * time.total_ms
     together = [f for f in time.fixes if f.saves_ms > least]
     if together:
@@ -433,11 +468,6 @@ def _details(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
     if len(fixes) > len(shown):
         rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown):])
         page.line(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
-    if time.kernels:
-        page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
-    for kernel in time.kernels if page.everything else time.kernels[:_SLOWEST]:
-        name = kernel.name if page.everything else ending(kernel.title, page.width - 27)
-        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:

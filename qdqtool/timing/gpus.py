@@ -338,9 +338,9 @@ def find(name: str) -> Gpu:
     near = [g.name for g in _longer(name, wanted)[:5]] or nearest_names(
         wanted, {key: found[0].name for key, found in _by_words().items()}
     )
-    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table{nearest}; see 'qdqtool gpus', or describe it: "
+        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
     )
 

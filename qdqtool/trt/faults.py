@@ -189,12 +189,14 @@ class OutlierScales(Refusal):
         bad: How many there are.
         total: How many were looked at.
         samples: On how many samples.
+        linear: Whether a matrix product reads one of them: what ``--smooth`` can help.
     """
 
     worst: tuple[tuple[str, float, float], ...]
     bad: int
     total: int
     samples: int
+    linear: bool
 
 
 @record

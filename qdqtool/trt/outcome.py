@@ -60,6 +60,15 @@ _TYPES = {
 }
 
 
+KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
+_OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
+
+
+def _surrounds_product(layer: Layer) -> bool:
+    """Whether it is a reshape that 8.x lists around a product that it runs as a convolution; Myelin has none."""
+    return layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.moves
+
+
 def _integer(layer: Layer) -> Precision:
     """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
     found = layer.quantized_as
@@ -68,6 +77,10 @@ def _integer(layer: Layer) -> Precision:
 
 def _type(layer: Layer) -> str:
     """The type that the engine lists; a shuffle that keeps the order of the values moves nothing."""
+    if layer.region is not None and layer.kind == LayerKind.COPY:
+        return KERNEL
+    if layer.region is not None and layer.kind == LayerKind.CONVOLUTION:
+        return _TYPES[LayerKind.MATRIX_MULTIPLY]
     if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
         return "NoOp"
     return "Reformat" if layer.copied else _TYPES.get(layer.kind, layer.op or "Other")
@@ -81,7 +94,8 @@ class Outcome:
     """The engine that an optimized network stands for.
 
     Attributes:
-        layers: Engine layers in execution order; constants and Myelin's interior left out.
+        layers: Engine layers in execution order; constants and Myelin's interior left out. In a region of 10: a kernel
+            for each Q and DQ at its edge and for each product, no reshapes; the rest as the passes leave it.
         convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT computes.
         conversion_nodes: Names of the Q and DQ that stay.
         float_products: Names of the MatMuls of two computed tensors without Q/DQ.
@@ -95,6 +109,9 @@ class Outcome:
         self.layers: list[EngineLayer] = []
         self.conversion_nodes: list[str] = []
         self._by_node: dict[str, Layer] = {}
+        self._passed: dict[int, Tensor] = {}  # behind what Myelin fuses, the tensor in front of it
+        self._renamed: dict[str, str] = {}  # these, where a network output is behind them
+        self._listed_as: dict[int, Precision] = {}  # what is written for a fused Q
         order = list(network.in_order())
         for layer in order:
             self._settle(layer)
@@ -136,12 +153,18 @@ class Outcome:
 
     def _engine(self, order: list[Layer]) -> None:
         merged: dict[str, EngineLayer] = {}
+        kernels = {name for region in self._network.regions for name in region.kernels}
+        fused = {
+            layer.id: layer for layer in order if layer.region is not None and not layer.in_myelin and (
+                kernels.isdisjoint(layer.nodes or [layer.of or layer.name]) if layer.kind == LayerKind.COPY
+                else _surrounds_product(layer))
+        }
+        for layer in fused.values():
+            self._pass_by(layer, fused)
         for layer in order:
-            if layer.kind == LayerKind.CONSTANT or layer.in_myelin:
+            if layer.kind == LayerKind.CONSTANT or layer.in_myelin or layer.id in fused:
                 continue
-            if layer.kind == LayerKind.COPY:
-                if layer.region is not None:
-                    continue
+            if layer.kind == LayerKind.COPY and layer.region is None:
                 self.conversion_nodes.append(layer.name)
             for name, tensor in layer.copies:
                 written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
@@ -157,13 +180,39 @@ class Outcome:
                 continue
             pooled = layer.kind == LayerKind.CONVOLUTION and layer.fusion.pooled
             kind = "ConvActPool" if pooled else _type(layer)
-            entry = EngineLayer(group or layer.name, kind, inputs, outputs, list(layer.nodes))
+            name = layer.nodes[0] if layer.region is not None and kind in _OF_MYELIN and layer.nodes else layer.name
+            entry = EngineLayer(group or name, kind, inputs, outputs, list(layer.nodes))
             self.layers.append(entry)
             if group:
                 merged[group] = entry
+        if self._renamed:
+            for entry in self.layers:
+                entry.inputs, entry.outputs = (
+                    [replace(e, tensor=self._renamed.get(e.tensor, e.tensor)) for e in edges]
+                    for edges in (entry.inputs, entry.outputs)
+                )
+
+    def _pass_by(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
+        """Leaves out of the list what is in a kernel of Myelin's: behind it is what is in front of it.
+
+        A fused Q lets that kernel write INT8, but for one that goes with the DQ behind it into a kernel of floats
+        (gemm-mlp-trt10: MulMinMaxRounCastCastMul).
+        """
+        source = self._passed.get(id(layer.data), layer.data)
+        if layer.out.is_output:
+            self._renamed[source.memory.name] = layer.out.memory.name
+        self._passed[id(layer.out)] = source
+        reader = layer.out.only_reader()
+        while reader is not None and reader.id in fused and reader.kind == LayerKind.SHUFFLE:
+            reader = reader.out.only_reader()
+        alone = reader is not None and reader.kind == LayerKind.COPY and reader.id not in fused
+        quantizes = layer.kind == LayerKind.COPY and layer.op == "QuantizeLinear"
+        if quantizes and not alone and len(layer.data.consumers) == 1:
+            self._listed_as[id(source)] = self.precision(layer.out)
 
     def _edge(self, tensor: Tensor) -> TensorPrecision:
-        return TensorPrecision(tensor.memory.name, self.precision(tensor))
+        tensor = self._passed.get(id(tensor), tensor)
+        return TensorPrecision(tensor.memory.name, self._listed_as.get(id(tensor)) or self.precision(tensor))
 
     def regions(self) -> list[MyelinRegion]:
         """What Myelin takes, with the Q and DQ that its layers absorbed beside those that it took."""

@@ -43,7 +43,7 @@ def verify(
     model: ModelSource | Model, *builds: BuildSource | Build | Sequence[BuildSource],
     target: str | Target | None = None, gpu: str | None = None, clock: float | None = None,
 ) -> Verification:
-    """Predicts for the build's own TensorRT version and holds the prediction against the build.
+    """Predicts for the build's own TensorRT version and compares the prediction with the build.
 
     Args:
         model: The Q/DQ model that was built.

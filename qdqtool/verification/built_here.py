@@ -83,7 +83,7 @@ def _capability(sm: str | None) -> list[int] | None:
 
 
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
-    """Rebuilds the graph from a log, predicts it, and holds the prediction against the same log.
+    """Rebuilds the graph from a log, predicts it, and compares the prediction with the same log.
 
     Args:
         sources: The log, and further files of the same build.

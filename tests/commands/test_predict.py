@@ -82,7 +82,7 @@ def test_the_model_is_never_overwritten(model, capsys):
     (["--fail-on", "warning"], 1, "SKIP-FLOAT at sum"),
     (["--fail-on", "CONCAT-SCALE"], 0, ""),
     (["--fail-on", "skip_float"], 1, "SKIP-FLOAT"),
-    (["--fail-on", "SKIP-FLAOT"], 2, "nearest: SKIP-FLOAT"),
+    (["--fail-on", "SKIP-FLAOT"], 2, "did you mean SKIP-FLOAT"),
     (["--target", "trt7"], 2, "unknown target 'trt7'"),
 ])
 def test_gates(model, capsys, arguments, code, said):

@@ -21,7 +21,8 @@ def test_text_says_time_gain_savings_and_slowest(model, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "ms on RTX 3060 (1777 MHz), estimated" in out
     assert out.startswith("INT8 as placed: ") and "; FP16: " in out.splitlines()[0]
-    assert "What each fix saves at most" in out and "Slowest layers" in out
+    assert "What each fix saves at most" in out and "Slowest layers" not in out
+    assert run(["predict", model, "--gpu", "rtx 3060", "--layers"]) == 0 and "Slowest layers" in capsys.readouterr().out
     assert max(len(line) for line in out.splitlines() if not line.startswith("build: ")) <= 80  # a command is one line
 
 

@@ -103,8 +103,6 @@ NETWORKS = {
     "depthwise into an Add": lambda net: net.op("Add", "sum", net.conv("dw", "x", group=16), net.conv("stem", "x")),
     "grouped": lambda net: net.op("Relu", "act", net.conv("group", net.conv("stem", "x"), group=4)),
 }
-# Users' builds of 8.5 and 8.6 failed on such a convolution, on some GPUs: whether to leave it float, a build says.
-OF_THE_NETWORK = {("depthwise", target): {"DW-SILU"} for target in ("trt8.0", "trt8.5", "trt8.6")}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -114,8 +112,9 @@ def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(name: 
     net.output(net.conv("end", NETWORKS[name](net), kernel=1))
     made = insert(net.model(), images(1), method="max", target=target)
     assert made.prediction is not None
-    told = {f.code for f in made.prediction.findings if f.severity != Severity.INFO}
-    assert told == OF_THE_NETWORK.get((name, target), set())
+    assert not [f.code for f in made.prediction.findings if f.severity != Severity.INFO]
+    if name == "depthwise":  # builds of 8.5 and 8.6 failed on it
+        assert ("dw" in {s.node for s in made.skipped}) == target.startswith("trt8")
 
 
 def test_a_reader_that_can_be_quantized_is_advised_to() -> None:

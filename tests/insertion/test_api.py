@@ -150,6 +150,25 @@ def test_method_for_some_tensors(yolo: onnx.ModelProto) -> None:
     assert result.calibration["methods"] == {"max": 1, "percentile": len(methods)}
 
 
+@pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
+def test_a_cache_is_reused_for_another_target_whatever_was_prepared(targets: tuple[str, str], tmp_path: Path) -> None:
+    """Weights computed from constants and a Sum are rewritten for each of them, and that changes no tensor."""
+    net = Net()
+    x = net.op("Sum", "sum", net.conv("a", "x"), "x")
+    turned = net.op("Transpose", "turned", net.const("w", np.full((16, 16, 1, 1), 0.5)), perm=[1, 0, 2, 3])
+    net.output(net.op("Conv", "b", x, turned))
+    path, cache = tmp_path / "model.onnx", tmp_path / "cache.npz"
+    onnx.save(net.model(opset=13), path)
+    for target in targets:
+        found = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
+        assert {"1 Sum", "1 weights"} <= {" ".join(n.split()[:2]) for n in found.notes}
+    assert any("reused" in note for note in found.calibration["notes"])
+    net.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w"))
+    onnx.save(net.model(opset=13), path)
+    with pytest.raises(QdqtoolError, match="another model"):
+        qdqtool.insert(path, images(2), target=targets[0], calib_cache=cache, predict=False)
+
+
 def test_a_cache_is_reused_for_another_method(yolo: onnx.ModelProto, folder: Path, tmp_path: Path) -> None:
     cache, path = tmp_path / "cache.npz", tmp_path / "model.onnx"
     onnx.save(yolo, path)

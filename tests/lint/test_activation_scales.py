@@ -103,12 +103,22 @@ def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) 
     assert bool(refusals) is named
     if named:
         (found,) = refusals
-        assert isinstance(found, OutlierScales)
+        assert isinstance(found, OutlierScales) and not found.linear
+        assert not any("--smooth" in text for text in (*inserted.warnings, *(f.fix for f in prediction.findings)))
         ratios = {q: ratio for q, _, ratio in found.worst}
         q = next(n.name for n in inserted.model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
         values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
         typical = values[: int(len(values) * 0.99)].mean()
         assert ratios[q] == pytest.approx(values[-1] / typical, rel=0.02)
+
+
+def test_smoothing_is_advised_where_a_matrix_product_reads_outliers() -> None:
+    g = Graph()
+    weights = g.const("w", RNG.normal(0, 1, (32, 16)), np.float32)
+    model = g.model(g.op("MatMul", [g.input(1, 64, 32), weights], "fc"))
+    data = [{"x": d["x"].reshape(1, 64, 32)} for d in outlying(0.005, 300.0)]
+    inserted = qdqtool.insert(model, data, method="max", predict=False)
+    assert any(w.startswith("ACT-OUTLIER") and "--smooth" in w for w in inserted.warnings)
 
 
 def test_a_scale_that_clips_the_outliers_covers_none() -> None:

@@ -339,9 +339,16 @@ def test_channels(channels, groups, code):
     assert found == ({code} - {None})
 
 
-def test_three_channel_images_are_no_defect():
-    g = Graph()
-    assert not {"CH-ALIGN", "CH-SMALL"} & codes_of(g.model(g.conv(g.input(1, 3, 8, 8), "stem", 32)))
+@pytest.mark.parametrize("cast", [False, True])
+def test_three_channel_images_are_no_defect(cast: bool) -> None:
+    """Also where a model in FP16 casts its FP32 input; what casts another tensor is no stem."""
+    for inner in (False, True):
+        g = Graph(half=cast)
+        x = g.input(1, 3, 8, 8)
+        x = g.relu(x, "r") if inner else x
+        x = g.op("Cast", [x], "cast", to=onnx.TensorProto.FLOAT16) if cast else x
+        told = {"CH-ALIGN", "CH-SMALL"} & codes_of(g.model(g.conv(x, "stem", 32)))
+        assert told == ({"CH-SMALL"} if inner else set())
 
 
 def test_depthwise_with_silu_and_with_add():

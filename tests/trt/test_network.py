@@ -329,7 +329,7 @@ def _small(name: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("name", "int8", "computing", "conversions"), [
     ("per_channel_conv", 1, [("Convolution", ["INT8"], "FLOAT")], ["c.in.Q"]),
-    ("symmetric_matmul", 1, [("Convolution", ["INT8"], "FLOAT")], []),  # its Q is a kernel of Myelin's
+    ("symmetric_matmul", 1, [("kgen", ["FLOAT"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")], []),
     ("residual_branches", 0, [("Convolution", ["FLOAT"], "FLOAT"), ("PointWise", ["INT8", "INT8"], "FLOAT")],
      ["b0.Q", "b1.Q"]),
     ("conv_bn_relu", 0, [("Convolution", ["FLOAT"], "FLOAT")], []),
@@ -340,5 +340,18 @@ def test_four_small_graphs_as_10_3_built_them(
     """Two of them are told layer by layer there: an INT8 convolution behind a Q, and an Add that reads two INT8."""
     found = predict(_small(name), "10.3")
     told = [(x.type, [str(t.precision) for t in x.inputs], str(x.outputs[0].precision)) for x in found.layers
-            if x.type in ("Convolution", "PointWise")]
+            if x.type in ("Convolution", "PointWise", "MatrixMultiply", "NoOp", "kgen")]
     assert (found.summary()["int8"], told, found.conversion_nodes) == (int8, computing, conversions)
+
+
+def test_layers_of_matrix_products_are_those_that_10_lists() -> None:
+    """gemm-mlp-trt10: kgen, three gemm, kgen; and a float product whose Q and DQ are one kernel of floats."""
+    g = Graph()
+    x = g.input(8, 16)
+    for i in range(3):
+        weights = g.pair(g.const(f"w{i}", np.ones((16, 16), np.float32)), f"w{i}p", 0.01)
+        x = g.op("MatMul", [g.pair(x, f"q{i}"), weights], f"m{i}")
+    found = predict(g.model(g.pair(x, "out")), "trt10", advice=False)
+    told = [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in found.layers]
+    assert told == [("kgen", "FLOAT", "INT8"), *[("MatrixMultiply", "INT8", "INT8")] * 3, ("kgen", "INT8", "FLOAT")]
+    assert [b.inputs[0].tensor for b in found.layers[1:]] == [a.outputs[0].tensor for a in found.layers[:-1]]

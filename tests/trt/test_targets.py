@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.explain.ways import trtexec_command
+from qdqtool.explain.ways import trtexec_command, trtexec_remark
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
@@ -201,9 +201,9 @@ def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> No
 ])
 def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: set[str], said: str) -> None:
     """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
-    command, _, comment = trtexec_command(target_named(target), "m.onnx").partition("  # ")
+    command, remark = trtexec_command(target_named(target), "m.onnx"), trtexec_remark(target_named(target))
     assert {w for w in command.split() if w in ("--int8", "--fp16", "--stronglyTyped", "--best")} == flags
-    assert said in comment and bool(said) == bool(comment)
+    assert said in remark and bool(said) == bool(remark) and command.endswith("> build.log 2>&1")
 
 
 @pytest.mark.parametrize(("given", "named"), [

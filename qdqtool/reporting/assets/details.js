@@ -89,7 +89,7 @@ class Details {
     if (!ids.length) return null;
     return el('section', {}, el('h4', {}, ids.length === 1 ? '1 finding' : `${ids.length} findings`), ids.map((id) => {
       const finding = model.findings[id];
-      const title = `${SIGNS[finding.severity]} ${finding.severity}: ${finding.code}`;
+      const title = `${SIGNS[finding.severity]} ${finding.severity === 'info' ? 'note' : finding.severity}: ${finding.code}`;
       return el('article', { class: `finding ${finding.severity}` },
         side === 'after' ? el('a', { href: `#finding-${id}`, class: 'code' }, title) : el('b', { class: 'code' }, title),
         el('p', {}, finding.message),
