@@ -7,7 +7,8 @@
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
 Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a file have ``save(path)``: a model
-(``insert``, ``extract``, ``tune``) or a page (``report``). Nothing that was read is overwritten.
+(``insert``, ``extract``, ``tune``), a page (``report``) or JSON (``compare``,
+``verify``). Nothing that was read is overwritten.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
 Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing.

@@ -189,9 +189,7 @@ def implicit_int8(build: Build) -> bool:
     With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q + Conv``), and in the parse
     section. Where a listing alone is available, Qs with names of the user's own would be taken for none.
     """
-    if build.is_rtx or any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace):
-        return False
-    if any(node.op in _QUANTIZERS for node in build.parse.nodes) or any(map(_names_quantizer, build.layers)):
+    if build.is_rtx or _shows_quantizers(build):
         return False
     if any(message.text.startswith(_SAID) for message in build.messages):
         return True
@@ -199,6 +197,19 @@ def implicit_int8(build: Build) -> bool:
         layer.is_convolution and layer.input_precision == Precision.INT8 and layer.type[:1].isupper()  # not in Myelin
         for layer in build.layers
     )
+
+
+def made_from_float(build: Build) -> bool:
+    """True where a whole listing has no INT8 and no Q or DQ. Kernels of Myelin do not show them: False with any."""
+    if not build.complete or build.is_rtx or _shows_quantizers(build):
+        return False
+    types = {t.precision for layer in build.layers for t in (*layer.inputs, *layer.outputs)}
+    return Precision.INT8 not in types and all(x.type[:1].isupper() and x.type != "Myelin" for x in build.layers)
+
+
+def _shows_quantizers(build: Build) -> bool:
+    return (any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
+            or any(node.op in _QUANTIZERS for node in build.parse.nodes) or any(map(_names_quantizer, build.layers)))
 
 
 def _names_quantizer(layer: BuiltLayer) -> bool:

@@ -84,13 +84,16 @@ def _untold(name: str, result: Comparison) -> str:
     if name == "slower":
         return "" if result.times_as_long is not None else (
             "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)")
-    if name in ("lost-int8-output", "conversions") and len(kinds) == 2:
-        return "a model says nothing of it; 'qdqtool verify' compares what is predicted for it with the build"
     if name == "scales":
         return "a build does not show scales" if "build" in kinds else ""
-    if name == "conversions" and result.more_conversions is None:
-        return "the number of conversions is not known on both sides"
-    return result.partial
+    if result.partial:
+        return result.partial
+    if name == "conversions" or (name == "any" and len(kinds) == 2):
+        if result.more_conversions is None:
+            return "the number of conversions is not known on both sides"
+    if name in ("lost-int8-output", "any") and len(kinds) == 2 and (open_ := result.open_outputs):
+        return f"the types that {open_} INT8 convolutions write are not known on both sides"
+    return ""
 
 
 def _count(*names: str) -> Callable[[Comparison], bool]:
@@ -108,5 +111,5 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "scales": (_count("scales", "weights_scales"), "scales differ"),
     "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
     "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
-    "any": (lambda result: bool(result.changed), "something differs"),
+    "any": (lambda result: bool(result.changed or result.more_conversions), "something differs"),
 }

@@ -7,17 +7,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtool.base.parameters import typed
-from qdqtool.buildlog.complete import listing_hole
+from qdqtool.buildlog.complete import listing_hole, made_from_float
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparing import builds, models, words
 from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.models import Asked
-from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, NodeSide, compare_sides, is_model
+from qdqtool.comparing.result import (
+    NO_LISTING,
+    Change,
+    Comparison,
+    Lost,
+    NodeChange,
+    NodeSide,
+    compare_sides,
+    is_model,
+)
 from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.explain.report import obstacles
+from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
@@ -31,6 +41,7 @@ Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike
 
 
 @typed
+@watched
 def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: str | None = None) -> Comparison:
     """Says what differs between two sides, what was lost first.
 
@@ -98,7 +109,10 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
         result.notes.append(f"only {matching.likeness:.0%} of the layers have their like in the same surroundings: "
                             "two versions of a network, or two networks")
     left, right = models.nodes_of(first), models.nodes_of(second)
-    gravest = _findings(second.prediction)
+    for whole, nodes in ((result.a, left), (result.b, right)):  # what is quantized to UINT8 does not count
+        int8 = [n for n in nodes.values() if n.is_int8]
+        whole.int8, whole.int8_to_int8 = len(int8), sum(n.output == Precision.INT8 for n in int8)
+    reasons = _Reasons(second.prediction)
     taken = set()
     for index, other in matching.pairs.items():
         a, b = left.get(index), right.get(other.index)
@@ -107,7 +121,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             continue
         a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
         b = b or NodeSide(other.name, other.op, data=False)
-        result.nodes.append(_explained(compare_sides(a, b), gravest))
+        result.nodes.append(reasons.explained(compare_sides(a, b)))
     for index, side in left.items():
         if index not in matching.pairs:
             result.nodes.append(_alone(side, None, side.precision is not None))
@@ -156,28 +170,49 @@ def _alone(a: NodeSide | None, b: NodeSide | None, weighted: bool) -> NodeChange
     return node
 
 
-def _findings(prediction: Prediction | None) -> dict[str, Finding]:
-    """Convolution to the gravest finding about it."""
-    found: dict[str, Finding] = {}
-    order = list(Severity)
-    for finding in prediction.findings if prediction is not None else ():
-        for name in finding.convolutions:
-            known = found.get(name)
-            if known is None or order.index(finding.severity) < order.index(known.severity):
-                found[name] = finding
-    return found
+class _Reasons:
+    """Why convolutions lost INT8, as far as it is known.
 
+    Args:
+        prediction: Of the model that is a side, or of the second of two.
+        fallback: What to say where that prediction has them in INT8.
+        said: How what A and B write is told.
+    """
 
-def _explained(node: NodeChange, findings: dict[str, Finding]) -> NodeChange:
-    """With the reason why it lost INT8, as the prediction of the second side gives it, and in words."""
-    finding = findings.get(node.b.name) if node.b is not None else None
-    message = ""
-    if finding is not None and {Change.LOST_INT8, Change.LOST_INT8_OUTPUT} & set(node.changes):
-        node.finding, message = finding.code, finding.message
-        if node.lost == Lost.UNKNOWN:
-            node.lost = Lost.FINDING
-    node.why = words.why(node, message)
-    return node
+    def __init__(
+        self, prediction: Prediction | None, fallback: Lost | None = None, said: tuple[str, str] = ("wrote", "writes"),
+    ) -> None:
+        self.fallback, self.said = fallback, said
+        convolutions = prediction.convolutions if prediction is not None else ()
+        # A finding explains what the prediction has in float; one about the output says nothing of what computes.
+        self.int8 = {c.name for c in convolutions if c.is_int8}
+        self.to_int8 = {c.name for c in convolutions if c.int8_in_int8_out}
+        self.findings: dict[str, Finding] = {}
+        order = list(Severity)
+        for finding in prediction.findings if prediction is not None else ():
+            for name in finding.convolutions:
+                known = self.findings.get(name)
+                if known is None or order.index(finding.severity) < order.index(known.severity):
+                    self.findings[name] = finding
+
+    def explained(self, node: NodeChange) -> NodeChange:
+        """The node with the reason, and in words."""
+        name, message = node.b.name if node.b is not None else "", ""
+        lost = Change.LOST_INT8 in node.changes
+        if node.lost == Lost.UNKNOWN and self.fallback is not None and (
+                name in self.int8 or self.fallback == Lost.FLOAT_BUILD):
+            node.lost = self.fallback
+        elif lost and node.b is not None and node.b.is_unsigned:
+            node.lost, node.finding = Lost.FINDING, "ZP-UINT8"
+        elif (finding := self.findings.get(name)) is not None and (
+            (lost and name not in self.int8)
+            or (Change.LOST_INT8_OUTPUT in node.changes and name not in self.to_int8)
+        ):
+            node.finding, message = finding.code, finding.message
+            if node.lost == Lost.UNKNOWN:
+                node.lost = Lost.FINDING
+        node.why = words.why(node, message, self.said)
+        return node
 
 
 # Builds -----------------------------------------------------------------------------------------------------------
@@ -195,9 +230,8 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     result = Comparison(first, second, matched_by=engines.by, engines=engines)
     for node in builds.changes_of(engines):
         if node.a is not None and node.b is not None:
-            node = _explained(compare_sides(node.a, node.b, scales=False), {})
-        else:
-            node.why = words.why(node)
+            node = compare_sides(node.a, node.b, scales=False)
+        node.why = words.why(node)
         result.nodes.append(node)
     if (result.nodes or any(profiles)) and not any(p.first and p.second for p in engines.pairs):
         raise BuildLogError(f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks")
@@ -235,20 +269,61 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
         raise BuildLogError(f"{names[1]}: shows no data type of any of the model's convolutions; "
                             "build with --profilingVerbosity=detailed")
     sides = models.side_of(asked), builds.side_of(build, report, names[1])
+    if not build.layers:
+        sides[1].missing.append(NO_LISTING)
+    hole = "" if sides[1].missing or build.bindings or build.parse.inputs else listing_hole(build, model.inputs)
+    sides[1].missing += [hole] * bool(hole)
+    sides[1].conversions = None if sides[1].missing else sum(layer.is_qdq for layer in build.layers)
+    prediction, said = _nearest(model, prediction, chosen, realized, sides[1].conversions)
     weighted = [c for c in prediction.convolutions if c.index in requested]
+    for conv in weighted:
+        if requested[conv.index].is_int8 and conv.is_int8:
+            requested[conv.index].output = conv.output
     sides[0].int8 = sum(requested[c.index].is_int8 for c in weighted)
+    sides[0].int8_to_int8 = sum(str(requested[c.index].output) == "INT8" for c in weighted)
+    sides[0].conversions = _conversions(prediction, sides[1].conversions)
+    sides[0].obstacle = obstacles(prediction.findings)
     sides[0].convolutions = sides[1].convolutions = len(prediction.convolutions)
     sides[0].products = sides[1].products = sum(c.is_product for c in prediction.convolutions)
     sides[0].plain = sides[1].plain = sides[0].convolutions - sides[0].products
     sides[1].int8 = sum(side.is_int8 for side in realized.values())
     sides[1].int8_to_int8 = sum(side.is_int8 and str(side.output) == "INT8" for side in realized.values())
-    hole = "" if sides[1].missing or build.bindings or build.parse.inputs else listing_hole(build, model.inputs)
-    sides[1].missing += [hole] * bool(hole)
     swapped = isinstance(one, EngineReport)
-    result = Comparison(*(sides[::-1] if swapped else sides), matched_by=by, notes=notes)
-    findings = _findings(prediction)
+    result = Comparison(*(sides[::-1] if swapped else sides), matched_by=by, notes=notes + said)
+    is_float = made_from_float(build) and sides[0].quantized
+    if is_float and swapped:
+        result.notes.append(words.FLOAT_BUILD)
+    fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED
+    asks, shows = "is predicted to write", "writes"
+    reasons = _Reasons(prediction, fallback, (shows, asks) if swapped else (asks, shows))
     for conv in weighted:
         a, b = requested[conv.index], realized.get(conv.index) or NodeSide(conv.name, conv.op, Precision.UNKNOWN)
-        node = compare_sides(*((b, a) if swapped else (a, b)), scales=False)
-        result.nodes.append(_explained(node, findings))
+        result.nodes.append(reasons.explained(compare_sides(*((b, a) if swapped else (a, b)), scales=False)))
     return result
+
+
+def _conversions(prediction: Prediction, built: int | None) -> int | None:
+    """The predicted number; of a range (what Myelin takes in is not always known) the one nearest to the build's."""
+    if built is None or prediction.conversions is None or not prediction.regions:
+        return prediction.conversions
+    few, many = prediction.conversions_range or (prediction.conversions, prediction.conversions)
+    return min(max(built, few), many)
+
+
+def _nearest(
+    model: Model, prediction: Prediction, target: Target, realized: dict[int, NodeSide], built: int | None,
+) -> tuple[Prediction, list[str]]:
+    """The prediction under the assumption that the build contradicts least, and what to say of it."""
+
+    def wrong(one: Prediction) -> int:
+        outputs = sum(c.output != r.output for c in one.convolutions
+                      if (r := realized.get(c.index)) is not None and c.is_int8 and r.is_int8 and r.output is not None)
+        return outputs + (abs(built - one.conversions) if built is not None and one.conversions is not None else 0)
+
+    best, notes = prediction, []
+    for assumption in prediction.assumptions:
+        for value in assumption.alternatives:
+            other = predict(model, target, assume={assumption.name: value})
+            if wrong(other) < wrong(best):
+                best, notes = other, [f"{assumption.name}: compared with {value}, which the build shows"]
+    return best, notes

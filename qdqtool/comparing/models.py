@@ -55,6 +55,8 @@ def nodes_of(asked: Asked) -> dict[int, NodeSide]:
             side.fused = [ops.get(name, name) for name in outcome.fused]
             side.layer = outcome.layer
             side.ms = ms.get(outcome.layer or outcome.name)
+            if side.is_int8 and side.is_unsigned:
+                side.precision = Precision.FLOAT
         elif asked.prediction is None and node.index in weighted:
             side.precision = Precision.INT8 if side.data and side.weights is not False else Precision.FLOAT
         found[node.index] = side

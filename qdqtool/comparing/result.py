@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.io import files, packed
-from qdqtool.io.files import open_input
+from qdqtool.io.files import Guard, open_input
+from qdqtool.io.outputs import Saved
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
+NO_LISTING = "no engine listing"  # of a build that did not come to it
 
 
 class Change(StrEnum):
@@ -48,6 +50,8 @@ class Lost(StrEnum):
     WEIGHTS = "weights"  # those of its weights
     DATA = "data"  # those of its input
     FINDING = "finding"  # they are there, and a finding says why it is float
+    FLOAT_BUILD = "float-build"  # they are in the model, and nowhere in the build
+    UNEXPLAINED = "unexplained"  # INT8 is predicted, and the build does not show why it is float
     UNKNOWN = "unknown"
 
 
@@ -125,6 +129,11 @@ class NodeSide:
     @property
     def is_int8(self) -> bool:
         return self.precision in (Precision.INT8, Precision.UINT8)
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether its data or weights are quantized to UINT8, which TensorRT does not compute in."""
+        return any(s is not None and s.type == Precision.UINT8 for s in (self.scale, self.weights_scale))
 
     def as_json(self) -> Json:
         return {
@@ -245,7 +254,7 @@ class Side:
 
 
 @dataclass(slots=True)
-class Comparison:
+class Comparison(Saved):
     """Two sides and what differs between them.
 
     Attributes:
@@ -255,6 +264,7 @@ class Comparison:
         matched_by: ``names``, ``structure`` or, for two engines, ``shapes``.
         engines: For two builds their layers side by side.
         notes: What else a user should know.
+        read: The files it was made from.
     """
 
     a: Side
@@ -263,6 +273,7 @@ class Comparison:
     matched_by: str = "names"
     engines: EngineComparison | None = None
     notes: list[str] = field(default_factory=list)
+    read: Guard | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
@@ -288,6 +299,12 @@ class Comparison:
     def unknown(self) -> list[str]:
         """Names of the convolutions of which one side does not show the data type."""
         return [n.name for n in self.nodes if n.is_unknown]
+
+    @property
+    def open_outputs(self) -> int:
+        """Of how many convolutions that are INT8 on both sides one side does not say what they write."""
+        both = [(n.a.output, n.b.output) for n in self.nodes if n.a and n.b and n.a.is_int8 and n.b.is_int8]
+        return sum(bool({None, Precision.UNKNOWN} & set(types)) for types in both)
 
     @property
     def partial(self) -> str:

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from qdqtool.base.text import layers_counted
-from qdqtool.comparing.result import Change, Comparison, Lost, NodeChange, Scales
+from qdqtool.base.text import counted, layers_counted
+from qdqtool.comparing.result import NO_LISTING, Change, Comparison, Lost, NodeChange, Scales
 
 PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
+FLOAT_BUILD = "the build has no Q/DQ: it was made from a float model"
 _LOST = {
     Lost.PAIRS: "{} Q/DQ are gone",
     Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
     Lost.DATA: "the Q/DQ of {} input are gone",
+    Lost.FLOAT_BUILD: FLOAT_BUILD,
+    Lost.UNEXPLAINED: "predicted INT8; this build does not say why",
 }
 
+_TENTH = 0.1
 _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of ranges
 
 
 def answer(comparison: Comparison) -> str:
     """One line: what B lost and gained against A."""
-    makers = (_partial, _realized, _lost, _gained, _conversions, _scales)
+    makers = (_partial, _realized, _lost, _gained, _outputs, _conversions, _scales)
     parts = [part for make in makers for part in make(comparison)]
     for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
         if found := comparison.where(change):
@@ -48,7 +52,8 @@ def _realized(comparison: Comparison) -> list[str]:
     asked_for = [n for n in comparison.nodes if n.a and n.b and (n.a if first else n.b).is_int8]
     run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
     open_ = sum(n.is_unknown for n in asked_for)
-    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8"
+    alone = " by the optimizer's lines alone" if NO_LISTING in built.missing + asked.missing else ""
+    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8{alone}"
             + (f", {open_} unknown: the build does not show their data types" if open_ else "")]
 
 
@@ -71,8 +76,6 @@ def _lost(comparison: Comparison) -> list[str]:
                 f"{number}: {_reason(some[key], many=number > 1) or 'unknown'}" for key, number in reasons.most_common()
             )
             parts.append(f"{_layers(lost)} lost INT8 ({each})")
-    if floating := comparison.where(Change.LOST_INT8_OUTPUT):
-        parts.append(f"{_layers(floating)} still in INT8 but writing float now")
     return parts
 
 
@@ -83,19 +86,29 @@ def _reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _gained(comparison: Comparison) -> list[str]:
-    parts = []
-    if found := comparison.where(Change.GAINED_INT8):
-        parts.append(f"{_layers(found)} gained INT8")
-    if found := comparison.where(Change.GAINED_INT8_OUTPUT):
-        parts.append(f"{_layers(found)} in INT8 as before and writing INT8 now")
-    return parts
+    found = comparison.where(Change.GAINED_INT8)
+    return [f"{_layers(found)} gained INT8"] if found else []
+
+
+def _outputs(comparison: Comparison) -> list[str]:
+    said = ["still in INT8 but writing float now", "in INT8 as before and writing INT8 now"]
+    if comparison.a.kind != comparison.b.kind:
+        said = ["write float where INT8 is predicted", "write INT8 where float is predicted"]
+        if comparison.a.kind == "build":
+            said.reverse()
+    changes = (Change.LOST_INT8_OUTPUT, Change.GAINED_INT8_OUTPUT)
+    return [f"{_layers(found)} {what}" for change, what in zip(changes, said, strict=True)
+            if (found := comparison.where(change))]
 
 
 def _conversions(comparison: Comparison) -> list[str]:
     more = comparison.more_conversions
     if not more:
         return []
-    return [f"{abs(more)} conversion{'s' if abs(more) != 1 else ''} {'more' if more > 0 else 'fewer'}"]
+    predicted = "" if comparison.a.kind == comparison.b.kind else " than predicted"
+    if predicted and comparison.a.kind == "build":
+        more = -more
+    return [f"{counted(abs(more), 'conversion')} {'more' if more > 0 else 'fewer'}{predicted}"]
 
 
 def _scales(comparison: Comparison) -> list[str]:
@@ -106,8 +119,12 @@ def _scales(comparison: Comparison) -> list[str]:
             factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.nodes
                        if change in n.changes]
             little = all(f is not None and abs(f - 1.0) < _LITTLE for f in factors)
-            parts.append(f"scales of {what} differ at {number} node{'s' if number != 1 else ''}"
-                         + f", by less than {_LITTLE:.1%}" * little)
+            known = [f for f in factors if f is not None]
+            one = len(known) == number and max(known) - min(known) <= _LITTLE * max(known)
+            how = (f", by less than {_LITTLE:.1%}" if little else
+                   f", all by one factor ({_times_or_percent(known[0])})" if one and number > 1 else
+                   f" ({_times_or_percent(known[0])})" if one else "")
+            parts.append(f"scales of {what} differ at {counted(number, 'node')}{how}")
     return parts
 
 
@@ -121,12 +138,13 @@ def _times(comparison: Comparison) -> list[str]:
     return [f"{times:.2f} times as long{where}{'' if measured else ', estimated'}"]
 
 
-def why(node: NodeChange, finding: str = "") -> str:
+def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "writes")) -> str:
     """What happened at one node.
 
     Args:
         node: The node.
         finding: Message of the finding that explains a lost INT8.
+        said: How what A and B write is told.
     """
     a, b = node.a, node.b
     parts: list[str] = []
@@ -137,9 +155,9 @@ def why(node: NodeChange, finding: str = "") -> str:
         elif change == Change.GAINED_INT8:
             parts.append("gained INT8")
         elif change == Change.LOST_INT8_OUTPUT:
-            parts.append(f"wrote INT8, writes {b.output if b else ''}{f': {finding}' if finding else ''}")
+            parts.append(f"{said[0]} INT8, {said[1]} {b.output if b else ''}{f': {finding}' if finding else ''}")
         elif change == Change.GAINED_INT8_OUTPUT:
-            parts.append(f"wrote {a.output if a else ''}, writes INT8")
+            parts.append(f"{said[0]} {a.output if a else ''}, {said[1]} INT8")
         elif change == Change.RESIDUAL and a is not None and b is not None:
             parts.append(f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}")
         elif change == Change.LOST_QDQ:
@@ -160,14 +178,18 @@ def why(node: NodeChange, finding: str = "") -> str:
 
 def _changed(what: str, a: Scales | None, b: Scales | None, factor: float | None) -> str:
     """``scale 0.1 -> 0.2 (times 2)``, and what else differs."""
-    changes = [] if factor is None or factor == 1.0 else [
-        f"times {factor:.3g}" if abs(factor - 1.0) >= 0.01 else f"{100.0 * (factor - 1.0):+.2g}%"]
+    changes = [] if factor is None or factor == 1.0 else [_times_or_percent(factor)]
     if a is not None and b is not None:
         changes += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
                  if a.count == b.count and getattr(a, part) != getattr(b, part)]
         changes += ["zero points differ"] * (a.zero != b.zero)
     changes += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
     return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(changes)})" if changes else "")
+
+
+def _times_or_percent(factor: float) -> str:
+    """``times 2``, and below a tenth ``+0.79%``, in which small factors are told apart."""
+    return f"times {factor:.3g}" if abs(factor - 1.0) >= _TENTH else f"{100.0 * (factor - 1.0):+.2g}%"
 
 
 def scale(scales: Scales | None) -> str:

@@ -98,10 +98,12 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
         what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
         return f"{f.quantizer} (scale {number(f.scale)}) {what}"
 
+    off = f"{r.factor:.2g} times too small" if r.factor > 1 else f"{1 / (r.factor or 1):.2g} times too large"
+    factor = f", all by about one factor ({off})" if r.factor else ""
     listed = "; ".join(map(fit, r.worst))
     more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
     samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
-    return f"{r.bad} of {r.total} scales of activations do not fit {samples}: {listed}{more}."
+    return f"{r.bad} of {r.total} scales of activations do not fit {samples}{factor}: {listed}{more}."
 
 
 @words(lint.OutlierScales)

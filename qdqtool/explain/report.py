@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from qdqtool.base.text import counted
 from qdqtool.types import Cause, Evidence, Finding, FindingCode, Refusal, Severity
 
 
@@ -17,9 +18,13 @@ def title_of(code: FindingCode) -> str:
 
 _OBSTACLES: dict[FindingCode, str] = {
     "QOPERATOR": "integer operators instead of Q/DQ ({ops})",
-    "ZP-NONZERO": "zero points other than 0 at {n} quantizers",
-    "ZP-UINT8": "{n} quantizers to UINT8",
+    "ZP-NONZERO": "zero points other than 0 at {n}",
+    "ZP-UINT8": "{n} to UINT8",
 }
+
+
+_SYMMETRIC = ("quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
+              "weight_type=QuantType.QInt8, extra_options={'ActivationSymmetric': True})")
 
 
 def obstacles(findings: Iterable[Finding]) -> str:
@@ -32,8 +37,14 @@ def obstacles(findings: Iterable[Finding]) -> str:
     for code, refusals in found.items():
         counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
         ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
-        parts.append(_OBSTACLES[code].format(ops=ops, n=len(refusals)))
-    return f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only" if parts else ""
+        parts.append(_OBSTACLES[code].format(ops=ops, n=counted(len(refusals), "quantizer")))
+    if not parts:
+        return ""
+    cut = set(found) == {"ZP-UINT8"}
+    built = "and refuses this or loses every code above 127" if cut else "so nothing of it builds as it stands"
+    mend = "" if "QOPERATOR" in found else "'qdqtool fix' changes it, or "
+    return (f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
+            f"quantize again, with onnxruntime {_SYMMETRIC}")
 
 
 def worded(finding: Finding) -> tuple[str, str]:

@@ -15,7 +15,18 @@ from typing import IO, Any
 
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
-from qdqtool.io.files import Key, StrPath, check_place, current_guard, file_key, is_device, one_name, temporary_beside
+from qdqtool.io.files import (
+    Guard,
+    Key,
+    StrPath,
+    check_place,
+    current_guard,
+    file_key,
+    is_device,
+    not_over,
+    one_name,
+    temporary_beside,
+)
 
 
 @dataclass(slots=True)
@@ -199,6 +210,25 @@ def write_visible(path: StrPath, text: str) -> None:
 
 
 _DIGITS = 20  # of the largest whole number of 64 bits; a longer one is a float
+
+
+class Saved:
+    """A result that is saved as its JSON, over nothing that it was made from."""
+
+    __slots__ = ()
+    read: Guard | None
+
+    def as_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def save(self, path: StrPath) -> None:
+        """Writes the JSON that the command's ``--format json`` prints, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+        """
+        with not_over(self.read):
+            write_visible(path, json_text(self.as_json()) + "\n")
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:

@@ -31,6 +31,7 @@ _EVERYWHERE = 3.0
 _FEW = 1000  # values of a tensor that say nothing of its range: what pooling leaves of a few images
 _ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
 _NAMED = 5
+_ONE, _MOST, _SEVERAL = 1.4, 0.8, 3  # other images move ranges by so much; share and number of quantizers that agree
 _OUTLIER = 100.0  # largest value held over the typical one; at most 70 in four trained detectors and readers of text
 _TOP = 0.01  # of the values: outliers, which the typical magnitude leaves out
 
@@ -68,7 +69,7 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
     if bad:
         bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
         report.add("ACT-SCALE", ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
-                                                 statistics.images))
+                                                 statistics.images, one_factor(fits)))
 
 
 def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
@@ -118,6 +119,14 @@ def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:
     if 1 / _EVERYWHERE <= middle <= _EVERYWHERE:
         return bad
     return [f for f in fits if f in bad or (f.used > _EVERYWHERE if middle > 1 else f.used < 1 / _EVERYWHERE)]
+
+
+def one_factor(fits: list[ActivationFit]) -> float:
+    """How far all of them are off in the median, if that is one factor; 0 if not."""
+    middle = float(np.median([f.used for f in fits]))
+    alike = sum(1 / _ONE <= f.used / middle <= _ONE for f in fits)
+    off = not 1 / _ONE <= middle <= _ONE
+    return middle if off and len(fits) >= _SEVERAL and alike >= _MOST * len(fits) else 0.0
 
 
 def _fit(name: str, seen: TensorStatistics, scale: float) -> ActivationFit:

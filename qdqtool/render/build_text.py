@@ -23,10 +23,10 @@ _SHOWN_MS = 5e-5  # what four digits show
 # By qdqtool.comparing.result.Change, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
-    "lost-int8-output": "In INT8, but writing float now",
+    "lost-int8-output": "In INT8, but writing float",
     "lost-qdq": "Q/DQ removed",
     "gained-int8": "Gained INT8",
-    "gained-int8-output": "Writing INT8 now",
+    "gained-int8-output": "Writing INT8",
     "gained-qdq": "Q/DQ added",
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",

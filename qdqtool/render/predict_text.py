@@ -57,7 +57,8 @@ def verdict(prediction: Prediction) -> str:
         parts.append(counted(_ranges(prediction)["conversions"], "conversion") + open_choice)
         if kernels := _kernels(prediction):
             parts.append(f"{counted(len(kernels), 'Q/DQ kernel')} of Myelin")
-    return outside + "; ".join([*parts, *([f"the model has {forms}"] if forms else [])])
+    said = "; ".join(parts)
+    return f"{outside}the model has {forms}; apart from that {said}" if forms else outside + said
 
 
 def _kernels(prediction: Prediction) -> list[str]:

@@ -170,12 +170,14 @@ class ActivationScales(Refusal):
         bad: How many there are.
         total: How many were looked at.
         samples: On how many samples.
+        factor: Largest magnitude over what the scales hold, where that is about the same for all; 0 where it is not.
     """
 
     worst: tuple[ActivationFit, ...]
     bad: int
     total: int
     samples: int
+    factor: float = 0.0
 
 
 @record

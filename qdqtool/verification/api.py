@@ -12,6 +12,7 @@ from qdqtool.buildlog.complete import AS_TODAY, IMPLICIT, implicit_int8, listing
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
@@ -37,6 +38,7 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 
 
 @typed
+@watched
 def verify(
     model: ModelSource | Model, *builds: BuildSource | Build | Sequence[BuildSource],
     target: str | Target | None = None, gpu: str | None = None, clock: float | None = None,

@@ -12,11 +12,13 @@ from qdqtool.buildlog.agreement import (
     Mismatch,
     TraceCounts,
 )
+from qdqtool.io.files import Guard
+from qdqtool.io.outputs import Saved
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Json, Prediction
 
 
 @dataclass(slots=True, repr=False)
-class Verification:
+class Verification(Saved):
     """A prediction compared with a build.
 
     Attributes:
@@ -30,6 +32,7 @@ class Verification:
         prediction: What was compared with the build.
         notes: What else the user should know.
         times: Estimated against measured time, where the build was timed and its GPU is known.
+        read: The files it was made from.
     """
 
     build: BuildFacts
@@ -42,6 +45,7 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     copies: TraceCounts = field(default_factory=TraceCounts)
     times: Json | None = None
+    read: Guard | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         c = self.convolutions

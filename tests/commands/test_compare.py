@@ -52,7 +52,7 @@ def test_nothing_fails_on_equal_models(models: Path) -> None:
 
 
 @pytest.mark.parametrize(("a", "b", "conditions"), [
-    ("good.onnx", "good.json", ("lost-int8-output", "conversions", "scales", "slower")),
+    ("good.onnx", "good.json", ("scales", "slower", "any")),  # its listing has no Q
     ("good.json", "good.json", ("scales", "slower")), ("good.onnx", "good.onnx", ("slower",)),
     ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
     ("good.onnx", "cut.json", ("any", "lost-int8")),

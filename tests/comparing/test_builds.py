@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import qdqtool
-from qdqtool.comparing.result import Change
+from qdqtool.cli import run
+from qdqtool.comparing.result import Change, Lost
 from qdqtool.comparing.words import answer
 from qdqtool.errors import BuildLogError, QdqtoolError
 from tests.buildlog.evidence import build_file
@@ -221,3 +222,39 @@ def test_a_fusion_of_10_3_is_a_matrix_product_and_metadata_names_it(tmp_path: Pa
         "[ONNX Layer: q_proj_matmul]\u001f[ONNX Layer: node_of_q]\u001e[ONNX Layer: node_of_dq]", "xmma_gemm_i8f32"))
     result = qdqtool.compare(tmp_path / "w8.json", tmp_path / "w8a8.json")
     assert [(n.name, n.changes) for n in result.nodes] == [("q_proj_matmul", (Change.GAINED_INT8,))]
+
+
+@pytest.mark.parametrize(("build", "lost"), [
+    ("resnet18-a100-fp16", Lost.FLOAT_BUILD), ("resnet18-a100-qat-residual", None),
+])
+def test_a_finding_about_what_is_predicted_int8_is_no_reason(build: str, lost: Lost | None) -> None:
+    result = qdqtool.compare(build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(build, "graph.json"))
+    assert {(n.lost, n.finding) for n in result.where(Change.LOST_INT8)} == ({(lost, "")} if lost else set())
+
+
+def test_a_log_without_its_listing_is_incomplete(tmp_path: Path) -> None:
+    case = "resnet18-qat-rtx2000-trt8510"
+    with open(build_file(case, "log.txt"), "rb") as log:
+        (tmp_path / "cut.log").write_bytes(log.read(300_000))
+    result = qdqtool.compare(build_file(case, "model.onnx.gz"), tmp_path / "cut.log")
+    assert result.b.missing and result.partial and not result.ok and answer(result).startswith("B is incomplete")
+    assert run(["compare", str(build_file(case, "model.onnx.gz")), str(tmp_path / "cut.log"),
+                "--fail-on", "lost-int8"]) == 2
+
+
+def test_a_build_of_another_placement_differs() -> None:
+    """8 convolutions write INT8 there and 10 Q stay, as its listing says; 19 and 3 in the build of this model."""
+    model = build_file("resnet18-a100-qat-residual", "model.onnx.gz")
+    build = build_file("resnet18-a100-qat", "graph.json")
+    result = qdqtool.compare(model, build)
+    assert (result.a.int8_to_int8, result.b.int8_to_int8, result.count(Change.LOST_INT8_OUTPUT)) == (19, 8, 11)
+    assert (result.a.conversions, result.b.conversions, result.ok) == (3, 10, False)
+    assert run(["compare", str(model), str(build), "--fail-on", "any"]) == 1
+
+
+def test_a_comparison_is_saved_over_nothing_that_was_read(files: Path) -> None:
+    result = qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5")
+    result.save(files / "result.json")
+    assert json.loads((files / "result.json").read_text()) == result.as_json()
+    with pytest.raises(QdqtoolError):
+        result.save(files / "good.json")

@@ -11,8 +11,9 @@ from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.cli import run
+from qdqtool.lint.activation_scales import one_factor
 from qdqtool.prediction import check_activations
-from qdqtool.trt.faults import ActivationScales, OutlierScales
+from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales
 from tests.trt.builder import Graph
 
 RNG = np.random.default_rng(0)
@@ -60,6 +61,14 @@ def test_a_scale_too_small_clips_and_one_too_large_wastes() -> None:
     values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
     assert small.worst[0].clipped == pytest.approx(float(np.mean(values > 127.5 * scale)), abs=2e-3)
     assert large is not None and large.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize(("used", "factor"), [
+    ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0), ([0.25, 0.24, 0.26], 0.25),
+    ([1.0, 1.1, 0.9, 1.0], 0.0), ([2.0, 0.5, 1.0, 4.0], 0.0), ([2.0, 2.0], 0.0),
+])
+def test_all_scales_off_by_one_factor(used: list[float], factor: float) -> None:
+    assert one_factor([ActivationFit("q", 0.1, 0.0, 0.0, share) for share in used]) == factor
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
