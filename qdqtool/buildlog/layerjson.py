@@ -144,8 +144,8 @@ def _in_turn(text: str) -> tuple[list[Any] | _Documents, bool] | None:
     profiles = [item for item in items if isinstance(item, list) and _is_profile(item)]
     if len(listings) + len(profiles) != len(items):
         return None
-    last = (found[-1] if found else None for found in (listings, profiles))
-    return _Documents(*last, len(items)), whole
+    listing, profile = listings[-1] if listings else None, profiles[-1] if profiles else None
+    return _Documents(listing, profile, len(items)), whole
 
 
 def _is_listing(item: Any) -> bool:

@@ -288,10 +288,12 @@ def _failing(model: Model, node: Node, rules: Rules) -> str:
     if "KERNEL-LARGE" in rules.failing and min(shape[2:], default=0) >= LARGE_KERNEL:
         what = f"kernel {'x'.join(map(str, shape[2:]))}"
     elif shape[1:2] == (1,) and node.integer("group", 1) > 1:
-        into = {r.op for r in model.readers(node.output)}
+        readers = model.readers(node.output)
+        into = {r.op for r in readers}
+        gated = any((a := of(r).activation) is not None and a.gate for r in readers)
         if "DW-ADD" in rules.failing and into == {"Add"}:
             what = "depthwise convolution into an Add"
-        elif "DW-SILU" in rules.failing and into >= {"Sigmoid", "Mul"}:
+        elif "DW-SILU" in rules.failing and gated and "Mul" in into:
             what = "depthwise convolution with SiLU"
     return f"{what}: builds failed on such (`include` quantizes it)" if what else ""
 

@@ -353,7 +353,7 @@ SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
 ACTIVATIONS = tuple(op.name for op in _TABLE if op.activation is not None)
-"""Operators that are an activation by themselves (one written in several nodes: ``onnxgraph/pointwise.py``)."""
+"""Operators that are an activation by themselves (one written in several nodes: ``model/pointwise.py``)."""
 
 RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE))
 """Operators that a Q passes and that change height and width: max poolings and resizes."""

@@ -125,7 +125,7 @@ def test_between_tensors() -> None:
     ({"finding": "SKIP-FLOAT:9"}, "there is 1 of SKIP-FLOAT"),
     ({"finding": "SKIP-FLOAT:x"}, "there is 1 of SKIP-FLOAT"),
     ({"finding": "SKIP-FLOAT:0"}, "counted from 1"),
-    ({"node": "b1.c11"}, "has no node 'b1.c11'; nearest: b1.c1"),
+    ({"node": "b1.c11"}, "has no node 'b1.c11'; did you mean b1.c1"),
     ({"node": "b1."}, "has no node 'b1.'; 13 begin so: "),
     ({"inputs": ["b1.r1:0"], "outputs": ["b0.r1:0"]}, "does not depend on 'b1.r1:0', but the other way round"),
     ({"inputs": ["b2.skip.DQ:0"], "outputs": ["b2.r0:0"]}, "does not depend on 'b2.skip.DQ:0'; give a tensor on the w"),

@@ -321,7 +321,7 @@ def test_float_model():
         fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
-@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "nearest: SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
+@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "you mean SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
 def test_codes_that_cannot_be_fixed(code, text):
     with pytest.raises(QdqtoolError, match=text):
         fix(residual("float"), only=[code])

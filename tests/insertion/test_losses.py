@@ -315,7 +315,7 @@ def test_price_in_the_engine_and_text() -> None:
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
     text = render(made, 80)
-    assert "What limits accuracy" in text and made.losses.tensors[0].tensor in text
+    assert "What limits accuracy" in text and made.losses.tensors[0].tensor in render(made, 80, everything=True)
     assert all(len(line) <= 80 for line in text.splitlines())
     assert made.as_json()["losses"]["tensors"][0]["tensor"] == made.losses.tensors[0].tensor
     assert "--exclude" not in text, "it would take off a hundredth"
