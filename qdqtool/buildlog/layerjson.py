@@ -112,6 +112,8 @@ def _load(text: str, name: str) -> tuple[Any, bool]:
     in_turn = _in_turn(text)
     if in_turn is not None:
         return in_turn
+    if text.startswith('{"log":'):
+        raise BuildLogError(f"{name}: a log as Docker stores it; give what `docker logs` prints of that container")
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None

@@ -140,13 +140,13 @@ def command(
         rows = [checked[path] for path in model]
         emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
     else:
-        from qdqtool.render.predict_text import render, to_build
+        from qdqtool.render.predict_text import has_int8, render, to_build
 
         width = 100 if output else terminal_width()
         texts = []
         for path, prediction, time, _ in answers:
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
-            if building is None and not chosen.is_rtx and prediction.summary()["int8"]:
+            if building is None and not chosen.is_rtx and has_int8(prediction):
                 text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:

@@ -11,7 +11,7 @@ from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.refusals import OutsideRules
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Prediction, Severity
+from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
 
 if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
@@ -198,6 +198,11 @@ def render(
         page.line("", f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
         page.line(*map(line_of, prediction.trace))
     return str(page)
+
+
+def has_int8(prediction: Prediction) -> bool:
+    """Whether anything of the engine is in INT8, which is more than convolutions: an Add with Q/DQ is one."""
+    return any(t.precision == Precision.INT8 for layer in prediction.layers for t in (*layer.inputs, *layer.outputs))
 
 
 def to_build(target: Target, model: str, width: int, *, half: bool = True) -> str:

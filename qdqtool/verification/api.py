@@ -79,7 +79,7 @@ def verify(
         result.times = compare_times(index, prediction, build, chosen, gpu, clock)
         if result.times is None and gpu is None:
             notes += not_compared(build)
-    result.notes[:0] = notes
+    result.notes[:0] = [*build.notes, *notes]
     return result
 
 
