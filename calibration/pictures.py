@@ -107,6 +107,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
                 stack.enter_context(_DECODING.taken(count))
                 pixels = _as_rgb(picture)
+            del picture  # with its own copy of the pixels, which would live as long as the block
         except DataError:
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
