@@ -2,6 +2,8 @@
 
 Nothing here imports onnx or numpy, so that importing it costs nothing.
 ``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
+
+Regions of Myelin, finding codes and what a prediction assumes are among them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Manners of a Unix process: closed descriptors, signals, and what is left in a stream at the end."""
+"""Manners of a Unix process: closed descriptors, signals, and what is left in a stream at the end.
+
+Onnx is loaded here only when something asks for it, and threads take tasks from one place.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Names in models, logs, JSON and archives are other people's bytes. An escape sequence among them would run in the
 user's terminal, and a JSON reader may choke on C1 codes. The one filter is here; the command line puts it over stdout
 and stderr, and whatever writes an answer to a file uses it as well.
+
+Regular expressions that users give are compiled here too.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Beginnings of lines, from real logs of 8.0 to 8.5 and of TensorRT-RTX 1.7, from the sources of onnx-tensorrt and
 trtexec, and from published excerpts of TensorRT 10.
+
+Warnings and errors become one record for each wording.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a build log lacks, and which TensorRT wrote it where no line says so."""
+"""What a build log lacks, which TensorRT wrote it where no line says so, and whether a calibrator made its INT8."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Most of a verbose log is the autotuner's timing lines. One regular expression on the raw bytes removes them; only
 the rest is decoded and looked at, by the handlers of ``sections``.
+
+Prefixes of loggers and containers are taken off first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading TensorRT builds: logs, layer listings and profiles, recognised by their content."""
+"""Reading TensorRT builds: logs, layer listings and profiles, recognised by content, unpacked and merged."""
 
 from __future__ import annotations
 

@@ -60,10 +60,9 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, form: str, ou
 
     known = lookup(text)
     if known is None:
-        near = codes.similar(text)
-        hint = f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
         raise QdqtoolError(
-            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; {hint}"
+            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
+            f"{codes.hint(text)}"
         )
     emit(to_json(dataclasses.asdict(known) | extra) if form == "json" else error_text(known, width) + further, output)
     return 0

@@ -207,9 +207,7 @@ def _code(text: str) -> str:
 
     found = codes.find(text)
     if found is None:
-        near = codes.similar(text)
-        hint = f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
-        raise click.BadParameter(f"no finding has the code '{text}'; {hint}", param_hint="--fail-on")
+        raise click.BadParameter(f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on")
     return found.code
 
 

@@ -25,15 +25,14 @@ from qdqtool.verification.mapping import (
     common_names,
     contradicted_names,
     in_myelin,
-    is_aside,
-    product_rank,
+    multiplies,
     trt_name,
 )
 
 
 def side_of(build: Build, report: EngineReport | None = None, name: str = "") -> Side:
     """The build as a whole, by its own layers; ``name`` is what to call its files."""
-    layers = [x for x in build.layers if product_rank(x) is not None and not is_aside(x)]
+    layers = [x for x in build.layers if multiplies(x)]
     int8 = [x for x in layers if computes_in(x) in (Precision.INT8, Precision.UINT8)]
     listed = bool(build.layers) and not build.names_only
     title = f"{name or 'build'} ({build.title}{f' on {build.device}' if build.device else ''})"
@@ -128,7 +127,7 @@ def _names_by_structure(view: View, build: Build) -> dict[int, str] | None:
 
 def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
-    layers = [x for x in build.layers if product_rank(x) is not None and not is_aside(x)]
+    layers = [x for x in build.layers if multiplies(x)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
     known = frozenset(view.model.initializers)
     named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
@@ -163,7 +162,7 @@ def changes_of(engines: EngineComparison) -> list[NodeChange]:
     found = []
     for pair in engines.pairs:
         costs = [c for c in (pair.first, pair.second) if c is not None]
-        if not any(product_rank(c.layer) is not None and not is_aside(c.layer) for c in costs):
+        if not any(multiplies(c.layer) for c in costs):
             continue
         a, b = (_of_layer(c.layer, node_of(c), c.layer.type, c.ms) if c else None for c in (pair.first, pair.second))
         change = () if a and b else (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)

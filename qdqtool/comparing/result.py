@@ -1,4 +1,4 @@
-"""The result of a comparison, as data."""
+"""The result of a comparison, as data: what differs between the two sides of each node."""
 
 from __future__ import annotations
 

@@ -113,6 +113,12 @@ def find(text: str) -> Code | None:
     return CODES.get(text.strip().upper().replace("_", "-").replace(" ", "-"))
 
 
+def hint(text: str) -> str:
+    """Where to look for a code that is none: those spelled like it, or the list of all."""
+    near = similar(text)
+    return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
+
+
 def similar(text: str, count: int = 3) -> list[str]:
     """The codes spelled most like ``text``, the nearest first."""
     wanted = text.strip().upper().replace("_", "-")

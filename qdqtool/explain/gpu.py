@@ -1,4 +1,4 @@
-"""What a GPU lacks for a prediction."""
+"""What a GPU lacks for a prediction, and the words for it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Names become other names, consistently; doc strings, metadata and whatever else is text goes; weights become random
 ones of the same ranges; scales become others, equal ones equal. What is predicted stays the same,
 which is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are structure.
+
+Words of ONNX, TensorRT and the programs that write models are no secret.
 """
 
 from __future__ import annotations

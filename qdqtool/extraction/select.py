@@ -1,4 +1,7 @@
-"""Which nodes a finding depends on: grown from the nodes that it names until it shows, then trimmed while it does."""
+"""Which nodes a finding depends on: grown from the nodes that it names until it shows, then trimmed while it does.
+
+The part is then made smaller by leaving nodes out.
+"""
 
 from __future__ import annotations
 

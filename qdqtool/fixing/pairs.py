@@ -1,4 +1,7 @@
-"""Fixes that remove, move or add Q/DQ pairs whose scale is known already."""
+"""Fixes that remove, move or add Q/DQ pairs whose scale is known already.
+
+Scales that differ where TensorRT wants one are made one.
+"""
 
 from __future__ import annotations
 

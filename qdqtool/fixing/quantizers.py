@@ -1,4 +1,4 @@
-"""Fixes of scales and zero points: symmetric int8, positive scales, scalars."""
+"""Fixes of scales and zero points (symmetric int8, positive scales, scalars) and of the float part's types."""
 
 from __future__ import annotations
 

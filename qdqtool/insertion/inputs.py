@@ -7,6 +7,8 @@
   the first Q, so that it costs nothing. A mean or a deviation cannot go there; they become one Mul and one Add.
 
 The order of channels, the size and the letterbox stay the caller's.
+
+Which tensors the calibration looks at, and what is reported of it, is here as well.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A field's metadata holds what ``--help`` and the docstring say of it. :func:`takes` gives a function keyword parameters
 for all fields of some of these classes; :mod:`qdqtool.commands.inputs` makes click's options of them.
+
+What the presets of a head leave float is here as well.
 """
 
 from __future__ import annotations

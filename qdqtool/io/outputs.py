@@ -1,4 +1,4 @@
-"""Outputs of a command: written aside, and given their names together or not at all."""
+"""Outputs of a command, JSON among them: written aside, and given their names together or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compressed files, unpacked block by block and never beyond a limit: gzip and xz of any number of members, zstd."""
+"""Compressed files, unpacked block by block and never beyond a limit: gzip and xz of any number of members, zstd.
+
+Archives of arrays (npy, npz) are read within the same limits.
+"""
 
 from __future__ import annotations
 

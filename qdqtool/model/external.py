@@ -1,4 +1,7 @@
-"""Weights in files beside the model: which files they are, that they are the model's own, and how much they take."""
+"""Weights in files beside the model: which files they are, that they are the model's own, and how much they take.
+
+The model's message is made in parts here too: as a whole protobuf makes it twice, beside the model itself.
+"""
 
 from __future__ import annotations
 

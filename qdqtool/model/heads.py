@@ -3,6 +3,8 @@
 A YOLOv8-style head turns each box side's distribution over n bins into its mean: Softmax, then a product with the
 constants 0 ... n-1 (a 1x1 convolution in Ultralytics' exports). That product is the DFL. The bare convolutions that
 feed the Softmax are the box outputs, those beside them in the same Concat or Split are the class outputs.
+
+What makes coordinates, and attentions, are found by structure as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files: compressed, with external weights, atomically."""
+"""Reading and writing ONNX files: compressed, with external weights, atomically; and what any model must be."""
 
 from __future__ import annotations
 

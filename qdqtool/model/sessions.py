@@ -1,4 +1,4 @@
-"""onnxruntime sessions on models in memory, of any size, whose weights are not copied for it."""
+"""onnxruntime sessions that print nothing, on models in memory, of any size, whose weights are not copied for it."""
 
 from __future__ import annotations
 

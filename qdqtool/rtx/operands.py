@@ -1,4 +1,7 @@
-"""Whether one Conv, ConvTranspose, Gemm or MatMul gets integers on both sides, and if not, why."""
+"""Whether one Conv, ConvTranspose, Gemm or MatMul gets integers on both sides, and if not, why.
+
+Tensors computed from constants only are constants for the compiler.
+"""
 
 from __future__ import annotations
 

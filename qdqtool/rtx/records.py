@@ -1,4 +1,7 @@
-"""What TensorRT-RTX 1.7 computes in float, refuses or crashes on; faults that the checks of a model find are theirs."""
+"""What TensorRT-RTX 1.7 computes in float, refuses or crashes on; faults that the checks of a model find are theirs.
+
+``Float`` is what is known of a float tensor: which integers are behind it, or where they were lost.
+"""
 
 from __future__ import annotations
 

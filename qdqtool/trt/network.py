@@ -1,4 +1,7 @@
-"""TensorRT's network as the optimizer passes see it, and the edits that passes make."""
+"""TensorRT's network as the optimizer passes see it, and the edits that passes make.
+
+Also on which TensorRT the rules that a network used were seen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads the answer out of the optimized network: engine layers, conversions, and what became of each convolution."""
+"""Reads the answer out of the optimized network: engine layers, conversions, and what became of each convolution.
+
+``simulate`` runs the passes; what comes out has no findings yet (:mod:`qdqtool.prediction` adds them).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The explanations (``qdqtool.explain``) are made from these records and look nothing up again, so that what a user reads
 is what the simulator saw.
+
+What they say of a tensor stands first: who reads it, what writes it, what lies between, how large it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who reads a tensor and what writes it, past the operators that a Q could pass: what refusals record."""
+"""Who reads a tensor and what writes it, past the operators that a Q could pass: what refusals record.
+
+Whether a layer with weights can take in the DQs of its two inputs is decided by them.
+"""
 
 from __future__ import annotations
 

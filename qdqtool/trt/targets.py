@@ -1,6 +1,8 @@
 """What differs between TensorRT versions, in one table, and how well each entry is proven.
 
 No pass asks for a version; it reads the properties of its :class:`Target`.
+
+The builds that prove the entries are the second table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds a model on this machine and verifies it in one step."""
+"""Builds a model on this machine and verifies it in one step, or verifies a log against the graph that it prints."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -200,20 +201,25 @@ class PassLines:
         inputs: Node to the line that quantizes its inputs.
         outputs: Node to the line that quantizes its output.
         complete: Whether the optimizer came to its end, so that what no line quantizes stays float.
-        named: What the build names at all: of anything else it says nothing. None where it parses no nodes.
+        build: Whose lines they are.
+        known: Names of the model's nodes.
     """
 
+    build: Build
+    known: frozenset[str]
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     complete: bool = False
-    named: set[str] | None = None
+
+    @functools.cached_property
+    def named(self) -> set[str] | None:
+        """What the build names at all: of anything else it says nothing. None where it parses no nodes."""
+        return said_names(self.build, self.known) if self.build.parse.nodes else None
 
 
 def pass_lines(build: Build, mapper: Mapper) -> PassLines:
     """Reads the ``QuantizeDoubleInputNodes: fusing`` lines: node name to line number, input side and output side."""
-    found = PassLines(complete=any("epilogue" in heading for heading, _ in build.headings))
-    if build.parse.nodes:
-        found.named = said_names(build, mapper.known)
+    found = PassLines(build, mapper.known, complete=any("epilogue" in heading for heading, _ in build.headings))
     for event in build.trace:
         if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
             continue
@@ -277,8 +283,9 @@ def built_convolution(
     if built.precision is not None:
         _check_against_lines(built, lines, in_line, out_line)
         return built
-    known = lines.named is None or mapper.name(node) in lines.named
-    if place is None and (in_line or (lines.complete and known)):
+    if place is None and (
+        in_line or (lines.complete and (lines.named is None or mapper.name(node) in lines.named))
+    ):
         quantized = in_line is not None
         built.precision = Precision.INT8 if quantized else Precision.FLOAT
         built.inputs = None

@@ -114,6 +114,11 @@ def makes_product(layer: BuiltLayer) -> bool:
     return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
 
 
+def multiplies(layer: BuiltLayer) -> bool:
+    """Whether a layer is a convolution or a product, and none that no prediction refers to."""
+    return product_rank(layer) is not None and not is_aside(layer)
+
+
 def is_aside(layer: BuiltLayer) -> bool:
     """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
     if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
